@@ -1,0 +1,10 @@
+"""What client and daemon both speak: messages, frames, packed launches and reason codes.
+
+Imports nothing of the client (`hearth`) and nothing of the daemon (`hearthd`).
+"""
+
+PROTOCOL_MIN = 1
+"""The oldest protocol version that this build speaks."""
+
+PROTOCOL_MAX = 1
+"""The newest protocol version that this build speaks."""

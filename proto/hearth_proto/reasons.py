@@ -1,0 +1,235 @@
+"""Stable reason codes and their mapping to gRPC status and `google.rpc` details.
+
+A refusal travels as a `google.rpc.Status`: the gRPC code, one sentence saying what was asked and what is allowed, and
+an `ErrorInfo` whose `reason` is one of `Reason`, whose `domain` is ``hearth.v1`` and whose `metadata` carries the
+requested and allowed values together with `fix`. `hearth.v1.Status` and `hearth.v1.ErrorInfo` have the field numbers
+of their `google.rpc` namesakes, so that the client needs no further package to read them and every gRPC tool can.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+
+from hearth_proto.v1 import status_pb2
+
+DOMAIN = "hearth.v1"
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+"""Trailing metadata key under which gRPC carries a serialized `google.rpc.Status`."""
+
+_ERROR_INFO_URL = "type.googleapis.com/google.rpc.ErrorInfo"
+_RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
+_STREAM_ERRORS_URL = "type.googleapis.com/hearth.v1.StreamErrors"
+
+
+class Code(enum.IntEnum):
+    """gRPC status codes, by number (https://grpc.io/docs/guides/status-codes/)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Reason(enum.StrEnum):
+    """Why a command or call was refused. Names are append-only: clients match on them."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    INVALID_HANDLE = "INVALID_HANDLE"
+    HANDLE_IN_USE = "HANDLE_IN_USE"
+    MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+    QUEUE_FULL = "QUEUE_FULL"
+    ALLOCATION_FAILED = "ALLOCATION_FAILED"
+    COMPILE_FAILED = "COMPILE_FAILED"
+    NO_COMPILER = "NO_COMPILER"
+    FUNCTION_NOT_FOUND = "FUNCTION_NOT_FOUND"
+    GLOBAL_NOT_FOUND = "GLOBAL_NOT_FOUND"
+    MODULE_INVALID = "MODULE_INVALID"
+    LAUNCH_INVALID = "LAUNCH_INVALID"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
+    TRANSFER_ABORTED = "TRANSFER_ABORTED"
+    DEVICE_LOST = "DEVICE_LOST"
+    DEVICE_NOT_FOUND = "DEVICE_NOT_FOUND"
+    DEVICE_UNAVAILABLE = "DEVICE_UNAVAILABLE"
+    BUFFER_LOST = "BUFFER_LOST"
+    PROFILE_INVALID = "PROFILE_INVALID"
+    COLLECTIVE_MISMATCH = "COLLECTIVE_MISMATCH"
+    COLLECTIVE_TIMEOUT = "COLLECTIVE_TIMEOUT"
+    COMMUNICATOR_FAILED = "COMMUNICATOR_FAILED"
+    SESSION_EXPIRED = "SESSION_EXPIRED"
+    SESSION_LIMIT = "SESSION_LIMIT"
+    VERSION_UNSUPPORTED = "VERSION_UNSUPPORTED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNSUPPORTED = "UNSUPPORTED"
+    DRAINING = "DRAINING"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+CODES: Mapping[Reason, Code] = {
+    Reason.INVALID_ARGUMENT: Code.INVALID_ARGUMENT,
+    Reason.INVALID_HANDLE: Code.NOT_FOUND,
+    Reason.HANDLE_IN_USE: Code.ALREADY_EXISTS,
+    Reason.MALFORMED_MESSAGE: Code.INVALID_ARGUMENT,
+    Reason.MESSAGE_TOO_LARGE: Code.RESOURCE_EXHAUSTED,
+    Reason.OUT_OF_BOUNDS: Code.OUT_OF_RANGE,
+    Reason.OUT_OF_MEMORY: Code.RESOURCE_EXHAUSTED,
+    Reason.QUOTA_EXCEEDED: Code.RESOURCE_EXHAUSTED,
+    Reason.QUEUE_FULL: Code.RESOURCE_EXHAUSTED,
+    Reason.ALLOCATION_FAILED: Code.FAILED_PRECONDITION,
+    Reason.COMPILE_FAILED: Code.INVALID_ARGUMENT,
+    Reason.NO_COMPILER: Code.FAILED_PRECONDITION,
+    Reason.FUNCTION_NOT_FOUND: Code.NOT_FOUND,
+    Reason.GLOBAL_NOT_FOUND: Code.NOT_FOUND,
+    Reason.MODULE_INVALID: Code.INVALID_ARGUMENT,
+    Reason.LAUNCH_INVALID: Code.INVALID_ARGUMENT,
+    Reason.LAUNCH_FAILED: Code.INTERNAL,
+    Reason.DEPENDENCY_FAILED: Code.FAILED_PRECONDITION,
+    Reason.TRANSFER_ABORTED: Code.ABORTED,
+    Reason.DEVICE_LOST: Code.UNAVAILABLE,
+    Reason.DEVICE_NOT_FOUND: Code.NOT_FOUND,
+    Reason.DEVICE_UNAVAILABLE: Code.UNAVAILABLE,
+    Reason.BUFFER_LOST: Code.DATA_LOSS,
+    Reason.PROFILE_INVALID: Code.FAILED_PRECONDITION,
+    Reason.COLLECTIVE_MISMATCH: Code.FAILED_PRECONDITION,
+    Reason.COLLECTIVE_TIMEOUT: Code.DEADLINE_EXCEEDED,
+    Reason.COMMUNICATOR_FAILED: Code.ABORTED,
+    Reason.SESSION_EXPIRED: Code.NOT_FOUND,
+    Reason.SESSION_LIMIT: Code.RESOURCE_EXHAUSTED,
+    Reason.VERSION_UNSUPPORTED: Code.FAILED_PRECONDITION,
+    Reason.UNAUTHENTICATED: Code.UNAUTHENTICATED,
+    Reason.PERMISSION_DENIED: Code.PERMISSION_DENIED,
+    Reason.UNSUPPORTED: Code.UNIMPLEMENTED,
+    Reason.DRAINING: Code.UNAVAILABLE,
+    Reason.CANCELLED: Code.CANCELLED,
+    Reason.INTERNAL: Code.INTERNAL,
+}
+
+
+class Refusal(Exception):
+    """A command or call that the daemon refuses or that failed; becomes a `google.rpc.Status` on the wire.
+
+    `message` is one sentence saying what was asked and what is allowed; `fix` says what to do; `details` holds the
+    requested and allowed values (strings, shown as `ErrorInfo.metadata`). `retry_after_s` adds a `RetryInfo`.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        fix: str = "",
+        details: Mapping[str, object] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.fix = fix
+        self.details = {key: str(value) for key, value in (details or {}).items()}
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        text = f"{self.reason}: {self.message}"
+        return f"{text} Fix: {self.fix}" if self.fix else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.reason, self.message, self.fix, self.details, self.retry_after_s)
+
+    @property
+    def code(self) -> Code:
+        return CODES[self.reason]
+
+    def to_status(self, failures: Sequence[status_pb2.CommandFailure] = ()) -> status_pb2.Status:
+        """The refusal as a wire status; `failures` lists the failed commands of a stream, oldest first."""
+        status = status_pb2.Status(code=int(self.code), message=self.message)
+        info = status_pb2.ErrorInfo(reason=str(self.reason), domain=DOMAIN, metadata=self.details)
+        if self.fix:
+            info.metadata["fix"] = self.fix
+        status.details.append(AnyMessage(type_url=_ERROR_INFO_URL, value=info.SerializeToString()))
+        if self.retry_after_s is not None:
+            retry = status_pb2.RetryInfo()
+            retry.retry_delay.FromNanoseconds(int(self.retry_after_s * 1e9))
+            status.details.append(AnyMessage(type_url=_RETRY_INFO_URL, value=retry.SerializeToString()))
+        if failures:
+            errors = status_pb2.StreamErrors(failures=failures)
+            status.details.append(AnyMessage(type_url=_STREAM_ERRORS_URL, value=errors.SerializeToString()))
+        return status
+
+
+def _rebuild(
+    reason: Reason, message: str, fix: str, details: Mapping[str, object], retry_after_s: float | None
+) -> Refusal:
+    return Refusal(reason, message, fix=fix, details=details, retry_after_s=retry_after_s)
+
+
+def from_status(status: status_pb2.Status) -> Refusal:
+    """The refusal that a wire status describes; a status without our `ErrorInfo` gets a reason from its code."""
+    reason = _reason_of_code(status.code)
+    fix = ""
+    details: dict[str, str] = {}
+    retry: float | None = None
+    for detail in status.details:
+        try:
+            if detail.type_url == _ERROR_INFO_URL:
+                info = status_pb2.ErrorInfo.FromString(detail.value)
+                details = dict(info.metadata)
+                fix = details.pop("fix", "")
+                if info.reason in Reason.__members__:
+                    reason = Reason(info.reason)
+                else:  # a newer daemon's reason: keep its name where a person can see it
+                    details.setdefault("reason", info.reason)
+            elif detail.type_url == _RETRY_INFO_URL:
+                retry = status_pb2.RetryInfo.FromString(detail.value).retry_delay.ToNanoseconds() / 1e9
+        except DecodeError:
+            continue
+    return Refusal(reason, status.message, fix=fix, details=details, retry_after_s=retry)
+
+
+def stream_failures(status: status_pb2.Status) -> list[status_pb2.CommandFailure]:
+    """The failed commands that a stream's status lists, oldest first; empty where it lists none."""
+    for detail in status.details:
+        if detail.type_url == _STREAM_ERRORS_URL:
+            try:
+                return list(status_pb2.StreamErrors.FromString(detail.value).failures)
+            except DecodeError:
+                return []
+    return []
+
+
+_BY_CODE: Mapping[int, Reason] = {
+    Code.CANCELLED: Reason.CANCELLED,
+    Code.INVALID_ARGUMENT: Reason.INVALID_ARGUMENT,
+    Code.NOT_FOUND: Reason.INVALID_HANDLE,
+    Code.PERMISSION_DENIED: Reason.PERMISSION_DENIED,
+    Code.RESOURCE_EXHAUSTED: Reason.QUOTA_EXCEEDED,
+    Code.UNIMPLEMENTED: Reason.UNSUPPORTED,
+    Code.UNAVAILABLE: Reason.DEVICE_UNAVAILABLE,
+    Code.UNAUTHENTICATED: Reason.UNAUTHENTICATED,
+}
+
+
+def _reason_of_code(code: int) -> Reason:
+    return _BY_CODE.get(code, Reason.INTERNAL)
