@@ -1,0 +1,122 @@
+"""Frames: length, kind, channel, id and payload on any byte stream.
+
+The front and a device process speak frames over a socket pair; lanes speak them too. A frame is a 20-byte little-endian
+header (`HEADER`) and `length` bytes of payload. `channel` names the session on a shared link (0 on a link of its own),
+`id` what the frame is about: the batch's sequence number, a call, a transfer.
+
+`FrameReader` is sans-I/O: bytes in, frames out, whatever the cuts.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+HEADER = struct.Struct("<IHHIQ")
+"""length of the payload, kind, flags, channel, id"""
+
+MAX_PAYLOAD = 64 << 20
+"""A longer payload ends the link: nothing that is sent needs it, so the stream has lost its framing."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame carries. Numbers are append-only."""
+
+    # towards the device process
+    OPEN = 1  # channel: a session begins; payload: JSON {session, tenant}
+    CLOSE = 2  # channel: the session ends; answered by CLOSED when all that it held is free
+    BATCH = 3  # channel, id 0; payload: an ExecuteRequest
+    CALL = 4  # channel, id: the call; payload: a Command; answered by RESULT with the same id
+    UPLOAD = 5  # channel, id: the transfer; payload: an UploadRequest, its `data` the next bytes
+    DOWNLOAD = 6  # channel, id: the transfer; flags: the first credits
+    SHUTDOWN = 7  # finish what is queued, then end
+    PING = 8  # id: returned by PONG
+    STATS = 9  # id: returned by STATS with JSON
+
+    # either way
+    CREDIT = 16  # channel, id: the transfer; flags: how many more chunks may come
+    ABORT = 17  # channel, id: the transfer is over before its end; payload: a Status
+    COLLECTIVE = 18  # payload: JSON, see hearthd.front.collectives
+
+    # towards the front
+    READY = 32  # payload: DeviceProperties
+    RESPONSE = 33  # channel; payload: an ExecuteResponse
+    ACK = 34  # channel, id: every batch up to this one has been executed
+    RESULT = 35  # channel, id: the call; payload: a Result
+    CHUNK = 36  # channel, id: the transfer; payload: a DownloadResponse
+    CLOSED = 37  # channel
+    FAULT = 38  # the process is about to end; payload: a Status
+    PONG = 39
+
+
+class Flag(enum.IntFlag):
+    LAST = 1  # the last UPLOAD or CHUNK of its transfer
+
+
+class FrameError(ValueError):
+    """The bytes are no frames: the link has to be given up."""
+
+
+class Frame(NamedTuple):
+    kind: int
+    flags: int
+    channel: int
+    id: int
+    payload: bytes
+
+
+def encode(kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> bytes:
+    """One frame as bytes."""
+    return header(kind, len(payload), channel=channel, id=id, flags=flags) + payload
+
+
+def header(kind: int, length: int, *, channel: int = 0, id: int = 0, flags: int = 0) -> bytes:
+    """The header alone, for payloads that are sent from where they lie."""
+    if length > MAX_PAYLOAD:
+        raise FrameError(f"a payload of {length} bytes does not fit a frame; the most is {MAX_PAYLOAD}")
+    return HEADER.pack(length, kind, flags, channel, id)
+
+
+class FrameReader:
+    """Turns a byte stream, cut anywhere, into frames."""
+
+    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+        self._buffer = bytearray()
+        self._max_payload = max_payload
+
+    @property
+    def pending(self) -> int:
+        """Bytes of an unfinished frame."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The frames that `data` completes, in order. Raises `FrameError` where no frame can begin."""
+        buffer = self._buffer
+        if not buffer and isinstance(data, bytes):
+            # The usual case: whole frames in one read are cut from it without another copy.
+            frames, position = self._parse(data)
+            if position < len(data):
+                buffer += memoryview(data)[position:]
+            return frames
+        buffer += data
+        frames, position = self._parse(buffer)
+        if position:
+            del buffer[:position]
+        return frames
+
+    def _parse(self, data: bytes | bytearray) -> tuple[list[Frame], int]:
+        frames: list[Frame] = []
+        position = 0
+        size = len(data)
+        unpack = HEADER.unpack_from
+        while size - position >= HEADER.size:
+            length, kind, flags, channel, ident = unpack(data, position)
+            if length > self._max_payload:
+                raise FrameError(f"a frame of {length} bytes is announced; the most is {self._max_payload}")
+            end = position + HEADER.size + length
+            if end > size:
+                break
+            frames.append(Frame(kind, flags, channel, ident, bytes(data[position + HEADER.size : end])))
+            position = end
+        return frames, position

@@ -1,0 +1,137 @@
+"""Packed launch records: what a `Batch` carries for kernel launches.
+
+A record is little-endian and a multiple of 8 bytes long:
+
+====== ======================= =====================================================================================
+offset field                   meaning
+====== ======================= =====================================================================================
+0      u32 length              of the whole record
+4      u16 parameters          how many kernel parameters
+6      u16 pointers            how many of them are buffers
+8      u64 function            handle
+16     u64 stream              logical stream
+24     u32 grid[3]             blocks
+36     u32 block[3]            threads
+48     u32 shared_mem          dynamic shared memory, bytes
+52     u16 flags               `LaunchFlag`
+54     u16 block_size          bytes of the parameter block
+56     u64 timeout_ns          0: the device's default
+64     parameters x (u16, u16) offset in the block, size (top bit: a buffer's address), in the kernel's order
+..     padding to 8
+..     pointers x u64          buffer handles, in the kernel's order
+..     parameter block         laid out by C's rules; where an address belongs stands the offset into the buffer
+..     padding to 8
+====== ======================= =====================================================================================
+
+The layout (offsets and sizes) is checked against the function's real parameters once per distinct layout; the daemon
+adds each buffer's address to the offset that stands in its place, as a linker does with a relocation.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+HEADER = struct.Struct("<IHHQQ3I3IIHHQ")
+PARAMETER = struct.Struct("<HH")
+POINTER_BIT = 0x8000
+MAX_PARAMETER_BYTES = 32764
+"""The largest parameter block of CUDA 12.1 and newer on Volta and newer (CUDA C++ Programming Guide, 7.25)."""
+
+assert HEADER.size == 64
+
+
+class LaunchFlag(enum.IntFlag):
+    VALIDATE = 1  # red zones around the session's buffers
+    UNCHECKED = 2  # the caller vouches for grid, block and arguments
+    COOPERATIVE = 4
+
+
+KNOWN_FLAGS = LaunchFlag.VALIDATE | LaunchFlag.UNCHECKED | LaunchFlag.COOPERATIVE
+
+
+class RecordError(ValueError):
+    """The bytes are no launch record."""
+
+
+class Record(NamedTuple):
+    function: int
+    stream: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_mem: int
+    flags: int
+    timeout_ns: int
+    layout: bytes  # PARAMETER x parameters, as packed
+    buffers: tuple[int, ...]
+    params: bytes  # the parameter block, offsets in the place of addresses
+
+
+def pack_layout(parameters: Sequence[tuple[int, int, bool]]) -> bytes:
+    """(offset, size, is a buffer) of each parameter, packed."""
+    return b"".join(PARAMETER.pack(offset, size | (POINTER_BIT if buffer else 0)) for offset, size, buffer in parameters)
+
+
+def unpack_layout(layout: bytes) -> list[tuple[int, int, bool]]:
+    """The inverse of `pack_layout`."""
+    return [(offset, size & ~POINTER_BIT, bool(size & POINTER_BIT)) for offset, size in PARAMETER.iter_unpack(layout)]
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to a multiple of 8."""
+    return (size + 7) & ~7
+
+
+def pack(record: Record) -> bytes:
+    """One record as bytes."""
+    parameters = len(record.layout) // PARAMETER.size
+    pointers = len(record.buffers)
+    head = HEADER.size + padded(len(record.layout)) + 8 * pointers
+    length = head + padded(len(record.params))
+    return b"".join(
+        (
+            HEADER.pack(
+                length, parameters, pointers, record.function, record.stream, *record.grid, *record.block,
+                record.shared_mem, record.flags, len(record.params), record.timeout_ns,
+            ),
+            record.layout.ljust(padded(len(record.layout)), b"\0"),
+            struct.pack(f"<{pointers}Q", *record.buffers),
+            record.params.ljust(padded(len(record.params)), b"\0"),
+        )
+    )  # fmt: skip
+
+
+def unpack(data: bytes | memoryview) -> Iterator[Record]:
+    """The records of a batch's `launches` field. Raises `RecordError` at the first that is malformed."""
+    position = 0
+    size = len(data)
+    while position < size:
+        if size - position < HEADER.size:
+            raise RecordError(f"{size - position} bytes are left at {position}, a launch record has at least 64")
+        (length, parameters, pointers, function, stream, gx, gy, gz, bx, by, bz, shared_mem, flags, block_size,
+         timeout_ns) = HEADER.unpack_from(data, position)  # fmt: skip
+        layout_at = position + HEADER.size
+        layout_size = PARAMETER.size * parameters
+        buffers_at = layout_at + padded(layout_size)
+        params_at = buffers_at + 8 * pointers
+        if length != params_at + padded(block_size) - position or position + length > size:
+            raise RecordError(
+                f"the record at {position} says {length} bytes; its {parameters} parameters, {pointers} buffers and "
+                f"block of {block_size} bytes take {params_at + padded(block_size) - position}, and {size - position} "
+                "are left"
+            )
+        yield Record(
+            function,
+            stream,
+            (gx, gy, gz),
+            (bx, by, bz),
+            shared_mem,
+            flags,
+            timeout_ns,
+            bytes(data[layout_at : layout_at + layout_size]),
+            struct.unpack_from(f"<{pointers}Q", data, buffers_at),
+            bytes(data[params_at : params_at + block_size]),
+        )
+        position += length

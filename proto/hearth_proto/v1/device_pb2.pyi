@@ -1,0 +1,349 @@
+from hearth_proto.v1 import commands_pb2 as _commands_pb2
+from hearth_proto.v1 import status_pb2 as _status_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Target(_message.Message):
+    __slots__ = ("session_token", "device", "stream")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    stream: int
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("attach", "batch")
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    attach: Attach
+    batch: _commands_pb2.Batch
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[_commands_pb2.Batch, _Mapping]] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("session_token", "device", "last_seq_acked")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_ACKED_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    last_seq_acked: int
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., last_seq_acked: _Optional[int] = ...) -> None: ...
+
+class ExecuteResponse(_message.Message):
+    __slots__ = ("attached", "ack", "result", "event")
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    attached: Attached
+    ack: Ack
+    result: _commands_pb2.Result
+    event: Event
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., result: _Optional[_Union[_commands_pb2.Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("generation", "last_seq", "max_batch_bytes", "max_batches_in_flight")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCHES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    last_seq: int
+    max_batch_bytes: int
+    max_batches_in_flight: int
+    def __init__(self, generation: _Optional[int] = ..., last_seq: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("device_lost", "draining", "protocol_error")
+    DEVICE_LOST_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_ERROR_FIELD_NUMBER: _ClassVar[int]
+    device_lost: DeviceLost
+    draining: Draining
+    protocol_error: _status_pb2.Status
+    def __init__(self, device_lost: _Optional[_Union[DeviceLost, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., protocol_error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class DeviceLost(_message.Message):
+    __slots__ = ("device", "generation", "status", "in_flight")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    device: int
+    generation: int
+    status: _status_pb2.Status
+    in_flight: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, device: _Optional[int] = ..., generation: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., in_flight: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("deadline_ns",)
+    DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+    deadline_ns: int
+    def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
+
+class UploadRequest(_message.Message):
+    __slots__ = ("session_token", "device", "transfer", "data")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    transfer: int
+    data: bytes
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadResponse(_message.Message):
+    __slots__ = ("received",)
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    def __init__(self, received: _Optional[int] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("session_token", "device", "transfer")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    transfer: int
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ...) -> None: ...
+
+class DownloadResponse(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class AllocateRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Allocate
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Allocate, _Mapping]] = ...) -> None: ...
+
+class FreeRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Free
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Free, _Mapping]] = ...) -> None: ...
+
+class WriteRequest(_message.Message):
+    __slots__ = ("target", "command", "data")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Write
+    data: bytes
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Write, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Read
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Read, _Mapping]] = ...) -> None: ...
+
+class ReadResponse(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class CopyRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Copy
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Copy, _Mapping]] = ...) -> None: ...
+
+class FillRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Fill
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Fill, _Mapping]] = ...) -> None: ...
+
+class CreateStreamRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.CreateStream
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.CreateStream, _Mapping]] = ...) -> None: ...
+
+class DestroyStreamRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.DestroyStream
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.DestroyStream, _Mapping]] = ...) -> None: ...
+
+class RecordEventRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.RecordEvent
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.RecordEvent, _Mapping]] = ...) -> None: ...
+
+class WaitEventRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.WaitEvent
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.WaitEvent, _Mapping]] = ...) -> None: ...
+
+class QueryEventRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.QueryEvent
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.QueryEvent, _Mapping]] = ...) -> None: ...
+
+class ElapsedTimeRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.ElapsedTime
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.ElapsedTime, _Mapping]] = ...) -> None: ...
+
+class DestroyEventRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.DestroyEvent
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.DestroyEvent, _Mapping]] = ...) -> None: ...
+
+class LoadModuleRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.LoadModule
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.LoadModule, _Mapping]] = ...) -> None: ...
+
+class UnloadModuleRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.UnloadModule
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.UnloadModule, _Mapping]] = ...) -> None: ...
+
+class GetFunctionRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.GetFunction
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.GetFunction, _Mapping]] = ...) -> None: ...
+
+class GetGlobalRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.GetGlobal
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.GetGlobal, _Mapping]] = ...) -> None: ...
+
+class LaunchRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Launch
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Launch, _Mapping]] = ...) -> None: ...
+
+class SyncRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Sync
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Sync, _Mapping]] = ...) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Flush
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Flush, _Mapping]] = ...) -> None: ...
+
+class MemoryUsageRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.MemoryUsage
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.MemoryUsage, _Mapping]] = ...) -> None: ...
+
+class MemoryCleanupRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.MemoryCleanup
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.MemoryCleanup, _Mapping]] = ...) -> None: ...
+
+class StartProfileRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.StartProfile
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.StartProfile, _Mapping]] = ...) -> None: ...
+
+class EndProfileRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.EndProfile
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.EndProfile, _Mapping]] = ...) -> None: ...
+
+class AllReduceRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.AllReduce
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.AllReduce, _Mapping]] = ...) -> None: ...
+
+class SyncCollectiveRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.SyncCollective
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.SyncCollective, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,247 @@
+"""ComputeServer: what CUDA and CPU implement; everything above it is shared.
+
+All methods are called on the device-handle thread only, return without waiting for the device, and raise
+
+- `hearth_proto.reasons.Refusal` for what fails without harm to the device (out of memory, a bad image, ...),
+- `DeviceFault` for what the device process cannot survive (a sticky CUDA error).
+
+`Compiler.compile`, `Communicators.unique_id`, `Communicators.join` and `Communicator.abort` are the exceptions: they
+may block and are called on helper threads.
+
+Addresses are device addresses as integers, sizes are bytes, times are nanoseconds. Work on a stream runs in the order
+of submission; between streams only `wait` orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from hearth_proto.v1 import node_pb2
+
+
+class DeviceFault(Exception):
+    """The device context is lost: every further call would fail, so the process has to end."""
+
+
+class Stream(Protocol):
+    """A CUDA stream, or a thread of the CPU backend. Opaque to everything above."""
+
+
+class Event(Protocol):
+    """A point in a stream. Opaque; handed back with `release_event`."""
+
+
+class Memory(Protocol):
+    """A device allocation. `reserved` is what the pool took for it."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+
+
+class HostBuffer(Protocol):
+    """Page-locked (CUDA) or ordinary (CPU) host memory that copies go through."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def view(self) -> memoryview: ...
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes: free and total of the device, and reserved by this process's pool."""
+
+    free: int
+    total: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class FunctionAttributes:
+    """As cuFuncGetAttribute reports them; 0 where the backend has no such thing."""
+
+    registers: int = 0
+    static_shared_bytes: int = 0
+    local_bytes: int = 0
+    constant_bytes: int = 0
+    max_threads_per_block: int = 1024
+
+
+class Function(Protocol):
+    """A kernel of a loaded module. `parameters` is (offset, size) of each, in order."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def parameters(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def attributes(self) -> FunctionAttributes: ...
+
+
+class Module(Protocol):
+    """A module loaded into the device's context."""
+
+    def function(self, name: str) -> Function:
+        """Raises Refusal(FUNCTION_NOT_FOUND) that lists what the module has, as far as that can be known."""
+        ...
+
+    def global_(self, name: str) -> tuple[int, int]:
+        """Address and size of a `__device__` or `__constant__` variable; Refusal(GLOBAL_NOT_FOUND)."""
+        ...
+
+    @property
+    def functions(self) -> Sequence[str]: ...
+    @property
+    def globals(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class Image:
+    """Compiled code: CUBIN or PTX for CUDA, a shared object for the CPU.
+
+    `names` maps each name expression to the name it is known by in the code; `log` is what the compiler said.
+    """
+
+    code: bytes
+    names: Mapping[str, str] = field(default_factory=dict)
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """CUDA C++ with what decides what it compiles to."""
+
+    code: str
+    options: tuple[str, ...] = ()
+    name_expressions: tuple[str, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Compiler(Protocol):
+    """Called on compile threads."""
+
+    def identity(self) -> bytes:
+        """What besides the source decides the result: compiler, version, architecture."""
+        ...
+
+    def compile(self, source: Source) -> Image:
+        """Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(UNSUPPORTED), Refusal(NO_COMPILER)."""
+        ...
+
+
+class Communicator(Protocol):
+    """One rank of a group."""
+
+    def all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: Stream) -> None:
+        """Enqueues on `stream`; `op` is sum, mean, min, max or prod. Device-handle thread."""
+        ...
+
+    def failed(self) -> str:
+        """Why the communicator is no longer usable, or an empty string. Device-handle thread; never waits."""
+        ...
+
+    def abort(self) -> None:
+        """Ends what is under way, also when a peer is gone. Any thread; may block."""
+        ...
+
+
+class Communicators(Protocol):
+    def check(self, dtype: str, op: str) -> None:
+        """Raises Refusal(UNSUPPORTED) for what the backend cannot reduce. Device-handle thread."""
+        ...
+
+    def unique_id(self) -> bytes: ...
+    def join(self, unique_id: bytes, rank: int, ranks: int) -> Communicator: ...
+
+
+@runtime_checkable
+class ComputeServer(Protocol):
+    """One device. Made, used and closed on the device-handle thread."""
+
+    @property
+    def properties(self) -> node_pb2.DeviceProperties: ...
+    @property
+    def compiler(self) -> Compiler: ...
+    @property
+    def communicators(self) -> Communicators: ...
+
+    def close(self) -> None: ...
+
+    def on_progress(self, wake: Callable[[], None] | None) -> bool:
+        """Asks for `wake` to be called (from any thread) when an event completes; False: poll `done` instead."""
+        ...
+
+    # memory
+    def allocate(self, size: int, stream: Stream) -> Memory:
+        """At least `size` bytes, usable by `stream` at once; Refusal(OUT_OF_MEMORY) with requested, free, reserved."""
+        ...
+
+    def free(self, memory: Memory, stream: Stream) -> None:
+        """Reusable after what `stream` (the one it was allocated on) has been given so far."""
+        ...
+
+    def memory_info(self) -> MemoryInfo: ...
+    def trim(self) -> None:
+        """Gives what the pool holds unused back to the device."""
+        ...
+
+    def allocate_host(self, size: int) -> HostBuffer: ...
+    def free_host(self, buffer: HostBuffer) -> None:
+        """The copies through it are done."""
+        ...
+
+    # streams and events
+    def create_stream(self, priority: int = 0) -> Stream: ...
+    def destroy_stream(self, stream: Stream) -> None:
+        """What it has been given still runs."""
+        ...
+
+    def record(self, stream: Stream, *, timing: bool = False) -> Event: ...
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Later work on `stream` waits, on the device, for `event`."""
+        ...
+
+    def done(self, event: Event) -> bool:
+        """Never waits. Raises DeviceFault where the device failed."""
+        ...
+
+    def elapsed_ns(self, start: Event, end: Event) -> int:
+        """Between two done events recorded with timing."""
+        ...
+
+    def release_event(self, event: Event) -> None: ...
+
+    # copies; host memory stays untouched until an event recorded afterwards is done
+    def upload(self, destination: int, source: HostBuffer, offset: int, size: int, stream: Stream) -> None: ...
+    def download(self, destination: HostBuffer, offset: int, source: int, size: int, stream: Stream) -> None: ...
+    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
+    def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
+        """`pattern` is 1, 2, 4, 8 or 16 bytes; `size` and `address` are multiples of its length."""
+        ...
+
+    # code
+    def load(self, image: Image) -> Module:
+        """Refusal(MODULE_INVALID) for code that this device cannot load."""
+        ...
+
+    def unload(self, module: Module) -> None: ...
+
+    def launch(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_mem: int,
+        stream: Stream,
+        params: bytearray,
+    ) -> None:
+        """`params` is the parameter block with addresses filled in; it may be reused when the call returns."""
+        ...

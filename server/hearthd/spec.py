@@ -1,0 +1,51 @@
+"""What the front tells a device process when it starts it, and the door through which it does.
+
+Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Literal
+
+Backend = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One device process. Sizes in bytes, times in seconds."""
+
+    ordinal: int
+    """The device's number on the node, as clients see it."""
+    backend: Backend
+    index: int
+    """The CUDA device index; the number of the virtual device on the CPU backend."""
+    generation: int = 1
+    """Counts the processes that have served this device; buffers of an older one are gone."""
+    cache_dir: str = ""
+    """Where compiled modules are kept; empty: nowhere."""
+    cache_bytes: int = 1 << 30
+    memory_limit: int = 0
+    """The most that all sessions together may hold; 0: what the device has (CPU: a share of the host's memory)."""
+    launch_timeout: float = 0.0
+    """A kernel that runs longer ends the device process; 0: none."""
+    collective_timeout: float = 30.0
+    max_streams: int = 128
+    staging_bytes: int = 256 << 20
+    """The most host memory held for copies under way."""
+    max_inline_bytes: int = 1 << 20
+    chunk_bytes: int = 1 << 20
+    compile_timeout: float = 120.0
+    compile_workers: int = 2
+    cpu_threads: int = 0
+    """Threads of one virtual CPU device; 0: all cores."""
+    log_level: str = "info"
+    log_format: Literal["json", "console"] = "console"
+
+
+def device_main(link: socket.socket, spec: DeviceSpec) -> None:
+    """Entry point of a device process; `link` is its end of the socket pair."""
+    from hearthd.device.process import main
+
+    main(link, spec)
