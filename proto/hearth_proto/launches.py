@@ -71,7 +71,9 @@ class Record(NamedTuple):
 
 def pack_layout(parameters: Sequence[tuple[int, int, bool]]) -> bytes:
     """(offset, size, is a buffer) of each parameter, packed."""
-    return b"".join(PARAMETER.pack(offset, size | (POINTER_BIT if buffer else 0)) for offset, size, buffer in parameters)
+    return b"".join(
+        PARAMETER.pack(offset, size | (POINTER_BIT if buffer else 0)) for offset, size, buffer in parameters
+    )
 
 
 def unpack_layout(layout: bytes) -> list[tuple[int, int, bool]]:

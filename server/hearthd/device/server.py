@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from hearth_proto.v1 import node_pb2
 
@@ -25,12 +25,11 @@ class DeviceFault(Exception):
     """The device context is lost: every further call would fail, so the process has to end."""
 
 
-class Stream(Protocol):
-    """A CUDA stream, or a thread of the CPU backend. Opaque to everything above."""
+Stream: TypeAlias = Any
+"""A CUDA stream, or a thread of the CPU backend: each backend's own, opaque to everything above."""
 
-
-class Event(Protocol):
-    """A point in a stream. Opaque; handed back with `release_event`."""
+Event: TypeAlias = Any
+"""A point in a stream; each backend's own, handed back with `release_event`."""
 
 
 class Memory(Protocol):
@@ -158,7 +157,10 @@ class Communicators(Protocol):
         """Raises Refusal(UNSUPPORTED) for what the backend cannot reduce. Device-handle thread."""
         ...
 
-    def unique_id(self) -> bytes: ...
+    def unique_id(self, ranks: int) -> bytes:
+        """What the ranks of one new group find each other by."""
+        ...
+
     def join(self, unique_id: bytes, rank: int, ranks: int) -> Communicator: ...
 
 
@@ -184,7 +186,7 @@ class ComputeServer(Protocol):
         """At least `size` bytes, usable by `stream` at once; Refusal(OUT_OF_MEMORY) with requested, free, reserved."""
         ...
 
-    def free(self, memory: Memory, stream: Stream) -> None:
+    def free(self, memory: Any, stream: Stream) -> None:
         """Reusable after what `stream` (the one it was allocated on) has been given so far."""
         ...
 
@@ -194,7 +196,7 @@ class ComputeServer(Protocol):
         ...
 
     def allocate_host(self, size: int) -> HostBuffer: ...
-    def free_host(self, buffer: HostBuffer) -> None:
+    def free_host(self, buffer: Any) -> None:
         """The copies through it are done."""
         ...
 
@@ -220,8 +222,8 @@ class ComputeServer(Protocol):
     def release_event(self, event: Event) -> None: ...
 
     # copies; host memory stays untouched until an event recorded afterwards is done
-    def upload(self, destination: int, source: HostBuffer, offset: int, size: int, stream: Stream) -> None: ...
-    def download(self, destination: HostBuffer, offset: int, source: int, size: int, stream: Stream) -> None: ...
+    def upload(self, destination: int, source: Any, offset: int, size: int, stream: Stream) -> None: ...
+    def download(self, destination: Any, offset: int, source: int, size: int, stream: Stream) -> None: ...
     def copy(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         """`pattern` is 1, 2, 4, 8 or 16 bytes; `size` and `address` are multiples of its length."""
@@ -232,11 +234,11 @@ class ComputeServer(Protocol):
         """Refusal(MODULE_INVALID) for code that this device cannot load."""
         ...
 
-    def unload(self, module: Module) -> None: ...
+    def unload(self, module: Any) -> None: ...
 
     def launch(
         self,
-        function: Function,
+        function: Any,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_mem: int,

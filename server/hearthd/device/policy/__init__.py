@@ -1,0 +1,1 @@
+"""Pure decisions: no threads, no CUDA, no sockets; property-tested without hardware."""

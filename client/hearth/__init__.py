@@ -1,0 +1,148 @@
+"""Hearth's client: arrays and kernels on the GPUs of a node, with no CUDA installed here.
+
+>>> import numpy as np, hearth
+>>> with hearth.connect() as node:
+...     gpu = node.device(0)
+...     x = gpu.asarray(np.arange(4, dtype=np.float32))
+...     double = gpu.RawKernel('extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }', "twice")
+...     double((1,), (4,), (x,))
+...     print(x.get())
+
+Names are CuPy's where CuPy has one. Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hearth.arguments import Struct as Struct
+    from hearth.array import DeviceArray as DeviceArray
+    from hearth.device import Device as Device
+    from hearth.errors import ArgumentError as ArgumentError
+    from hearth.errors import AuthenticationError as AuthenticationError
+    from hearth.errors import BufferLostError as BufferLostError
+    from hearth.errors import ClosedError as ClosedError
+    from hearth.errors import CommunicatorError as CommunicatorError
+    from hearth.errors import CompileError as CompileError
+    from hearth.errors import ConnectError as ConnectError
+    from hearth.errors import DeviceLostError as DeviceLostError
+    from hearth.errors import DtypeError as DtypeError
+    from hearth.errors import Failure as Failure
+    from hearth.errors import HearthError as HearthError
+    from hearth.errors import InvalidHandleError as InvalidHandleError
+    from hearth.errors import LaunchError as LaunchError
+    from hearth.errors import LaunchTypeError as LaunchTypeError
+    from hearth.errors import OutOfMemoryError as OutOfMemoryError
+    from hearth.errors import QuotaExceededError as QuotaExceededError
+    from hearth.errors import SessionExpiredError as SessionExpiredError
+    from hearth.errors import TimeoutError as TimeoutError
+    from hearth.errors import TransferError as TransferError
+    from hearth.errors import UnsupportedError as UnsupportedError
+    from hearth.function import Function as Function
+    from hearth.group import Group as Group
+    from hearth.module import RawModule as RawModule
+    from hearth.node import Node as Node
+    from hearth.node import connect as connect
+    from hearth.profile import Profile as Profile
+    from hearth.properties import DeviceInfo as DeviceInfo
+    from hearth.properties import DeviceProperties as DeviceProperties
+    from hearth.properties import MemoryUsage as MemoryUsage
+    from hearth.properties import NodeInfo as NodeInfo
+    from hearth.properties import SessionInfo as SessionInfo
+    from hearth.stream import Event as Event
+    from hearth.stream import Stream as Stream
+    from hearth.stream import get_elapsed_time as get_elapsed_time
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "arguments": ("Struct",),
+    "array": ("DeviceArray",),
+    "device": ("Device",),
+    "errors": (
+        "ArgumentError",
+        "AuthenticationError",
+        "BufferLostError",
+        "ClosedError",
+        "CommunicatorError",
+        "CompileError",
+        "ConnectError",
+        "DeviceLostError",
+        "DtypeError",
+        "Failure",
+        "HearthError",
+        "InvalidHandleError",
+        "LaunchError",
+        "LaunchTypeError",
+        "OutOfMemoryError",
+        "QuotaExceededError",
+        "SessionExpiredError",
+        "TimeoutError",
+        "TransferError",
+        "UnsupportedError",
+    ),
+    "function": ("Function",),
+    "group": ("Group",),
+    "module": ("RawModule",),
+    "node": ("Node", "connect"),
+    "profile": ("Profile",),
+    "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "SessionInfo"),
+    "stream": ("Event", "Stream", "get_elapsed_time"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ArgumentError",
+    "AuthenticationError",
+    "BufferLostError",
+    "ClosedError",
+    "CommunicatorError",
+    "CompileError",
+    "ConnectError",
+    "Device",
+    "DeviceArray",
+    "DeviceInfo",
+    "DeviceLostError",
+    "DeviceProperties",
+    "DtypeError",
+    "Event",
+    "Failure",
+    "Function",
+    "Group",
+    "HearthError",
+    "InvalidHandleError",
+    "LaunchError",
+    "LaunchTypeError",
+    "MemoryUsage",
+    "Node",
+    "NodeInfo",
+    "OutOfMemoryError",
+    "Profile",
+    "QuotaExceededError",
+    "RawModule",
+    "SessionExpiredError",
+    "SessionInfo",
+    "Stream",
+    "Struct",
+    "TimeoutError",
+    "TransferError",
+    "UnsupportedError",
+    "__version__",
+    "connect",
+    "get_elapsed_time",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hearth' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"hearth.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,285 @@
+"""Kernel arguments to a packed launch record: the parameter block by C's rules, and where buffers go in it.
+
+==================================================== ======================================= ========================
+argument                                             passed as                               alignment
+==================================================== ======================================= ========================
+`DeviceArray`                                        pointer                                 8
+NumPy or ml_dtypes scalar, 0-d array                 its own C type                          its size; `long double`:
+                                                                                             its dtype's
+complex64, complex128                                `cuComplex`, `thrust::complex`          8, 16
+bool, int, float, complex                            `bool`, `long long`, `double`,          1, 8, 8, 16
+                                                     `complex<double>`, as in CuPy
+structured scalar (`np.void`)                        struct of the dtype's bytes             its dtype's: use
+                                                                                             `np.dtype(..., align=True)`
+`bytes`                                              struct                                  8
+`Struct(data, align=n)`                              struct                                  n
+==================================================== ======================================= ========================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from hearth_proto import launches
+
+from hearth.errors import LaunchError, LaunchTypeError
+from hearth.memory import OnDevice
+
+_INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
+             ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
+_DIM_MAX = 2**32 - 1
+_AXES = "xyz"
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A struct passed by value: its bytes, and its alignment in C (a power of two)."""
+
+    data: bytes
+    align: int = 8
+
+    def __post_init__(self) -> None:
+        if self.align < 1 or self.align & (self.align - 1):
+            raise LaunchError(
+                f"a struct's alignment is a power of two, not {self.align}.",
+                reason="LAUNCH_INVALID",
+                fix="give what alignof() says in C.",
+            )
+
+    def tobytes(self) -> bytes:
+        """The struct as it lies in memory."""
+        return bytes(self.data)
+
+
+class Parameter(NamedTuple):
+    """How one argument is passed."""
+
+    code: str  # of `struct`; empty: raw bytes
+    size: int
+    alignment: int
+    pointer: bool = False
+
+
+_PYTHON = (
+    (bool, Parameter("?", 1, 1)),  # before int, of which it is one
+    (int, Parameter("q", 8, 8)),
+    (float, Parameter("d", 8, 8)),
+    (complex, Parameter("", 16, 16)),
+)
+
+
+class Signature:
+    """Everything about a launch that follows from its arguments' types alone."""
+
+    __slots__ = ("block_size", "layout", "pack", "parameters", "pointers", "raw", "size")
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        offset = 0
+        places: list[tuple[int, int, bool]] = []
+        codes: list[str] = []
+        for index, (code, size, alignment, pointer) in enumerate(parameters):
+            gap = -offset % alignment
+            offset += gap
+            if offset + size > launches.MAX_PARAMETER_BYTES:
+                raise LaunchError(
+                    f"argument {index} ends {offset + size} bytes into the parameters; "
+                    f"kernels take at most {launches.MAX_PARAMETER_BYTES}.",
+                    reason="LAUNCH_INVALID",
+                    fix="pass large structs through device memory.",
+                )
+            places.append((offset, size, pointer))
+            codes.append(f"{gap}x{code or f'{size}s'}" if gap else code or f"{size}s")
+            offset += size
+        self.block_size = offset
+        self.parameters = len(places)
+        packed = launches.pack_layout(places)
+        self.layout = packed.ljust(launches.padded(len(packed)), b"\0")
+        self.pointers = tuple(index for index, parameter in enumerate(parameters) if parameter.pointer)
+        self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
+        tail = struct.Struct(f"<{len(self.pointers)}Q{''.join(codes)}{-offset % 8}x")
+        self.pack: Callable[..., bytes] = tail.pack
+        """(buffer handles..., arguments...) -> all of the record that follows the layout."""
+        self.size = launches.HEADER.size + len(self.layout) + tail.size
+
+    def head(
+        self,
+        function: int,
+        stream: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_mem: int,
+        flags: int,
+        timeout_ns: int,
+    ) -> bytes:
+        """The record up to its buffer handles."""
+        return (
+            launches.HEADER.pack(
+                self.size,
+                self.parameters,
+                len(self.pointers),
+                function,
+                stream,
+                *grid,
+                *block,
+                shared_mem,
+                flags,
+                self.block_size,
+                timeout_ns,
+            )
+            + self.layout
+        )
+
+    def tail(self, args: Sequence[Any]) -> bytes:
+        """The record from its buffer handles on. Raises `LaunchError` for a Python int that does not fit int64."""
+        values = list(args)
+        handles = []
+        for index in self.pointers:
+            array = values[index]
+            handles.append(array._memory.handle)
+            values[index] = array._offset
+        for index in self.raw:
+            values[index] = raw_bytes(values[index])
+        try:
+            return self.pack(*handles, *values)
+        except struct.error as error:
+            raise _out_of_range(args) from error
+
+
+_BY_TYPES: dict[tuple[object, ...], Signature] = {}
+_BY_SHAPE: dict[tuple[object, ...], Signature] = {}
+_CACHE_LIMIT = 4096
+
+
+def signature(args: Sequence[Any]) -> Signature:
+    """How `args` are passed. Raises `LaunchTypeError` naming the argument that cannot be."""
+    types = tuple(map(type, args))
+    found = _BY_TYPES.get(types)
+    if found is not None:
+        return found
+    parameters = tuple(parameter(index, arg) for index, arg in enumerate(args))
+    shape: tuple[object, ...] = parameters
+    found = _BY_SHAPE.get(shape)
+    if found is None:
+        found = Signature(parameters)
+        _remember(_BY_SHAPE, shape, found)
+    if fixed(types):
+        _remember(_BY_TYPES, types, found)
+    return found
+
+
+def fixed(types: Sequence[type]) -> bool:
+    """Whether the types alone say how arguments are passed: not so for bytes, structs and 0-d arrays."""
+    return not any(issubclass(kind, bytes | Struct | np.void | np.ndarray) for kind in types)
+
+
+def parameter(index: int, arg: Any) -> Parameter:
+    """How one argument is passed. Raises `LaunchTypeError`."""
+    if isinstance(arg, OnDevice):
+        return Parameter("Q", 8, 8, True)
+    if isinstance(arg, np.generic) and not isinstance(arg, np.flexible | np.object_):
+        return _scalar(arg.dtype)
+    for kind, passed in _PYTHON:
+        if isinstance(arg, kind):
+            return passed
+    if isinstance(arg, Struct):
+        return Parameter("", len(arg.data), arg.align)
+    if isinstance(arg, bytes) and not isinstance(arg, np.generic):
+        return Parameter("", len(arg), 8)
+    if isinstance(arg, np.void) or (isinstance(arg, np.ndarray) and arg.shape == () and arg.dtype.kind not in "OSU"):
+        if arg.dtype.hasobject:
+            raise LaunchTypeError(
+                f"argument {index} is a struct with Python objects in it ({arg.dtype}).",
+                reason="LAUNCH_INVALID",
+                fix="use fields of fixed size.",
+            )
+        return Parameter("", arg.dtype.itemsize, _scalar(arg.dtype).alignment)
+    raise _unpassable(index, arg)
+
+
+def raw_bytes(arg: Any) -> bytes:
+    """The bytes of an argument that `struct` has no code for."""
+    if isinstance(arg, bytes):
+        return arg
+    if isinstance(arg, np.ndarray) and not arg.dtype.isnative:
+        arg = arg.astype(arg.dtype.newbyteorder("="))
+    return np.complex128(arg).tobytes() if isinstance(arg, complex) else arg.tobytes()
+
+
+def dimensions(what: str, value: object) -> tuple[int, int, int]:
+    """`grid` or `block` as x, y, z. Raises `LaunchError` naming the axis that is wrong."""
+    axes = value if isinstance(value, tuple | list) else (value,)
+    if not 1 <= len(axes) <= 3:
+        raise LaunchError(
+            f"{what} has {len(axes)} axes; it takes one to three.",
+            reason="LAUNCH_INVALID",
+            fix=f"pass {what}=(x,), (x, y) or (x, y, z).",
+        )
+    out = [1, 1, 1]
+    for index, axis in enumerate(axes):
+        if isinstance(axis, bool | np.bool_) or not isinstance(axis, int | np.integer):
+            raise LaunchTypeError(
+                f"{what}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it is a whole number.",
+                reason="LAUNCH_INVALID",
+                fix="use // for the division, or int().",
+            )
+        if not 1 <= axis <= _DIM_MAX:
+            raise LaunchError(
+                f"{what}.{_AXES[index]} is {axis}; it lies between 1 and {_DIM_MAX}.",
+                reason="LAUNCH_INVALID",
+                fix="skip the launch when there is nothing to do." if axis == 0 else "check how it is computed.",
+            )
+        out[index] = int(axis)
+    return out[0], out[1], out[2]
+
+
+def _scalar(dtype: np.dtype[Any]) -> Parameter:
+    code = _INTEGERS.get((dtype.kind, dtype.itemsize), "")
+    if dtype.kind == "b":
+        code = "?"
+    elif dtype.kind == "f" and dtype.itemsize in (4, 8):
+        code = "f" if dtype.itemsize == 4 else "d"
+    alignment = dtype.alignment
+    if dtype.kind == "c" and dtype.itemsize <= 16:
+        alignment = dtype.itemsize  # float2, double2 and every complex class of CUDA are aligned to their size
+    return Parameter(code, dtype.itemsize, alignment)
+
+
+def _unpassable(index: int, arg: Any) -> LaunchTypeError:
+    if isinstance(arg, np.ndarray):
+        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
+        fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
+    elif isinstance(arg, list | tuple):
+        what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
+    elif isinstance(arg, str):
+        what, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
+    elif arg is None:
+        what, fix = "None", "pass np.uint64(0) for a null pointer."
+    else:
+        what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
+        fix = "pass a DeviceArray, a NumPy scalar, a number, or bytes for a struct."
+    return LaunchTypeError(
+        f"argument {index} is {what}; a kernel cannot take it.", reason="LAUNCH_INVALID", fix=fix,
+        details={"argument": str(index)},
+    )  # fmt: skip
+
+
+def _out_of_range(args: Sequence[Any]) -> LaunchError:
+    for index, arg in enumerate(args):
+        if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
+            return LaunchError(
+                f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer.",
+                reason="LAUNCH_INVALID",
+                fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
+                details={"argument": str(index)},
+            )
+    return LaunchError("the arguments do not fit their types.", reason="LAUNCH_INVALID")
+
+
+def _remember(cache: dict[tuple[object, ...], Signature], key: tuple[object, ...], value: Signature) -> None:
+    if len(cache) >= _CACHE_LIMIT:
+        cache.clear()
+    cache[key] = value

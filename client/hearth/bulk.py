@@ -1,0 +1,142 @@
+"""Host memory to and from a device's buffer, over the best way there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+from hearth import transfer, wire
+from hearth.errors import HearthError, TransferError
+
+if TYPE_CHECKING:
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+    from hearth.progress import Progress
+    from hearth.reply import Reply
+
+_CAUSE_S = 5.0
+"""How long to wait for the command's own answer, which says why a transfer was cut short."""
+
+
+def write(
+    connection: Connection,
+    attachment: Attachment,
+    stream: int,
+    buffer: int,
+    offset: int,
+    data: memoryview,
+    progress: Progress | None = None,
+) -> None:
+    """Writes `data` to `buffer` from byte `offset` on, in the order of `stream`; `data` is taken when this returns.
+
+    Raises `TransferError` and what the daemon refuses of a large write; a small one is sent one way.
+    """
+    size = len(data)
+    if size == 0:
+        return
+    command = commands_pb2.Command(stream=stream)
+    command.write.buffer = buffer
+    command.write.offset = offset
+    if transfer.inline(size, attachment.session.limits):
+        command.write.data = bytes(data)
+        attachment.submit(command)
+        if progress is not None:
+            progress(size, size)
+        return
+    number = connection.mint()
+    command.write.transfer = number
+    command.write.size = size
+    reply = attachment.request(command)
+    head = device_pb2.UploadRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
+    messages = transfer.upload_messages(
+        head.SerializeToString(), data, attachment.session.limits.max_chunk_bytes, progress
+    )
+    upload = connection.transport.upload(messages)
+    reply.on_error = upload.cancel
+    if reply.error is not None:
+        upload.cancel()
+    try:
+        received = upload.result()
+    except HearthError as error:
+        raise _cause(reply, error) from None
+    except BaseException:
+        upload.cancel()
+        reply.abandon()
+        raise
+    reply.wait()
+    if received != size:
+        raise TransferError(
+            f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
+        )
+
+
+def read(
+    connection: Connection,
+    attachment: Attachment,
+    stream: int,
+    buffer: int,
+    offset: int,
+    into: memoryview,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Reads `len(into)` bytes of `buffer` from byte `offset` on, after the work before it on `stream`.
+
+    Raises what failed on the stream before, `BufferLostError`, `TransferError`, or `TimeoutError`.
+    """
+    size = len(into)
+    connection.raise_deferred()
+    command = commands_pb2.Command(stream=stream)
+    command.read.buffer = buffer
+    command.read.offset = offset
+    command.read.size = size
+    if transfer.inline(size, attachment.session.limits):
+        result = connection.report(command, attachment=attachment, timeout=timeout)
+        if len(result.read.data) != size:
+            raise _short(len(result.read.data), size)
+        into[:] = result.read.data
+        if progress is not None:
+            progress(size, size)
+        return
+    number = connection.mint()
+    command.read.transfer = number
+    reply = attachment.request(command, reports=True)
+    request = device_pb2.DownloadRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
+    chunks = connection.transport.download(request, timeout)
+    reply.on_error = chunks.cancel
+    if reply.error is not None:
+        chunks.cancel()
+    received = 0
+    try:
+        for message in chunks:
+            at, data = wire.download_response(message)
+            into[at : at + len(data)] = data
+            received += len(data)
+            if progress is not None:
+                progress(received, size)
+    except HearthError as error:
+        raise _cause(reply, error) from None
+    except BaseException:
+        chunks.cancel()
+        reply.abandon()
+        raise
+    reply.wait()
+    if received != size:
+        raise _short(received, size)
+
+
+def _cause(reply: Reply, error: HearthError) -> HearthError:
+    """The command's own error, where it comes soon; else the transfer's."""
+    if error.reason == "DEADLINE_EXCEEDED":
+        reply.abandon()
+        return error
+    try:
+        reply.wait(_CAUSE_S)
+    except HearthError as cause:
+        return cause if cause.reason != "DEADLINE_EXCEEDED" else error
+    return error
+
+
+def _short(received: int, size: int) -> TransferError:
+    return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")

@@ -1,0 +1,188 @@
+"""One session's work on one device, over as many attachments as it takes.
+
+When the device's process is lost the attachment ends; the next use attaches again, to the new generation. What can be
+made again (modules, functions, streams) is made again by its owner, which compares the attachment it was made on;
+arrays cannot, and compare the `Space` that their memory belongs to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hearth_proto.v1 import commands_pb2
+
+from hearth.attachment import Attachment, closed
+from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
+from hearth.memory import Space
+
+if TYPE_CHECKING:
+    from hearth.memory import Memory
+    from hearth.session import Limits
+    from hearth.transport.base import Transport
+
+_RETRY_S = 0.05
+_RETRY_MAX_S = 0.5
+_RETRIED = ("DEVICE_LOST", "DEVICE_UNAVAILABLE")
+
+
+class Connection:
+    """The road to one device. Safe from any thread."""
+
+    def __init__(self, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float) -> None:
+        self.transport = transport
+        self.token = token
+        self.ordinal = ordinal
+        self.limits = limits
+        self.timeout = timeout
+        self.generation = 0
+        self.refusal: HearthError | None = None
+        """Once set, every use raises it: closed, or forked."""
+        self.mint = itertools.count(1).__next__
+        self._attachment: Attachment | None = None
+        self._space: Space | None = None
+        self._attaching = threading.Lock()
+        self._deferred: deque[HearthError] = deque(maxlen=64)
+
+    # ---- attachments ----
+
+    def attachment(self) -> Attachment:
+        """The current attachment, made at the first use and after a loss.
+
+        Raises `ConnectError`, `SessionExpiredError`, `ClosedError`, or `DeviceLostError` where the device does not come
+        back in time.
+        """
+        attachment = self._attachment
+        if attachment is not None and attachment.alive:
+            return attachment
+        return self._attach()
+
+    @property
+    def attached(self) -> bool:
+        """Whether an Execute stream is open."""
+        attachment = self._attachment
+        return attachment is not None and attachment.alive
+
+    def _attach(self) -> Attachment:
+        if self.refusal is not None:
+            raise self.refusal.again()
+        with self._attaching:
+            attachment = self._attachment
+            if attachment is not None and attachment.alive:
+                return attachment
+            deadline = time.monotonic() + self.timeout
+            pause = _RETRY_S
+            while True:
+                if self.refusal is not None:
+                    raise self.refusal.again()
+                fresh = Attachment(self.limits, self._ended, self._deferred.append)
+                try:
+                    fresh.open(self.transport, self.token, self.ordinal, max(0.1, deadline - time.monotonic()))
+                    break
+                except HearthError as error:
+                    wait = error.retry_after if error.retry_after is not None else pause
+                    told_to = error.retry_after is not None or error.reason == "DEVICE_LOST"
+                    if error.reason not in _RETRIED or not told_to or time.monotonic() + wait > deadline:
+                        raise
+                    time.sleep(wait)
+                    pause = min(2 * pause, _RETRY_MAX_S)
+            self._take_up(fresh)
+            return fresh
+
+    def _take_up(self, attachment: Attachment) -> None:
+        generation = attachment.session.generation
+        space = self._space
+        if space is None or space.lost or space.generation != generation:
+            if space is not None:
+                space.lost = True
+            self._space = space = Space(generation)
+        self.generation = generation
+        attachment.adopt(space)
+        self._attachment = attachment
+
+    def _ended(self, attachment: Attachment, error: HearthError, report: bool) -> None:
+        if attachment.session.device_lost and attachment.space is not None:
+            attachment.space.lost = True
+        if report and attachment.space is not None and not isinstance(error, ClosedError):
+            self._deferred.append(error)
+
+    # ---- commands ----
+
+    def submit(self, command: commands_pb2.Command) -> None:
+        """Sends a command one way; a failure surfaces at the stream's next sync, read, flush or end of a profile."""
+        self.attachment().submit(command)
+
+    def call(
+        self, command: commands_pb2.Command, *, attachment: Attachment | None = None, timeout: float | None = None
+    ) -> commands_pb2.Result:
+        """Sends a command and waits for its answer. Raises its error, or `TimeoutError` after `timeout` seconds."""
+        return (attachment or self.attachment()).request(command).wait(timeout)
+
+    def report(
+        self,
+        command: commands_pb2.Command,
+        *,
+        attachment: Attachment | None = None,
+        barrier: bool = False,
+        timeout: float | None = None,
+    ) -> commands_pb2.Result:
+        """As `call`, for the commands that report what failed before them: a loss not yet reported is raised first."""
+        self.raise_deferred()
+        attachment = attachment or self.attachment()
+        return attachment.request(command, reports=True, barrier=barrier).wait(timeout)
+
+    def raise_deferred(self) -> None:
+        """Raises, once, an error that nobody was waiting for when it came."""
+        if self._deferred:
+            raise self._deferred.popleft().again()
+
+    def check(self, memory: Memory, what: str) -> Attachment:
+        """The attachment on which `memory` can be used. Raises what stands against it."""
+        if self.refusal is not None:
+            raise self.refusal.again()
+        if memory.owner is None:
+            raise InvalidHandleError(
+                f"{what} was freed.", reason="INVALID_HANDLE", fix="keep the array until its last use."
+            )
+        if memory.space.lost:
+            raise self._lost(memory, what)
+        attachment = self.attachment()
+        if attachment.space is not memory.space:
+            raise self._lost(memory, what)
+        return attachment
+
+    def _lost(self, memory: Memory, what: str) -> HearthError:
+        return BufferLostError(
+            f"{what} was lost with generation {memory.space.generation} of device {self.ordinal}.",
+            reason="BUFFER_LOST",
+            fix="upload or compute it again; modules and streams carry on by themselves.",
+            details={"generation": str(memory.space.generation)},
+        )
+
+    # ---- end ----
+
+    def close(self, settle: float) -> None:
+        """Sends what is queued, `settle` seconds at most, and refuses all further use."""
+        refusal = closed()
+        attachment = self._attachment
+        self.refusal = self.refusal or refusal
+        if attachment is not None and attachment.alive:
+            attachment.settle(settle)
+            attachment.end(refusal)
+        if self._space is not None:
+            self._space.lost = True
+
+    def forked(self) -> None:
+        """In the child of a fork: refuses all use. Takes no lock, for another thread may have held it."""
+        self.refusal = ClosedError(
+            "this connection belongs to the process that this one was forked from.",
+            reason="UNSUPPORTED",
+            fix="call hearth.connect() in the child, or start children with the spawn method.",
+        )
+        self._attachment = None
+        if self._space is not None:
+            self._space.lost = True
+            self._space.graveyard.nudge = None

@@ -1,0 +1,151 @@
+"""A device of a node: where arrays, modules and streams are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hearth_proto.v1 import commands_pb2
+
+from hearth.creation import Creation
+from hearth.errors import ArgumentError
+from hearth.module import RawModule
+from hearth.profile import Profile
+from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
+from hearth.stream import Event, Stream, current, resolve
+
+if TYPE_CHECKING:
+    from hearth.connection import Connection
+    from hearth.function import Function
+    from hearth.node import Node
+
+
+class Device(Creation):
+    """One device. Got from `Node.device` or `Node.devices`; keeps its node open."""
+
+    def __init__(self, node: Node, connection: Connection, info: DeviceInfo) -> None:
+        self._node = node
+        self._connection = connection
+        self._info = info
+        self._default_stream = Stream(connection, default=True)
+
+    @property
+    def node(self) -> Node:
+        """The node that it belongs to."""
+        return self._node
+
+    @property
+    def ordinal(self) -> int:
+        """Its number on the node."""
+        return self._info.ordinal
+
+    @property
+    def properties(self) -> DeviceProperties:
+        """Name, backend, memory and limits, as of the connect."""
+        return self._info.properties
+
+    @property
+    def state(self) -> str:
+        """``"starting"``, ``"serving"``, ``"lost"`` or ``"fenced"``; asks the node."""
+        return self._now().state
+
+    @property
+    def generation(self) -> int:
+        """Counts the processes that have served it; asks the node."""
+        return self._now().generation
+
+    # ---- code ----
+
+    def RawModule(
+        self,
+        code: str | bytes | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        options: Iterable[str] = (),
+        name_expressions: Iterable[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        **unsupported: Any,
+    ) -> RawModule:
+        """Loads CUDA C++ source, PTX, CUBIN or fatbin from `code` or a local file; returns at once.
+
+        `options`: the compiler's; `name_expressions`: C++ names to instantiate, e.g. ``["scale<float>"]``; `headers`:
+        name in the source's ``#include`` -> text. Raises `UnsupportedError` for CuPy's further keywords.
+        """
+        return RawModule(
+            self,
+            code,
+            path=path,
+            options=options,
+            name_expressions=name_expressions,
+            headers=headers,
+            **unsupported,
+        )
+
+    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any) -> Function:
+        """One kernel of its own module; returns at once."""
+        return self.RawModule(code, options=options, **unsupported).get_function(name)
+
+    # ---- streams ----
+
+    def stream(self, priority: int = 0) -> Stream:
+        """A new stream; lower priorities are more urgent. ``with`` makes it current."""
+        return Stream(self._connection, priority)
+
+    def event(self) -> Event:
+        """An event, to be recorded by `Stream.record`."""
+        return Event(self._connection)
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream for work without one."""
+        return self._default_stream
+
+    @property
+    def current_stream(self) -> Stream:
+        """The stream that ``with`` made current here, else the default one."""
+        return current(self._connection) or self._default_stream
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Waits until all work of this session on the device is done; `timeout` in seconds.
+
+        Raises what failed since errors were last asked for, `DeviceLostError` once after a loss, or `TimeoutError`.
+        """
+        command = commands_pb2.Command()
+        command.sync.all_streams = True
+        self._connection.report(command, barrier=True, timeout=timeout)
+
+    def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
+        """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""
+        connection = self._connection
+        connection.raise_deferred()
+        attachment = connection.attachment()
+        command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
+        connection.report(command, attachment=attachment, timeout=timeout)
+
+    def profile(self, stream: Stream | None = None) -> Profile:
+        """Times the work of a ``with`` block on the current stream, or on `stream`."""
+        return Profile(self._connection, stream)
+
+    # ---- memory ----
+
+    def memory_usage(self) -> MemoryUsage:
+        """What this session holds on the device, and what is left."""
+        command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
+        return MemoryUsage.of(self._connection.call(command).memory_usage)
+
+    def memory_cleanup(self) -> None:
+        """Gives unused pool memory back to the device."""
+        self._connection.call(commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup()))
+
+    def __repr__(self) -> str:
+        properties = self._info.properties
+        return f"<hearth.Device {self.ordinal}: {properties.name} ({properties.backend}) on {self._node.name}>"
+
+    def _now(self) -> DeviceInfo:
+        for device in self._node.describe().devices:
+            if device.ordinal == self.ordinal:
+                return device
+        raise ArgumentError(
+            f"the node has no device {self.ordinal} any more.", reason="DEVICE_NOT_FOUND", fix="see node.describe()."
+        )

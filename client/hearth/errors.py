@@ -1,0 +1,230 @@
+"""What can go wrong, as exception classes by reason.
+
+Every error says what was wrong, with requested and allowed values, and how to fix it (`fix`). A command that was sent
+one way fails later: its error is raised by the next `synchronize`, `get`, `flush` or end of a profile of its stream,
+together with every other failure of that stream (`failures`, oldest first); the first one decides the class.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hearth_proto.v1 import status_pb2
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One command that failed after it was sent."""
+
+    command: str
+    """What it was, e.g. ``launch saxpy``."""
+    stream: int
+    """The number of the logical stream it was submitted to."""
+    reason: str
+    message: str
+    merged: int = 0
+    """How many older failures this entry stands for, beyond itself."""
+
+
+class HearthError(Exception):
+    """A command or call was refused or failed; the base of every error that Hearth raises."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "INTERNAL",
+        fix: str = "",
+        details: Mapping[str, str] | None = None,
+        failures: Sequence[Failure] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        """A stable name, e.g. ``OUT_OF_MEMORY``; see `hearth_proto.reasons.Reason`."""
+        self.fix = fix
+        self.details = dict(details or {})
+        """Requested and allowed values, as the daemon sent them."""
+        self.failures = list(failures)
+        self.retry_after = retry_after
+        """Seconds after which a retry can help; None where it cannot."""
+
+    def __str__(self) -> str:
+        return f"{self.message} Fix: {self.fix}" if self.fix else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {key: value for key, value in self.__dict__.items() if not key.startswith("__")}
+        return _rebuild, (type(self), self.message, state)
+
+    def again(self) -> HearthError:
+        """A copy to raise in another thread: a traceback belongs to one."""
+        return _rebuild(type(self), self.message, dict(self.__dict__))
+
+
+class CompileError(HearthError):
+    """A module does not compile or load."""
+
+    @property
+    def log(self) -> str:
+        """What the compiler said."""
+        return self.details.get("log", "")
+
+
+class LaunchError(HearthError):
+    """A launch was refused: grid, block, shared memory or arguments; or the kernel failed."""
+
+
+class LaunchTypeError(LaunchError, TypeError):
+    """A kernel argument is of a type that cannot be passed to a kernel."""
+
+
+class OutOfMemoryError(HearthError, MemoryError):
+    """The device, the session's quota or the pool has not enough memory."""
+
+
+class InvalidHandleError(HearthError):
+    """Something that does not exist (any more), or belongs to another session."""
+
+
+class DeviceLostError(HearthError):
+    """The device's process ended with work under way. Its arrays are lost; modules and streams carry on."""
+
+
+class BufferLostError(HearthError):
+    """The array's memory was lost with the device process that held it."""
+
+
+class QuotaExceededError(HearthError):
+    """A limit of the session, the tenant or the queue."""
+
+
+class CommunicatorError(HearthError):
+    """A collective operation did not match, was late, or lost a rank."""
+
+
+class SessionExpiredError(HearthError):
+    """The daemon does not know the session (any more)."""
+
+
+class AuthenticationError(HearthError):
+    """No valid credentials, or not the right to do this."""
+
+
+class UnsupportedError(HearthError):
+    """The daemon, the device or this version of the client cannot do this."""
+
+
+class ConnectError(HearthError, ConnectionError):
+    """No daemon answers, or the connection to it broke."""
+
+
+class TransferError(HearthError):
+    """The bytes of an upload or download did not arrive."""
+
+
+class TimeoutError(HearthError, builtins.TimeoutError):
+    """A deadline that the caller set has passed; the work goes on."""
+
+
+class ClosedError(HearthError):
+    """The node was closed, or belongs to the process that this one was forked from."""
+
+
+class ArgumentError(HearthError, ValueError):
+    """A value that cannot be right: a shape, a size, an index, a name."""
+
+
+class DtypeError(HearthError, TypeError):
+    """A type that cannot be right: an array of another dtype, an object array."""
+
+
+_BY_REASON: Mapping[str, type[HearthError]] = {
+    "COMPILE_FAILED": CompileError,
+    "NO_COMPILER": CompileError,
+    "MODULE_INVALID": CompileError,
+    "LAUNCH_INVALID": LaunchError,
+    "LAUNCH_FAILED": LaunchError,
+    "OUT_OF_MEMORY": OutOfMemoryError,
+    "ALLOCATION_FAILED": OutOfMemoryError,
+    "INVALID_HANDLE": InvalidHandleError,
+    "HANDLE_IN_USE": InvalidHandleError,
+    "FUNCTION_NOT_FOUND": InvalidHandleError,
+    "GLOBAL_NOT_FOUND": InvalidHandleError,
+    "DEVICE_NOT_FOUND": InvalidHandleError,
+    "DEVICE_LOST": DeviceLostError,
+    "BUFFER_LOST": BufferLostError,
+    "QUOTA_EXCEEDED": QuotaExceededError,
+    "QUEUE_FULL": QuotaExceededError,
+    "SESSION_LIMIT": QuotaExceededError,
+    "COLLECTIVE_MISMATCH": CommunicatorError,
+    "COLLECTIVE_TIMEOUT": CommunicatorError,
+    "COMMUNICATOR_FAILED": CommunicatorError,
+    "SESSION_EXPIRED": SessionExpiredError,
+    "UNAUTHENTICATED": AuthenticationError,
+    "PERMISSION_DENIED": AuthenticationError,
+    "UNSUPPORTED": UnsupportedError,
+    "VERSION_UNSUPPORTED": UnsupportedError,
+    "DEVICE_UNAVAILABLE": ConnectError,
+    "DRAINING": ConnectError,
+    "TRANSFER_ABORTED": TransferError,
+    "DEADLINE_EXCEEDED": TimeoutError,
+    "INVALID_ARGUMENT": ArgumentError,
+    "OUT_OF_BOUNDS": ArgumentError,
+}
+
+
+def error_class(reason: str) -> type[HearthError]:
+    """The class for a reason; `HearthError` itself for one that has none of its own."""
+    return _BY_REASON.get(reason, HearthError)
+
+
+def from_status(status: status_pb2.Status) -> HearthError:
+    """The error that a wire status describes. A status that lists failed commands becomes the first one's class."""
+    from hearth_proto import reasons
+
+    refusal = reasons.from_status(status)
+    listed = reasons.stream_failures(status)
+    if not listed:
+        reason = _reason(refusal.reason, refusal.details)
+        return error_class(reason)(
+            refusal.message,
+            reason=reason,
+            fix=refusal.fix,
+            details=refusal.details,
+            retry_after=refusal.retry_after_s,
+        )
+    failures = []
+    for entry in listed:
+        cause = reasons.from_status(entry.status)
+        reason = _reason(cause.reason, cause.details)
+        failures.append(Failure(entry.command, entry.stream, reason, cause.message, entry.merged))
+    first = reasons.from_status(listed[0].status)
+    reason = failures[0].reason
+    message = f"{failures[0].command}: {first.message}" if failures[0].command else first.message
+    more = len(failures) - 1 + sum(entry.merged for entry in failures)
+    if more:
+        message += f" ({more} more failed command{'s' if more > 1 else ''}: see .failures)"
+    return error_class(reason)(
+        message,
+        reason=reason,
+        fix=first.fix or refusal.fix,
+        details=first.details or refusal.details,
+        failures=failures,
+        retry_after=first.retry_after_s or refusal.retry_after_s,
+    )
+
+
+def _reason(reason: str, details: Mapping[str, str]) -> str:
+    """The name that was sent: a newer daemon's reason, unknown here, travels in the details."""
+    return details.get("reason", str(reason)) if reason == "INTERNAL" else str(reason)
+
+
+def _rebuild(kind: type[HearthError], message: str, state: dict[str, object]) -> HearthError:
+    error = kind(message)
+    error.__dict__.update(state)
+    return error

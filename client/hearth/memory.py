@@ -1,0 +1,77 @@
+"""Device memory as the client holds it: a handle, who may use it, and its release when the last holder is gone.
+
+`__del__` runs wherever Python collects garbage, perhaps inside a lock of this very package or while the interpreter
+shuts down. So it only appends the handle to a `Graveyard`, a deque that the connection empties when it next works.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+Kind = Literal["buffer", "stream", "event", "module"]
+
+
+class Graveyard:
+    """Handles whose owners are gone, waiting to be given back."""
+
+    __slots__ = ("dead", "nudge")
+
+    def __init__(self) -> None:
+        self.dead: deque[tuple[Kind, int]] = deque()
+        self.nudge: Callable[[], None] | None = None
+
+    def bury(self, kind: Kind, handle: int) -> None:
+        """Takes no lock and never fails: see the module's docstring."""
+        self.dead.append((kind, handle))
+        nudge = self.nudge
+        if nudge is not None:
+            nudge()
+
+
+class Space:
+    """What lives and dies with one generation of a device process: the identity that arrays are checked against."""
+
+    __slots__ = ("__weakref__", "generation", "graveyard", "lost")
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.graveyard = Graveyard()
+        self.lost = False
+
+
+class Memory:
+    """One buffer of a device, freed when nothing refers to it any more."""
+
+    __slots__ = ("handle", "keep", "owned", "owner", "size", "space")
+
+    def __init__(self, space: Space, handle: int, size: int, *, owned: bool = True, keep: object = None) -> None:
+        self.owner: Space | None = space
+        """The space that the buffer can be used in; None once it was freed."""
+        self.space = space
+        self.handle = handle
+        self.size = size
+        self.owned = owned
+        """False: something else gives the buffer back (a module its globals)."""
+        self.keep = keep
+
+    def free(self) -> None:
+        """Gives the buffer back now; the daemon waits for the work that uses it. A second call does nothing."""
+        if self.owner is not None:
+            self.owner = None
+            if self.owned and not self.space.lost:
+                self.space.graveyard.bury("buffer", self.handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "owner", None) is not None:
+            self.free()
+
+
+class OnDevice:
+    """Something with an address on a device: what a kernel takes as a pointer."""
+
+    __slots__ = ("_memory", "_offset")
+
+    _memory: Memory
+    _offset: int

@@ -1,0 +1,163 @@
+"""A session on a node: opened, kept alive, closed; and refused in the child of a fork.
+
+It is what outlives `Node`: its finalizer, the threads and the fork hook refer to this and never to the node, so that
+a node that nobody holds any more is closed by the garbage collector.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto.v1 import node_pb2
+
+from hearth.attachment import closed
+from hearth.connection import Connection
+from hearth.errors import ConnectError, HearthError
+from hearth.session import Limits
+
+if TYPE_CHECKING:
+    from hearth.target import Target
+    from hearth.transport.base import Transport
+
+_SETTLE_S = 5.0
+_CLOSE_S = 2.0
+_sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
+
+
+class NodeSession:
+    """Token, limits, and one `Connection` for each device in use."""
+
+    def __init__(self, transport: Transport, opened: node_pb2.OpenSessionResponse, timeout: float) -> None:
+        self.transport = transport
+        self.session_id = opened.session_id
+        self.token = opened.session_token
+        self.opened = opened
+        self.timeout = timeout
+        self.limits = _limits(opened.limits)
+        self.pid = os.getpid()
+        self.refusal: HearthError | None = None
+        self.connections = {
+            device.ordinal: Connection(transport, self.token, device.ordinal, self.limits, timeout)
+            for device in opened.devices
+        }
+        self.group_lock = threading.Lock()
+        self.group_sequences: dict[tuple[int, ...], int] = {}
+        """Operations so far of each set of devices, all `Group` objects together."""
+        self._closing = threading.Lock()
+        self._closed = threading.Event()
+        self._lease_s = opened.lease_ns / 1e9
+        if self._lease_s > 0:
+            threading.Thread(target=_renew, args=(weakref.ref(self), self._closed, self._lease_s / 3),
+                             name="hearth-lease", daemon=True).start()  # fmt: skip
+        _sessions.add(self)
+
+    def call(self, method: str, request: Any, response_type: Any) -> Any:
+        """A unary call of NodeService. Raises `HearthError`."""
+        self.check()
+        return self.transport.call(method, request, response_type, self.timeout)
+
+    def check(self) -> None:
+        """Raises where the session cannot be used any more."""
+        if self.refusal is not None:
+            raise self.refusal.again()
+
+    def close(self) -> None:
+        """Sends what is queued, closes the session and the channels. A second call does nothing."""
+        if os.getpid() != self.pid:
+            return  # the session is the parent's
+        with self._closing:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            self.refusal = self.refusal or closed()
+            for connection in self.connections.values():
+                connection.close(_SETTLE_S)
+            try:
+                request = node_pb2.CloseSessionRequest(session_token=self.token)
+                self.transport.call("CloseSession", request, node_pb2.CloseSessionResponse, _CLOSE_S)
+            except HearthError:
+                pass  # the daemon is gone, or closes it when the lease ends
+            self.transport.close()
+
+    def renew(self) -> None:
+        """Prolongs the lease while no stream does."""
+        if any(connection.attached for connection in self.connections.values()):
+            return
+        try:
+            request = node_pb2.RenewSessionRequest(session_token=self.token)
+            self.transport.call("RenewSession", request, node_pb2.RenewSessionResponse, self.timeout)
+        except HearthError:
+            pass  # the next use says what is wrong
+
+    def forked(self) -> None:
+        """In the child of a fork: refuses all use, takes no lock."""
+        for connection in self.connections.values():
+            connection.forked()
+            self.refusal = connection.refusal
+
+
+def open_session(target: Target, timeout: float, client_name: str | None) -> NodeSession:
+    """Connects and opens a session. Raises `ConnectError` saying what was tried, or what the daemon answers."""
+    from hearth import __version__
+    from hearth.transport.grpc import GrpcTransport
+
+    transport = GrpcTransport(target.address, loopback=target.loopback)
+    request = node_pb2.OpenSessionRequest(
+        protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+        client_version=__version__,
+        client_name=client_name or default_name(),
+    )
+    try:
+        opened = transport.call("OpenSession", request, node_pb2.OpenSessionResponse, timeout)
+    except HearthError as error:
+        transport.close()
+        if error.reason in ("DEVICE_UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            raise ConnectError(
+                f"no daemon answers at {target.address} (from {target.origin}): {error.message}",
+                reason="DEVICE_UNAVAILABLE",
+                fix="start one with `hearthd serve`, or say where it is: hearth.connect('host:7421') or HEARTH_TARGET.",
+                retry_after=error.retry_after,
+            ) from None
+        raise
+    return NodeSession(transport, opened, timeout)
+
+
+def default_name() -> str:
+    """``host:pid program``, for the daemon's logs."""
+    program = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else "python"
+    return f"{platform.node()}:{os.getpid()} {program}"
+
+
+def _limits(message: node_pb2.SessionLimits) -> Limits:
+    default = Limits()
+    return Limits(
+        message.max_inline_bytes or default.max_inline_bytes,
+        message.max_chunk_bytes or default.max_chunk_bytes,
+        message.max_batch_bytes or default.max_batch_bytes,
+        message.max_batches_in_flight or default.max_batches_in_flight,
+        message.max_code_bytes or default.max_code_bytes,
+    )
+
+
+def _renew(session: weakref.ref[NodeSession], closed: threading.Event, interval: float) -> None:
+    while not closed.wait(interval):
+        alive = session()
+        if alive is None or alive.pid != os.getpid():
+            return
+        alive.renew()
+        del alive
+
+
+def _after_fork() -> None:
+    for session in list(_sessions):
+        session.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,71 @@
+"""Times of a stretch of work, measured where the work is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth_proto.v1 import commands_pb2
+
+from hearth import stream as streams
+from hearth.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+
+
+class Profile:
+    """``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and overlap.
+
+    The end waits for the work, and raises what failed on the stream.
+    """
+
+    def __init__(self, connection: Connection, stream: streams.Stream | None = None) -> None:
+        self._connection = connection
+        self._given = stream
+        self._attachment: Attachment | None = None
+        self._stream = 0
+        self._handle = 0
+        self._result: commands_pb2.ProfileResult | None = None
+
+    @property
+    def device_ns(self) -> int:
+        """Nanoseconds of device time, between events recorded on the stream at start and end."""
+        return self._done().device_ns
+
+    @property
+    def wall_ns(self) -> int:
+        """Nanoseconds from start to end on the daemon's clock."""
+        return self._done().wall_ns
+
+    def __enter__(self) -> Profile:
+        attachment = self._connection.attachment()
+        self._stream = streams.resolve(self._given, self._connection, attachment)
+        self._handle = self._connection.mint()
+        self._result = None
+        command = commands_pb2.Command(stream=self._stream)
+        command.start_profile.profile = self._handle
+        attachment.submit(command)
+        self._attachment = attachment
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        command = commands_pb2.Command(stream=self._stream)
+        command.end_profile.profile = self._handle
+        assert self._attachment is not None
+        if error is not None:  # it is the news; the profile is only closed
+            if self._attachment.alive:
+                self._attachment.submit(command)
+            return
+        self._result = self._connection.report(command, attachment=self._attachment).profile
+
+    def _done(self) -> commands_pb2.ProfileResult:
+        if self._result is None:
+            raise ArgumentError(
+                "the profile has not ended.", reason="PROFILE_INVALID", fix="read the times after the with block."
+            )
+        return self._result

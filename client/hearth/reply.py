@@ -1,0 +1,81 @@
+"""The answer to one command, waited for by one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hearth.errors import HearthError, TimeoutError
+
+if TYPE_CHECKING:
+    from hearth_proto.v1 import commands_pb2
+
+
+class Reply:
+    """Completed exactly once, by `set_result` or `set_error`, from any thread."""
+
+    __slots__ = ("_done", "_mutex", "_result", "abandoned", "error", "on_error", "on_late_error", "reports")
+
+    def __init__(self, *, reports: bool = False) -> None:
+        self.reports = reports
+        """Whether it takes the errors of what was sent before (sync, read, flush, end of a profile)."""
+        self.error: HearthError | None = None
+        self.abandoned = False
+        self.on_error: Callable[[], None] | None = None
+        """Called when it fails, so that a transfer waiting beside it ends."""
+        self.on_late_error: Callable[[HearthError], None] | None = None
+        """Takes the error if nobody waits any more."""
+        self._result: commands_pb2.Result | None = None
+        self._done = threading.Lock()  # held until there is an answer: the cheapest thing a thread can wait on
+        self._done.acquire()
+        self._mutex = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self._result is not None or self.error is not None
+
+    def set_result(self, result: commands_pb2.Result) -> None:
+        """The command was done."""
+        self._result = result
+        self._done.release()
+
+    def set_error(self, error: HearthError) -> None:
+        """The command failed, or will never be answered."""
+        with self._mutex:
+            self.error = error
+            abandoned = self.abandoned
+        self._done.release()
+        if abandoned and self.on_late_error is not None:
+            self.on_late_error(error)
+        if self.on_error is not None:
+            self.on_error()
+
+    def wait(self, timeout: float | None = None) -> commands_pb2.Result:
+        """The result. Raises what the command failed with, or `TimeoutError` after `timeout` seconds."""
+        try:
+            answered = self._done.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        except BaseException:  # KeyboardInterrupt: nobody will take the answer
+            self.abandon()
+            raise
+        if not answered:
+            self.abandon()
+            raise TimeoutError(
+                f"no answer within {timeout:g} s; the work goes on.",
+                reason="DEADLINE_EXCEEDED",
+                fix="wait again, or with a longer timeout.",
+            )
+        self._done.release()
+        if self.error is not None:
+            raise self.error.again()
+        assert self._result is not None
+        return self._result
+
+    def abandon(self) -> None:
+        """Nobody waits any more; an error that comes, or came meanwhile, goes to `on_late_error`."""
+        with self._mutex:
+            self.abandoned = True
+            error = self.error
+        if error is not None and self.on_late_error is not None:
+            self.on_late_error(error)

@@ -1,0 +1,194 @@
+"""Logical streams and events, by CuPy's names.
+
+A stream belongs to a device of a session; used with `with`, it is the current stream of the thread (or task) for that
+device. Work without a stream of its own goes to the current one, at first the device's default stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING
+
+from hearth_proto.v1 import commands_pb2
+
+from hearth.errors import ArgumentError, InvalidHandleError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+
+_current: ContextVar[dict[int, Stream] | None] = ContextVar("hearth_current_streams", default=None)
+
+
+def current(connection: Connection) -> Stream | None:
+    """The stream that `with` made current here for the connection's device; None: the default stream."""
+    streams = _current.get()
+    return None if streams is None else streams.get(id(connection))
+
+
+def resolve(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
+    """The handle of `stream`, or of the current one. Raises `ArgumentError` for a stream of another device."""
+    if stream is None:
+        stream = current(connection)
+        if stream is None:
+            return 0
+    elif stream._connection is not connection:
+        raise ArgumentError(
+            f"{stream!r} belongs to another device or session.",
+            reason="INVALID_ARGUMENT",
+            fix=f"make one with node.device({connection.ordinal}).stream().",
+        )
+    return stream._handle_on(attachment)
+
+
+class Stream:
+    """A sequence of commands that run in order; see `Device.stream`."""
+
+    def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
+        self._connection = connection
+        self.priority = priority
+        self._default = default
+        self._attachment: Attachment | None = None
+        self._handle = 0
+        self._making = threading.Lock()
+        self._tokens: list[Token[dict[int, Stream] | None]] = []
+        if not default:
+            self._handle_on(connection.attachment())
+
+    def _handle_on(self, attachment: Attachment) -> int:
+        """Its handle, on the attachment that is about to be used: after a loss it is created again."""
+        if self._default or self._attachment is attachment:
+            return self._handle
+        with self._making:
+            if self._attachment is not attachment:
+                handle = self._connection.mint()
+                create = commands_pb2.CreateStream(stream=handle, priority=self.priority)
+                attachment.submit(commands_pb2.Command(create_stream=create))
+                self._handle, self._attachment = handle, attachment
+        return self._handle
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Waits until everything submitted to the stream is done; `timeout` in seconds.
+
+        Raises what failed on the stream since it was last asked, or `TimeoutError`; the work goes on after that.
+        """
+        connection = self._connection
+        connection.raise_deferred()
+        attachment = connection.attachment()
+        command = commands_pb2.Command(stream=self._handle_on(attachment), sync=commands_pb2.Sync())
+        connection.report(command, attachment=attachment, timeout=timeout)
+
+    def record(self, event: Event | None = None) -> Event:
+        """Records an event after the work submitted so far; a new one unless given."""
+        event = event or Event(self._connection)
+        attachment = self._connection.attachment()
+        handle = event._record_on(attachment, self._connection)
+        command = commands_pb2.Command(stream=self._handle_on(attachment))
+        command.record_event.event = handle
+        attachment.submit(command)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Lets later work of this stream wait, on the device, for the event's last record."""
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command(stream=self._handle_on(attachment))
+        command.wait_event.event = event._recorded_on(attachment, self._connection)
+        attachment.submit(command)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything submitted so far is done. Takes no errors."""
+        return self.record().done
+
+    def __enter__(self) -> Stream:
+        streams = dict(_current.get() or {})
+        streams[id(self._connection)] = self
+        self._tokens.append(_current.set(streams))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.reset(self._tokens.pop())
+
+    def __repr__(self) -> str:
+        name = "default" if self._default else str(self._handle)
+        return f"<hearth.Stream {name} of device {self._connection.ordinal}>"
+
+    def __del__(self) -> None:
+        attachment = getattr(self, "_attachment", None)
+        if attachment is not None and attachment.alive and attachment.space is not None:
+            attachment.space.graveyard.bury("stream", self._handle)
+
+
+class Event:
+    """A point in a stream. Recorded by `Stream.record`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._attachment: Attachment | None = None
+        self._handle = 0
+
+    def _record_on(self, attachment: Attachment, connection: Connection) -> int:
+        self._check(connection)
+        if self._attachment is not attachment:
+            self._handle, self._attachment = self._connection.mint(), attachment
+        return self._handle
+
+    def _recorded_on(self, attachment: Attachment, connection: Connection) -> int:
+        self._check(connection)
+        if self._attachment is None:
+            raise ArgumentError("the event was never recorded.", reason="INVALID_ARGUMENT", fix="stream.record(event)")
+        if self._attachment is not attachment:
+            raise InvalidHandleError(
+                "the event was lost with the connection or device process that it was recorded on.",
+                reason="INVALID_HANDLE",
+                fix="record it again.",
+            )
+        return self._handle
+
+    def _check(self, connection: Connection) -> None:
+        if connection is not self._connection:
+            raise ArgumentError(
+                f"the event belongs to device {self._connection.ordinal} of its session, "
+                f"not to this device {connection.ordinal}.",
+                reason="INVALID_ARGUMENT",
+                fix="record an event on a stream of the same device.",
+            )
+
+    @property
+    def done(self) -> bool:
+        """Whether the work before the record is done."""
+        return self._query(False, None)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Waits for the work before the record; `timeout` in seconds. Raises `TimeoutError`."""
+        self._query(True, timeout)
+
+    def elapsed(self, start: Event) -> float:
+        """Milliseconds of device time from `start` to this event; waits for both."""
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        command.elapsed_time.start = start._recorded_on(attachment, self._connection)
+        command.elapsed_time.end = self._recorded_on(attachment, self._connection)
+        return self._connection.call(command, attachment=attachment).event.elapsed_ns / 1e6
+
+    def _query(self, wait: bool, timeout: float | None) -> bool:
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        command.query_event.event = self._recorded_on(attachment, self._connection)
+        command.query_event.wait = wait
+        return self._connection.call(command, attachment=attachment, timeout=timeout).event.done
+
+    def __del__(self) -> None:
+        attachment = getattr(self, "_attachment", None)
+        if attachment is not None and attachment.alive and attachment.space is not None:
+            attachment.space.graveyard.bury("event", self._handle)
+
+
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    """Milliseconds of device time between two recorded events; waits for both."""
+    return end_event.elapsed(start_event)

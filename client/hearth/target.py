@@ -1,0 +1,70 @@
+"""Where the daemon is: what `connect` was given, the environment, or the places where it usually listens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from hearth.errors import ArgumentError
+
+DEFAULT_PORT = 7421
+DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
+SYSTEM_SOCKET = "/run/hearth/hearth.sock"
+
+
+class Target(NamedTuple):
+    """An address in gRPC's words."""
+
+    address: str
+    loopback: bool
+    """On this machine: no HTTP proxy stands between."""
+    origin: str
+    """Where the address came from, for error messages."""
+
+
+def resolve(target: str | None) -> Target:
+    """The argument; else HEARTH_TARGET; else a Unix socket that exists; else the default port on this machine."""
+    if target is not None:
+        return _parse(target, "the argument of connect()")
+    from_environment = os.environ.get("HEARTH_TARGET")
+    if from_environment:
+        return _parse(from_environment, "HEARTH_TARGET")
+    for path in _usual_sockets():
+        if path.is_socket():
+            return _parse(f"unix:{path}", "the usual socket")
+    return _parse(DEFAULT_TARGET, "the default")
+
+
+def _usual_sockets() -> list[Path]:
+    paths = [Path(SYSTEM_SOCKET)]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        paths.append(Path(runtime) / "hearth" / "hearth.sock")
+    return paths
+
+
+def _parse(target: str, origin: str) -> Target:
+    target = target.strip()
+    if target.startswith("unix:"):
+        path = target.removeprefix("unix:").removeprefix("//")
+        if not path:
+            raise _malformed(target, origin)
+        return Target(f"unix:{path}", True, origin)
+    host, colon, port = target.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        host, port = target, str(DEFAULT_PORT)  # a name alone, or a bare IPv6 address
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    if not host or "/" in target or not port.isdigit() or not 0 < int(port) < 65536:
+        raise _malformed(target, origin)
+    bare = host.strip("[]").lower()
+    return Target(f"{host}:{port}", bare in ("localhost", "::1") or bare.startswith("127."), origin)
+
+
+def _malformed(target: str, origin: str) -> ArgumentError:
+    return ArgumentError(
+        f"{target!r} (from {origin}) is no address of a daemon.",
+        reason="INVALID_ARGUMENT",
+        fix='use "host:7421" or "unix:/run/hearth/hearth.sock".',
+    )

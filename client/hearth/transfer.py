@@ -1,0 +1,43 @@
+"""Which way bytes go between host and device, and how they are cut: no I/O here.
+
+Small ones travel inside a batch, in the order of the commands; larger ones on a stream of their own beside it, named
+by a transfer number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hearth import wire
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session import Limits
+
+_BATCH_MARGIN = 256
+"""Room for the rest of the command and the batch around inline data."""
+
+
+def inline(size: int, limits: Limits) -> bool:
+    """Whether `size` bytes travel inside a batch."""
+    return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
+
+
+def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of a C-contiguous array, in place; writable if the array is."""
+    if array.size == 0 or array.dtype.itemsize == 0:
+        return memoryview(b"")
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def upload_messages(head: bytes, data: memoryview, chunk: int, progress: Progress | None) -> Iterator[bytes]:
+    """Serialized `UploadRequest` messages; `head` (session, device, transfer) is in the first one."""
+    total = len(data)
+    for start in range(0, total, chunk):
+        piece = data[start : start + chunk]
+        yield wire.upload_request(head if start == 0 else b"", piece)
+        if progress is not None:
+            progress(min(start + chunk, total), total)

@@ -1,0 +1,56 @@
+"""What a session needs of a connection. gRPC is one; lanes on sockets are others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from hearth_proto.v1 import device_pb2
+
+
+class Responses(Protocol):
+    """The daemon's side of an Execute stream. Iterating raises `HearthError` where the stream ends with an error."""
+
+    def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]: ...
+    def cancel(self) -> None:
+        """Ends the stream from this side; who iterates stops."""
+
+
+class Chunks(Protocol):
+    """A download: serialized `DownloadResponse` messages. Iterating raises `HearthError` where it is cut short."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+    def cancel(self) -> None:
+        """Gives the download up."""
+
+
+class Upload(Protocol):
+    """An upload under way."""
+
+    def result(self) -> int:
+        """Waits; bytes that arrived. Raises `HearthError`."""
+
+    def cancel(self) -> None:
+        """Gives the upload up."""
+
+
+class Transport(Protocol):
+    """A way to a daemon."""
+
+    target: str
+
+    def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
+        """A unary call of NodeService. Raises `HearthError`."""
+
+    def execute(self, requests: Iterator[bytes]) -> Responses:
+        """Opens an Execute stream that sends `requests`."""
+
+    def upload(self, requests: Iterator[bytes]) -> Upload:
+        """Sends serialized `UploadRequest` messages."""
+
+    def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> Chunks:
+        """Opens a Download stream, cut short after `timeout` seconds."""
+
+    def close(self) -> None:
+        """Ends everything that is open."""

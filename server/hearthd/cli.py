@@ -1,0 +1,128 @@
+"""`hearthd` on the command line.
+
+Device processes import the main module again, so nothing heavy is imported here before `main` runs; and because typer
+reads annotations at run time, they are not postponed in this file.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+RUNTIME_ERROR = 1
+USAGE_ERROR = 2
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    print(text, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, dict[tuple[str, ...], str]]:
+    from hearthd.config import ConfigError, load
+
+    try:
+        return load(path, flags=flags)
+    except ConfigError as error:
+        _fail(f"hearthd: {error}", USAGE_ERROR)
+
+
+def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
+    config, _ = _load(path, flags)
+    from hearthd import log
+
+    log.configure(config.log.level, config.log.format)
+    from hearthd.front.daemon import serve
+
+    raise SystemExit(serve(config))
+
+
+def _print_config(path: Path | None) -> None:
+    """TOML, each setting that is not a default with where it comes from."""
+    import json
+
+    from hearthd.config import settings
+
+    config, origins = _load(path, {})
+    values = config.model_dump(mode="json")
+    section = ""
+    for where in sorted(settings(), key=len):
+        value = values[where[0]] if len(where) == 1 else values[where[0]][where[1]]
+        if len(where) == 2 and where[0] != section:
+            section = where[0]
+            print(f"\n[{section}]")
+        note = f"  # {origins[where]}" if where in origins else ""
+        if where in (("listen", "unix"), ("cache", "dir")) and value == "auto":
+            note += f"  # {config.unix_path if where[0] == 'listen' else config.cache_dir}"
+        print(f"{where[-1]} = {json.dumps(value)}{note}")
+
+
+def build_app() -> Any:
+    """The typer application."""
+    import typer
+
+    app = typer.Typer(name="hearthd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
+
+    def option(text: str) -> Any:
+        return typer.Option(help=text, show_default=False)
+
+    @app.command()
+    def serve(
+        config: File = None,
+        grpc: Annotated[str | None, option('Address for gRPC, "host:port"; empty: none.')] = None,
+        http: Annotated[str | None, option('Address for HTTP, "host:port"; empty: none.')] = None,
+        unix: Annotated[str | None, option("Path of the Unix socket; empty: none.")] = None,
+        backend: Annotated[str | None, option("auto, cuda or cpu.")] = None,
+        cpu_count: Annotated[int | None, option("Virtual devices of the CPU backend.")] = None,
+        log_level: Annotated[str | None, option("debug, info, warning or error.")] = None,
+        log_format: Annotated[str | None, option("json, console or auto.")] = None,
+        insecure: Annotated[
+            bool | None, typer.Option("--insecure/--secure", help="Allow addresses that other hosts reach.")
+        ] = None,
+    ) -> None:
+        """Serve this node's devices."""
+        _serve(
+            config,
+            {
+                ("listen", "grpc"): grpc,
+                ("listen", "http"): http,
+                ("listen", "unix"): unix,
+                ("devices", "backend"): backend,
+                ("devices", "cpu_count"): cpu_count,
+                ("log", "level"): log_level,
+                ("log", "format"): log_format,
+                ("insecure",): insecure,
+            },
+        )
+
+    @app.command("check-config")
+    def check_config(config: File = None) -> None:
+        """Say whether the configuration is valid."""
+        _load(config, {})
+        print("hearthd: the configuration is valid")
+
+    @app.command("print-config")
+    def print_config(config: File = None) -> None:
+        """Print the configuration that would be used, and where each value comes from."""
+        _print_config(config)
+
+    @app.command()
+    def version() -> None:
+        """Print the version."""
+        import hearthd
+
+        print(f"hearthd {hearthd.version()}")
+
+    @app.command()
+    def demo() -> None:
+        """Run the demonstration."""
+        import importlib
+
+        importlib.import_module("hearthd.demo").main()
+
+    return app
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    build_app()()

@@ -1,0 +1,266 @@
+"""Collectives: presented to the front, which matches the ranks; launched on the communicator's track when it says go.
+
+The front gives every rank the same order of operations, so no two ranks can wait for each other's. Joining and aborting
+a communicator block, and are done on helper threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2, status_pb2
+
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.server import Communicator
+from hearthd.device.tables import Buffer, Session
+from hearthd.device.tracks import Track
+
+OPS = {
+    commands_pb2.REDUCE_OP_SUM: "sum",
+    commands_pb2.REDUCE_OP_MEAN: "mean",
+    commands_pb2.REDUCE_OP_MIN: "min",
+    commands_pb2.REDUCE_OP_MAX: "max",
+    commands_pb2.REDUCE_OP_PROD: "prod",
+}
+
+ITEM_SIZES = {
+    "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+
+Key = tuple[int, tuple[int, ...], int]
+"""channel, devices, sequence"""
+
+
+class Pending:
+    """An operation of this rank that the front has been told of."""
+
+    def __init__(self) -> None:
+        self.presented = False
+        self.comm: str | None = None
+        self.error: Refusal | None = None
+
+
+class Collectives:
+    """Belongs to the device-handle thread, but for what runs on its helper threads."""
+
+    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
+        self._device = device
+        self._post = post
+        self._pending: dict[Key, Pending] = {}
+        self._comms: dict[str, Communicator] = {}
+        self._track: Track | None = None
+
+    def all_reduce(self, origin: Origin, command: commands_pb2.AllReduce) -> Operation:
+        session = origin.session
+        devices = tuple(sorted(command.devices))
+        source = session.buffers.find(command.source)
+        destination = session.buffers.find(command.destination)
+        op = self._check(command, devices)
+        key = (session.channel, devices, command.sequence)
+        if key in self._pending:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"operation {command.sequence} of group {list(devices)} was submitted before",
+                fix="count a group's operations from 1, each number once",
+            )
+        pending = self._pending[key] = Pending()
+        both = (source,) if source is destination else (destination, source)
+        return Operation(
+            origin,
+            partial(self._run, origin, command, key, pending, source, destination, op),
+            writes=(origin.stream, *both),
+            needs=(source,),
+            spoils=(destination,),
+        )
+
+    def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
+        def run() -> bool:
+            if origin.stream.collectives is not None:
+                self._device.tracks.fence(origin.stream.track, origin.stream.collectives)
+                origin.stream.collectives = None
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,))
+
+    def forget(self, session: Session) -> None:
+        """The session is gone; the front forgets its side by itself."""
+        for key in [key for key in self._pending if key[0] == session.channel]:
+            del self._pending[key]
+
+    def _check(self, command: commands_pb2.AllReduce, devices: tuple[int, ...]) -> str:
+        ordinal = self._device.spec.ordinal
+        if ordinal not in devices or len(set(devices)) != len(devices):
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"the group {list(command.devices)} was presented to device {ordinal}",
+                fix="name each device once, this one among them",
+            )
+        op = OPS.get(command.op)
+        if op is None:
+            raise Refusal(Reason.INVALID_ARGUMENT, f"{command.op} is no reduction", fix=f"one of {list(OPS.values())}")
+        if command.dtype not in ITEM_SIZES:
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                f"all_reduce of {command.dtype!r}",
+                fix=f"one of {', '.join(ITEM_SIZES)}",
+                details={"dtype": command.dtype},
+            )
+        self._device.server.communicators.check(command.dtype, op)
+        return op
+
+    def _run(
+        self,
+        origin: Origin,
+        command: commands_pb2.AllReduce,
+        key: Key,
+        pending: Pending,
+        source: Buffer,
+        destination: Buffer,
+        op: str,
+    ) -> bool:
+        device = self._device
+        size = command.count * ITEM_SIZES[command.dtype]
+        try:
+            since = source.range(command.source_offset, size, "all_reduce, source")
+            to = destination.range(command.destination_offset, size, "all_reduce, destination")
+            if not pending.presented:
+                pending.presented = True
+                self._present(key, command, op)
+            if pending.error is not None:
+                raise pending.error
+            if pending.comm is None:
+                return False
+            communicator = self._comms.get(pending.comm)
+            if communicator is None:
+                raise Refusal(
+                    Reason.COMMUNICATOR_FAILED,
+                    f"the communicator of devices {list(key[1])} is gone",
+                    fix="submit the operation again; a new communicator is made",
+                )
+        except Refusal:
+            self._pending.pop(key, None)
+            raise
+        del self._pending[key]
+        track = self._comm_track()
+        device.begin(origin.stream)
+        device.tracks.fence(track, origin.stream.track)
+        writes = [destination.usage] if source is destination else [destination.usage, source.usage]
+        device.tracks.before(track, writes)
+        if command.count:
+            communicator.all_reduce(since, to, command.count, command.dtype, op, track.stream)
+        origin.stream.collectives = track
+        origin.session.touch(track)
+        device.telemetry.collectives += 1
+        device.telemetry.collective_bytes += size
+        origin.reply()
+        return True
+
+    def _comm_track(self) -> Track:
+        if self._track is None:
+            self._track = self._device.tracks.acquire()
+        return self._track
+
+    # ---- the front's messages ----
+
+    def message(self, payload: bytes, session_of: Callable[[int], Session | None]) -> None:
+        """One COLLECTIVE frame; see hearthd/front/collectives.py for the conversation."""
+        message = json.loads(payload)
+        what = message["op"]
+        if what in {"go", "fail"}:
+            key = (message["channel"], tuple(message["devices"]), message["sequence"])
+            pending = self._pending.get(key)
+            if pending is None:
+                return
+            if what == "go":
+                pending.comm = message["comm"]
+            else:
+                pending.error = _refusal(message["status"])
+            session = session_of(message["channel"])
+            if session is not None:
+                self._device.kick(session)
+        elif what == "create_id":
+            self._helper(partial(self._create_id, message["comm"], message["ranks"]))
+        elif what == "join":
+            self._helper(partial(self._join, message))
+        elif what == "abort":
+            communicator = self._comms.pop(message["comm"], None)
+            if communicator is not None:
+                self._helper(communicator.abort)
+
+    def _present(self, key: Key, command: commands_pb2.AllReduce, op: str) -> None:
+        self._send(
+            {
+                "op": "present",
+                "channel": key[0],
+                "devices": list(key[1]),
+                "sequence": key[2],
+                "signature": {"kind": "all_reduce", "count": command.count, "dtype": command.dtype, "reduce": op},
+                "timeout": command.timeout_ns / 1e9 or self._device.spec.collective_timeout,
+            }
+        )
+
+    def _create_id(self, comm: str, ranks: int) -> None:
+        try:
+            unique_id = self._device.server.communicators.unique_id(ranks)
+        except Exception as error:
+            self._post(partial(self._join_failed, comm, error))
+            return
+        message = {"op": "id", "comm": comm, "unique_id": base64.b64encode(unique_id).decode()}
+        self._post(partial(self._send, message))
+
+    def _join(self, message: dict[str, Any]) -> None:
+        comm = message["comm"]
+        try:
+            unique_id = base64.b64decode(message["unique_id"])
+            communicator = self._device.server.communicators.join(unique_id, message["rank"], message["ranks"])
+        except Exception as error:
+            self._post(partial(self._join_failed, comm, error))
+            return
+        self._post(partial(self._joined, comm, communicator))
+
+    def _joined(self, comm: str, communicator: Communicator) -> None:
+        self._comms[comm] = communicator
+        self._send({"op": "joined", "comm": comm})
+
+    def _join_failed(self, comm: str, error: Exception) -> None:
+        refusal = (
+            error
+            if isinstance(error, Refusal)
+            else Refusal(Reason.COMMUNICATOR_FAILED, f"device {self._device.spec.ordinal} could not join: {error}")
+        )
+        status = base64.b64encode(refusal.to_status().SerializeToString()).decode()
+        self._send({"op": "join_failed", "comm": comm, "status": status})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._device.outbox.put(Kind.COLLECTIVE, json.dumps(message).encode())
+
+    def check(self) -> None:
+        """Reports communicators that failed by themselves."""
+        for comm, communicator in list(self._comms.items()):
+            reason = communicator.failed()
+            if reason:
+                del self._comms[comm]
+                self._send({"op": "failed", "comm": comm, "reason": reason})
+                self._helper(communicator.abort)
+
+    @staticmethod
+    def _helper(work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="communicator", daemon=True).start()
+
+
+def _refusal(encoded: str) -> Refusal:
+    try:
+        return from_status(status_pb2.Status.FromString(base64.b64decode(encoded)))
+    except (DecodeError, ValueError):
+        return Refusal(Reason.COMMUNICATOR_FAILED, "the front refused the collective and gave no reason")

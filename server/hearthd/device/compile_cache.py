@@ -1,0 +1,128 @@
+"""Compiled modules on disk: content-addressed, checksummed, bounded, shared by every device process of the node.
+
+The cache is never a reason for a launch to fail: what cannot be read is a miss, what cannot be written is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hearthd.device.server import Image, Source
+
+MAGIC = b"hearth-image-1\n"
+DIGEST_BYTES = 32
+MAX_ENTRY_BYTES = 256 << 20
+
+
+def key(source: Source, identity: bytes) -> str:
+    """The content address: everything that decides the result, each part with its length, so that none can run over."""
+    digest = hashlib.sha256(b"hearth-module-1")
+    parts = [identity, source.code.encode()]
+    for group in (source.options, source.name_expressions, [part for header in source.headers for part in header]):
+        parts.append(len(group).to_bytes(8, "little"))
+        parts += [text.encode() for text in group]
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+class CompileCache:
+    """One directory, `<first two hex digits>/<key>`. Threads and processes may use it at once."""
+
+    def __init__(self, directory: str, max_bytes: int) -> None:
+        self._directory = Path(directory) if directory else None
+        self._max_bytes = max_bytes
+
+    def load(self, name: str) -> Image | None:
+        path = self._path(name)
+        if path is None:
+            return None
+        try:
+            if path.stat().st_size > MAX_ENTRY_BYTES:
+                return None
+            image = _decode(path.read_bytes())
+            os.utime(path)  # the bound drops what was not used for longest
+            return image
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+
+    def store(self, name: str, image: Image) -> None:
+        path = self._path(name)
+        if path is None:
+            return
+        with contextlib.suppress(OSError):
+            data = _encode(image)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+                try:
+                    file.write(data)
+                    file.close()
+                    Path(file.name).replace(path)
+                except BaseException:
+                    Path(file.name).unlink(missing_ok=True)
+                    raise
+            self._trim()
+
+    @contextlib.contextmanager
+    def single_flight(self, name: str) -> Iterator[None]:
+        """Only one process of the node compiles `name` at a time; the others then find it in the cache."""
+        path = self._path(name)
+        descriptor = -1
+        try:
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    path.with_suffix(".lock").unlink(missing_ok=True)  # type: ignore[union-attr]
+                os.close(descriptor)
+
+    def _path(self, name: str) -> Path | None:
+        return None if self._directory is None else self._directory / name[:2] / name
+
+    def _trim(self) -> None:
+        assert self._directory is not None
+        entries: list[tuple[float, int, Path]] = []
+        for path in self._directory.glob("??/*"):
+            if path.suffix == "" and not path.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    entries.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self._max_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def _encode(image: Image) -> bytes:
+    head = json.dumps({"names": dict(image.names), "log": image.log}).encode()
+    body = struct.pack("<I", len(head)) + head + image.code
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _decode(data: bytes) -> Image:
+    if not data.startswith(MAGIC):
+        raise ValueError("no image")
+    body = data[len(MAGIC) + DIGEST_BYTES :]
+    if hashlib.sha256(body).digest() != data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES]:
+        raise ValueError("the checksum is wrong")
+    (length,) = struct.unpack_from("<I", body)
+    head = json.loads(body[4 : 4 + length])
+    return Image(code=body[4 + length :], names=head["names"], log=head["log"])

@@ -1,0 +1,74 @@
+"""Directories for what the compiler makes once and later processes reuse: private to the user, never shared.
+
+What lies there is loaded into device processes, so a directory that anyone else could write to is not used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+_lock = threading.Lock()
+_temporary: dict[int, Path] = {}
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/hearth/cpu`, else `~/.cache/hearth/cpu`; where neither can be had, private to this process."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if base.startswith("/") else Path("~").expanduser() / ".cache"
+    try:
+        return private_dir(root / "hearth" / "cpu")
+    except OSError:
+        return _process_dir()
+
+
+def private_dir(path: Path) -> Path:
+    """Create `path` if need be and check that only this user can write to it; raises PermissionError otherwise."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{path} belongs to or can be written by other users")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written")
+    return path
+
+
+def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
+    """The directory `parent/name`, made by `build` in a scratch directory and put in place in one step.
+
+    Several processes may do this at once: the first to finish wins, the others use its result.
+    """
+    final = parent / name
+    if final.is_dir():
+        return final
+    with _lock:  # threads of one process need not do it twice
+        if final.is_dir():
+            return final
+        scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
+        try:
+            build(scratch)
+            try:
+                scratch.rename(final)
+            except OSError:
+                if not final.is_dir():
+                    raise
+        finally:
+            if scratch.exists():
+                shutil.rmtree(scratch, ignore_errors=True)
+    return final
+
+
+def _process_dir() -> Path:
+    pid = os.getpid()
+    with _lock:
+        if pid not in _temporary:
+            path = Path(tempfile.mkdtemp(prefix="hearth-cpu-"))
+            _temporary[pid] = path
+            atexit.register(lambda: os.getpid() == pid and shutil.rmtree(path, ignore_errors=True))
+        return _temporary[pid]

@@ -1,0 +1,58 @@
+"""Collectives between CPU device processes, through one shared memory segment a group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth_proto.reasons import Reason, Refusal
+
+from hearthd.device.cpu.streams import CpuStream
+
+TIMEOUT_S = 600.0
+"""The last resort; the front's own limit ends an operation whose rank is missing long before."""
+
+if TYPE_CHECKING:
+    from hearthd.device.cpu.shared_reduce import SharedReduce
+
+OPS = ("sum", "mean", "min", "max", "prod")
+
+
+class CpuCommunicator:
+    """One rank of a group."""
+
+    def __init__(self, reduce: SharedReduce) -> None:
+        self._reduce = reduce
+        self._failure = ""
+
+    def all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: CpuStream) -> None:
+        def work() -> None:
+            try:
+                self._reduce.all_reduce(source, destination, count, dtype, op, TIMEOUT_S)
+            except Refusal as refusal:
+                self._failure = refusal.message
+
+        stream.submit(work)
+
+    def failed(self) -> str:
+        return self._failure
+
+    def abort(self) -> None:
+        self._reduce.abort()
+
+
+class CpuCommunicators:
+    """Groups by the descriptor of their segment."""
+
+    def check(self, dtype: str, op: str) -> None:
+        if op not in OPS:
+            raise Refusal(Reason.UNSUPPORTED, f"all_reduce with {op}", fix=f"use one of {', '.join(OPS)}")
+
+    def unique_id(self, ranks: int) -> bytes:
+        from hearthd.device.cpu.shared_reduce import SharedReduce  # builds the runtime: only where it is needed
+
+        return SharedReduce.create(ranks)
+
+    def join(self, unique_id: bytes, rank: int, ranks: int) -> CpuCommunicator:
+        from hearthd.device.cpu.shared_reduce import SharedReduce
+
+        return CpuCommunicator(SharedReduce.attach(unique_id, rank, ranks))

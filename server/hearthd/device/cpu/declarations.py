@@ -1,0 +1,267 @@
+"""What a CUDA C++ source declares, found without a C++ parser: kernels, functions and variables with their names.
+
+The scanner follows scopes (namespaces, linkage blocks, classes) and takes function bodies as opaque lists of names.
+That is enough to know which functions a kernel can reach by name, and where to rewrite. It errs on the safe side:
+overloads and methods of one name are one entity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hearthd.device.cpu.tokens import Token, matching, matching_angle
+
+SPACE_MARKERS = frozenset({"__device__", "__constant__", "__managed__"})
+# Names followed by parentheses that are not what is being declared.
+_DECORATIONS = frozenset(
+    {"__attribute__", "__attribute", "alignas", "__launch_bounds__", "__cluster_dims__", "__maxnreg__", "decltype",
+     "noexcept", "explicit", "requires", "__declspec", "throw", "static_assert", "sizeof", "alignof", "typeof"}
+)  # fmt: skip
+_CLASS_KEYS = frozenset({"struct", "class", "union"})
+
+
+@dataclass
+class Function:
+    """A function, or a forward declaration of one (`body` is None). Token ranges are half open."""
+
+    name: str
+    scope: tuple[str, ...]
+    owner: str | None  # the class whose member it is
+    statement: tuple[int, int]
+    parameters: tuple[int, int]  # the parentheses
+    body: tuple[int, int] | None  # the braces
+    is_kernel: bool
+    is_template: bool
+    is_extern_c: bool
+
+    @property
+    def qualified(self) -> str:
+        return "::".join((*self.scope, self.name))
+
+
+@dataclass
+class Variable:
+    """A `__device__`, `__constant__` or `__managed__` variable at namespace scope."""
+
+    name: str
+    scope: tuple[str, ...]
+    statement: tuple[int, int]
+    is_extern_c: bool
+
+    @property
+    def qualified(self) -> str:
+        return "::".join((*self.scope, self.name))
+
+
+@dataclass
+class Declarations:
+    functions: list[Function] = field(default_factory=list)
+    variables: list[Variable] = field(default_factory=list)
+    others: list[tuple[str, tuple[int, int]]] = field(default_factory=list)  # initialised variables, aliases
+
+    @property
+    def kernels(self) -> list[Function]:
+        return [function for function in self.functions if function.is_kernel]
+
+
+def scan(tokens: Sequence[Token]) -> Declarations:
+    """Everything that `tokens` declares at namespace and class scope."""
+    found = Declarations()
+    _Scanner(tokens, found).scope(0, len(tokens), (), None, False)
+    return found
+
+
+def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]:
+    """Indices of the names that the variable declaration in `[start, end)` declares (`int a, *b[2], (*f)(int);`)."""
+    names: list[int] = []
+    candidate: int | None = None
+    at = start
+    while at < end:
+        token = tokens[at]
+        if token.text in _DECORATIONS and at + 1 < end and tokens[at + 1].text == "(":
+            at = matching(tokens, at + 1, end)
+        elif token.kind == "name":
+            candidate = at
+        elif token.text == "<":
+            closing = matching_angle(tokens, at, end)
+            at = closing if closing is not None else at
+        elif token.text in ("=", "{", "["):
+            if candidate is not None:
+                names.append(candidate)
+                candidate = None
+            while at < end and tokens[at].text not in (",", ";"):
+                at = matching(tokens, at, end) + 1 if tokens[at].text in ("(", "[", "{") else at + 1
+            continue
+        elif token.text == "(":
+            closing = matching(tokens, at, end)
+            if at + 1 < end and tokens[at + 1].text == "*":  # a pointer to a function or an array
+                inner = [i for i in range(at, closing) if tokens[i].kind == "name"]
+                candidate = inner[-1] if inner else candidate
+                at = closing
+                while at + 1 < end and tokens[at + 1].text in ("(", "["):
+                    at = matching(tokens, at + 1, end)
+            else:
+                at = closing
+        elif token.text in (",", ";"):
+            if candidate is not None:
+                names.append(candidate)
+            candidate = None
+        at += 1
+    if candidate is not None:
+        names.append(candidate)
+    return names
+
+
+class _Scanner:
+    def __init__(self, tokens: Sequence[Token], found: Declarations) -> None:
+        self.tokens = tokens
+        self.found = found
+
+    def scope(self, at: int, end: int, names: tuple[str, ...], owner: str | None, extern_c: bool) -> None:
+        """Statements in `[at, end)`, inside the namespaces `names` or the class `owner`."""
+        while at < end:
+            at = self.statement(at, end, names, owner, extern_c)
+
+    def statement(  # noqa: PLR0911, PLR0912 - one case for each shape a declaration takes
+        self, start: int, end: int, names: tuple[str, ...], owner: str | None, extern_c: bool
+    ) -> int:
+        tokens = self.tokens
+        at = start
+        head = self._after_template(start, end)
+        function: tuple[int, int] | None = None  # name, opening parenthesis
+        initialised = False
+        class_key: int | None = None
+        while at < end:
+            text = tokens[at].text
+            if at < head:
+                at = head
+                continue
+            if text == ";":
+                self._declared(start, at + 1, function, None, names, owner, extern_c)
+                return at + 1
+            if text == ":" and owner is not None and tokens[at - 1].text in ("public", "private", "protected"):
+                return at + 1
+            if tokens[at].kind == "name":
+                if text == "namespace" and function is None:
+                    opening = self._find(at, end, ("{", ";", "="))
+                    if opening < end and tokens[opening].text == "{":
+                        inner = tuple(t.text for t in tokens[at + 1 : opening] if t.kind == "name" and t.text != "inline")
+                        closing = matching(tokens, opening, end)
+                        self.scope(opening + 1, closing, names + inner, None, extern_c)
+                        return closing + 1
+                    closing = self._find(at, end, (";",))
+                    if opening < end and tokens[opening].text == "=" and at + 1 < end:
+                        self.found.others.append((tokens[at + 1].text, (opening, closing)))
+                    return closing + 1
+                if text in _CLASS_KEYS and function is None and class_key is None:
+                    class_key = at
+                elif text == "enum":
+                    class_key = None
+                elif text in _DECORATIONS and at + 1 < end and tokens[at + 1].text == "(":
+                    at = matching(tokens, at + 1, end)
+                elif text == "operator" and function is None and not initialised:
+                    opening = self._find(at + 1, end, ("(",))
+                    if opening + 1 < end and tokens[opening + 1].text == ")" and opening == at + 1:
+                        opening = self._find(opening + 2, end, ("(",))
+                    function = (at, opening)
+                    at = matching(tokens, opening, end)
+            elif text == "<" and not initialised and tokens[at - 1].kind == "name":
+                closing = matching_angle(tokens, at, end)
+                at = closing if closing is not None else at
+            elif text == "=":
+                initialised = True
+            elif text == "(":
+                pointer = at + 1 < end and tokens[at + 1].text == "*"  # `int (*name)(int)`
+                if function is None and not initialised and not pointer:
+                    function = self._function_name(start, at)
+                at = matching(tokens, at, end)
+            elif text == "[":
+                at = matching(tokens, at, end)
+            elif text == "{":
+                closing = matching(tokens, at, end)
+                previous = tokens[at - 1].text if at > start else ""
+                if at > start and tokens[at - 1].kind == "string" and tokens[start].text == "extern":
+                    self.scope(at + 1, closing, names, None, True)
+                    return closing + 1
+                if function is not None and not initialised:
+                    in_initialisers = any(t.text == ":" for t in tokens[function[1] : at])
+                    if not in_initialisers or previous in (")", "}"):
+                        self._declared(start, closing + 1, function, (at, closing + 1), names, owner, extern_c)
+                        return closing + 1
+                elif class_key is not None and not initialised:
+                    name = self._class_name(class_key, at)
+                    self.scope(at + 1, closing, (), name, False)
+                    class_key = None
+                at = closing
+            elif text == "}":
+                return at + 1
+            at += 1
+        return end
+
+    def _find(self, at: int, end: int, wanted: tuple[str, ...]) -> int:
+        while at < end and self.tokens[at].text not in wanted:
+            at += 1
+        return at
+
+    def _after_template(self, at: int, end: int) -> int:
+        """Index behind `template <...>` headers, so that their commas, classes and defaults are not taken for more."""
+        tokens = self.tokens
+        while at + 1 < end and tokens[at].text == "template" and tokens[at + 1].text == "<":
+            closing = matching_angle(tokens, at + 1, end)
+            if closing is None:
+                return at
+            at = closing + 1
+        return at
+
+    def _function_name(self, start: int, opening: int) -> tuple[int, int] | None:
+        """The name before the parenthesis at `opening`, past the arguments of an explicit specialisation."""
+        at = opening - 1
+        if at > start and self.tokens[at].text == ">":
+            depth = 0
+            while at > start:
+                depth += {">": 1, "<": -1}.get(self.tokens[at].text, 0)
+                at -= 1
+                if depth == 0:
+                    break
+        return (at, opening) if at >= start and self.tokens[at].kind == "name" else None
+
+    def _class_name(self, key: int, opening: int) -> str:
+        at = key + 1
+        while at < opening:
+            if self.tokens[at].text in _DECORATIONS:
+                at = matching(self.tokens, at + 1, opening)
+            elif self.tokens[at].kind == "name":
+                return self.tokens[at].text
+            at += 1
+        return ""
+
+    def _declared(
+        self,
+        start: int,
+        end: int,
+        function: tuple[int, int] | None,
+        body: tuple[int, int] | None,
+        names: tuple[str, ...],
+        owner: str | None,
+        extern_c: bool,
+    ) -> None:
+        tokens = self.tokens
+        head = self._after_template(start, end)
+        words = {token.text for token in tokens[head : function[1] if function else end] if token.kind == "name"}
+        linkage = extern_c or (tokens[start].text == "extern" and start + 1 < end and tokens[start + 1].kind == "string")
+        if function is not None:
+            name, opening = function
+            self.found.functions.append(
+                Function(
+                    tokens[name].text, names, owner, (start, end), (opening, matching(tokens, opening, end) + 1), body,
+                    "__global__" in words, tokens[start].text == "template", linkage,
+                )
+            )  # fmt: skip
+            return
+        if owner is None and words & SPACE_MARKERS and "__shared__" not in words and "typedef" not in words:
+            for index in declarator_names(tokens, head, end):
+                if tokens[index].text not in SPACE_MARKERS:
+                    self.found.variables.append(Variable(tokens[index].text, names, (start, end), linkage))
+        for index in declarator_names(tokens, head, end):
+            self.found.others.append((tokens[index].text, (start, end)))

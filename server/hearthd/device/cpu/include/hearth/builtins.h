@@ -1,0 +1,123 @@
+// Qualifiers, built-in variables and the built-in functions that concern a thread or its block.
+#pragma once
+
+// Each expands to itself: it can be asked for with #ifdef, and it is still there after preprocessing, where
+// source.py rewrites it.
+#define __global__ __global__
+#define __device__ __device__
+#define __host__ __host__
+#define __shared__ __shared__
+#define __constant__ __constant__
+#define __managed__ __managed__
+#define __launch_bounds__ __launch_bounds__
+#define __cluster_dims__ __cluster_dims__
+#define __maxnreg__ __maxnreg__
+#define __noinline__ __noinline__
+#define __grid_constant__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __inline_hint__
+#define __align__(n) __attribute__((aligned(n)))
+#define __builtin_align__(n) __attribute__((aligned(n)))
+#define __device_builtin__
+#define __cudart_builtin__
+#define CUDARTAPI
+#define __nv_pure__
+
+#define __CUDACC__ 1
+#define __CUDACC_RTC__ 1
+#define __CUDACC_VER_MAJOR__ 12
+#define __CUDACC_VER_MINOR__ 6
+#define __CUDACC_VER_BUILD__ 0
+#define CUDA_VERSION 12060
+#define CUDART_VERSION 12060
+#define __CUDA_ARCH_LIST__ __CUDA_ARCH__
+#define __HEARTH_CPU__ 1
+
+#undef assert
+#define assert(condition) \
+    (static_cast<bool>(condition) ? void(0) : hearth_assert_failed(#condition, __FILE__, __LINE__, __func__))
+#undef clock
+#define clock() hearth::clock_cycles<clock_t>()
+
+namespace hearth {
+
+// The built-in variables as a kernel gets them: in registers, so that a loop over the threads can be vectorised.
+struct Here {
+    Index thread_idx, block_idx, block_dim, grid_dim;
+};
+
+inline uint3 uint3_of(const Index &i) { return uint3{i.x, i.y, i.z}; }
+inline dim3 dim3_of(const Index &i) { return dim3(i.x, i.y, i.z); }
+
+// The same for functions that a kernel calls: these have only the thread's own record to look at.
+inline uint3 thread_idx() { return uint3_of(hearth_tls.thread_idx); }
+inline uint3 block_idx() { return uint3_of(hearth_tls.block_idx); }
+inline dim3 block_dim() { return dim3_of(hearth_tls.block_dim); }
+inline dim3 grid_dim() { return dim3_of(hearth_tls.grid_dim); }
+
+inline unsigned lane_id() { return hearth_tls.thread_rank % 32; }
+
+template <class T>
+inline T clock_cycles() {
+#if defined(__x86_64__)
+    return static_cast<T>(__builtin_ia32_rdtsc());
+#else
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<T>(now.tv_sec * 1000000000ll + now.tv_nsec);
+#endif
+}
+
+inline void relax() {
+    if (hearth_tls.block != nullptr) hearth_yield();
+}
+
+}  // namespace hearth
+
+static constexpr int warpSize = 32;
+
+inline void __syncthreads() { hearth_block_sync(hearth::Vote::none, 0); }
+inline int __syncthreads_count(int predicate) { return hearth_block_sync(hearth::Vote::count, predicate); }
+inline int __syncthreads_and(int predicate) { return hearth_block_sync(hearth::Vote::all, predicate); }
+inline int __syncthreads_or(int predicate) { return hearth_block_sync(hearth::Vote::any, predicate); }
+
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+inline long long clock64() { return hearth::clock_cycles<long long>(); }
+inline void __nanosleep(unsigned nanoseconds) {
+    hearth::relax();
+    const timespec pause{0, static_cast<long>(nanoseconds < 1000000u ? nanoseconds : 1000000u)};
+    nanosleep(&pause, nullptr);
+}
+[[noreturn]] inline void __trap() { hearth_trap("__trap()"); }
+inline void __brkpt() { hearth_trap("__brkpt()"); }
+[[noreturn]] inline void __nv_unreachable() { __builtin_unreachable(); }
+#define __builtin_assume(condition) ((condition) ? void(0) : __builtin_unreachable())
+#define __assume(condition) __builtin_assume(condition)
+
+template <class T>
+inline T __ldg(const T *p) { return *p; }
+template <class T>
+inline T __ldcg(const T *p) { return *p; }
+template <class T>
+inline T __ldca(const T *p) { return *p; }
+template <class T>
+inline T __ldcs(const T *p) { return *p; }
+template <class T>
+inline T __ldlu(const T *p) { return *p; }
+template <class T>
+inline T __ldcv(const T *p) { return *const_cast<const volatile T *>(p); }
+template <class T>
+inline void __stcg(T *p, T v) { *p = v; }
+template <class T>
+inline void __stcs(T *p, T v) { *p = v; }
+template <class T>
+inline void __stwb(T *p, T v) { *p = v; }
+template <class T>
+inline void __stwt(T *p, T v) { *p = v; }
+inline unsigned __isGlobal(const void *) { return 1; }
+inline size_t __cvta_generic_to_shared(const void *p) { return reinterpret_cast<size_t>(p); }
+inline size_t __cvta_generic_to_global(const void *p) { return reinterpret_cast<size_t>(p); }
+inline void __prof_trigger(int) {}

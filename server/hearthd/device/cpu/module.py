@@ -1,0 +1,215 @@
+"""A compiled module in this process: its functions, its variables, and their launch.
+
+Nothing is left on disk: an image is loaded from an anonymous file. Modules see the runtime and nothing of each other.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.elf import thread_local_sizes
+from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
+
+
+class _Param(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint32), ("size", ctypes.c_uint32))
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("params", ctypes.POINTER(_Param)),
+        ("param_count", ctypes.c_uint32),
+        ("param_bytes", ctypes.c_uint32),
+        ("param_align", ctypes.c_uint32),
+        ("max_threads", ctypes.c_uint32),
+        ("uses_fibers", ctypes.c_uint32),
+        ("shared_in", ctypes.c_char_p),
+        ("run_block", ctypes.c_void_p),
+        ("run_thread", ctypes.c_void_p),
+    )
+
+
+class _Global(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("size", ctypes.c_uint64))
+
+
+class _Module(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_uint64),
+        ("kernels", ctypes.POINTER(_Kernel)),
+        ("kernel_count", ctypes.c_uint64),
+        ("globals", ctypes.POINTER(_Global)),
+        ("global_count", ctypes.c_uint64),
+    )
+
+
+_Dim3 = ctypes.c_uint32 * 3
+_serial = itertools.count(1)
+_runtime_lock = threading.Lock()
+_runtimes: dict[Path, ctypes.CDLL] = {}
+
+
+def load_runtime(toolchain: Toolchain | None = None) -> ctypes.CDLL:
+    """The runtime library, compiled and loaded once per process. Calls into it release the GIL."""
+    path = (toolchain or find_toolchain()).runtime_library()
+    with _runtime_lock:
+        if path not in _runtimes:
+            if _runtimes:  # its symbols would be shadowed by the first one's
+                raise Refusal(Reason.MODULE_INVALID, "This process has loaded another build of the runtime.")
+            library = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            library.hearth_launch.restype = None
+            library.hearth_launch.argtypes = [
+                ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p
+            ]  # fmt: skip
+            library.hearth_abi.restype = ctypes.c_uint64
+            _runtimes[path] = library
+        return _runtimes[path]
+
+
+class CpuFunction:
+    """A kernel of a loaded module."""
+
+    def __init__(self, module: CpuModule, kernel: _Kernel, static_shared_bytes: int) -> None:
+        self.name: str = kernel.name.decode()
+        self.params: tuple[tuple[int, int], ...] = tuple(
+            (kernel.params[i].offset, kernel.params[i].size) for i in range(kernel.param_count)
+        )
+        self.param_bytes: int = kernel.param_bytes
+        self.uses_fibers = bool(kernel.uses_fibers)
+        self.max_threads_per_block: int = min(1024, kernel.max_threads)
+        self.static_shared_bytes = static_shared_bytes
+        self._module = module  # the code must stay loaded
+        self._address = ctypes.addressof(kernel)
+        self._launch = module.runtime.hearth_launch
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        params: bytes | bytearray,
+    ) -> None:
+        """Run the kernel and return when all its blocks have ended. Any number of threads may do so at once.
+
+        `params` is the parameter block, laid out by C's rules (`self.params`). Raises `Refusal` (LAUNCH_INVALID) for
+        a geometry or a block of parameters that cannot be; what the kernel itself does wrong ends the process.
+        """
+        threads = block[0] * block[1] * block[2]
+        if not 0 < threads <= self.max_threads_per_block or min(grid) < 1 or min(block) < 1 or max(grid) >= 1 << 31:
+            raise Refusal(
+                Reason.LAUNCH_INVALID,
+                f"{self.name}: grid {grid} and block {block} were asked for; each dimension must be at least 1 and a "
+                f"block at most {self.max_threads_per_block} threads.",
+                details={"grid": grid, "block": block, "max_threads_per_block": self.max_threads_per_block},
+            )
+        if len(params) < self.param_bytes or shared_bytes < 0:
+            raise Refusal(
+                Reason.LAUNCH_INVALID,
+                f"{self.name}: {len(params)} bytes of parameters were given, the kernel takes {self.param_bytes}.",
+                details={"given": len(params), "expected": self.param_bytes, "shared_bytes": shared_bytes},
+            )
+        data = bytes(params) if isinstance(params, bytearray) else params
+        self._launch(self._address, _Dim3(*grid), _Dim3(*block), shared_bytes, data)
+
+
+class CpuModule:
+    """A module loaded from the image that `compile_source` made.
+
+    `functions` and `globals` are by name: `extern "C"` kernels by their own, others by the name expressions given to
+    the compiler, exactly as given. Raises `Refusal` (MODULE_INVALID) when the image is not one of this machine's.
+    """
+
+    def __init__(self, image: bytes, toolchain: Toolchain | None = None) -> None:
+        self.runtime = load_runtime(toolchain)
+        self._library = _load(image)
+        try:
+            table = _Module.in_dll(self._library, "hearth_module")
+        except ValueError:
+            self.close()
+            raise Refusal(Reason.MODULE_INVALID, "The image is no module of the CPU backend.") from None
+        if table.abi != self.runtime.hearth_abi():
+            self.close()
+            raise Refusal(
+                Reason.MODULE_INVALID,
+                "The image was compiled for another build of the CPU backend.",
+                fix="Compile the source again.",
+            )
+        shared = thread_local_sizes(image)
+        self.functions: Mapping[str, CpuFunction] = {
+            function.name: function for function in self._functions(table, shared)
+        }
+        self.globals: Mapping[str, tuple[int, int]] = {
+            table.globals[i].name.decode(): (table.globals[i].address or 0, table.globals[i].size)
+            for i in range(table.global_count)
+        }
+
+    def _functions(self, table: _Module, shared: Mapping[str, int]) -> Iterator[CpuFunction]:
+        for i in range(table.kernel_count):
+            kernel = table.kernels[i]
+            names = kernel.shared_in.decode().split()
+            yield CpuFunction(self, kernel, sum(_shared_of(name, shared) for name in names))
+
+    def function(self, name: str) -> CpuFunction:
+        """The kernel `name`; raises `Refusal` (FUNCTION_NOT_FOUND) that lists what there is."""
+        found = self.functions.get(name)
+        if found is None:
+            there = ", ".join(sorted(self.functions)) or "none"
+            raise Refusal(
+                Reason.FUNCTION_NOT_FOUND,
+                f"The module has no kernel {name!r}; it has: {there}.",
+                fix='Declare the kernel extern "C", or pass its C++ name in name_expressions.',
+                details={"name": name, "functions": there},
+            )
+        return found
+
+    def global_(self, name: str) -> tuple[int, int]:
+        """Address and size in bytes of a `__device__` or `__constant__` variable; raises GLOBAL_NOT_FOUND."""
+        found = self.globals.get(name)
+        if found is None:
+            there = ", ".join(sorted(each for each in self.globals if not each.startswith("&"))) or "none"
+            raise Refusal(
+                Reason.GLOBAL_NOT_FOUND,
+                f"The module has no variable {name!r}; it has: {there}.",
+                fix="Declare it __device__ or __constant__ at namespace scope.",
+                details={"name": name, "globals": there},
+            )
+        return found
+
+    def close(self) -> None:
+        """Unload the code. Only when none of its kernels runs and none will be launched."""
+        library, self._library = self._library, None
+        if library is not None:
+            self.functions = {}
+            self.globals = {}
+            _ctypes.dlclose(library._handle)
+
+
+def _load(image: bytes) -> ctypes.CDLL | None:
+    descriptor = os.memfd_create("hearth-module", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(image)
+        # The loader takes a path that it has seen for the library that it has. Descriptors are reused, so each load
+        # spells the path differently: the bits of a serial number as './' and '/'.
+        spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_serial):b}")
+        try:
+            return ctypes.CDLL(f"/proc/self/fd/{spelling}{descriptor}", mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as error:
+            raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {error}.") from None
+    finally:
+        os.close(descriptor)
+
+
+def _shared_of(function: str, sizes: Mapping[str, int]) -> int:
+    """Bytes of static shared memory of `function`; of a template, its largest instantiation's."""
+    mark = f"{len(function)}{function}"
+    found = [size for encoding, size in sizes.items() if mark in encoding]
+    return max(found, default=0)

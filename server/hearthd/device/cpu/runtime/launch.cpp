@@ -1,0 +1,109 @@
+// A launch: the parameter block copied to where kernels read it, then block after block over the pool.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <memory>
+
+#include "block.h"
+#include "pool.h"
+
+thread_local hearth::Tls hearth_tls = {};
+
+namespace hearth {
+namespace {
+
+struct Launch {
+    const Kernel *kernel;
+    const void *params;
+    Index grid, block;
+    unsigned shared_bytes;
+};
+
+// What a thread that runs blocks keeps between launches; freed when the thread ends.
+struct Worker {
+    std::unique_ptr<Block> fibers;
+    unsigned char *shared = nullptr;
+    size_t shared_capacity = 0;
+
+    ~Worker() { free(shared); }
+
+    unsigned char *dynamic_shared(size_t bytes) {
+        if (bytes > shared_capacity || shared == nullptr) {
+            free(shared);
+            shared_capacity = (bytes + 4096 + 1023) & ~size_t{1023};
+            shared = static_cast<unsigned char *>(aligned_alloc(1024, shared_capacity));
+            if (shared == nullptr) abort();
+            memset(shared, 0, shared_capacity);
+        }
+        return shared;
+    }
+};
+
+thread_local Worker worker;
+
+void run_one(void *context, uint64_t index) {
+    const Launch &launch = *static_cast<const Launch *>(context);
+    Tls &tls = hearth_tls;
+    tls.grid_dim = launch.grid;
+    tls.block_dim = launch.block;
+    tls.block_idx.x = static_cast<unsigned>(index % launch.grid.x);
+    tls.block_idx.y = static_cast<unsigned>(index / launch.grid.x % launch.grid.y);
+    tls.block_idx.z = static_cast<unsigned>(index / launch.grid.x / launch.grid.y);
+    Worker &mine = worker;
+    tls.dynamic_shared = mine.dynamic_shared(launch.shared_bytes);
+    tls.dynamic_shared_bytes = launch.shared_bytes;
+    if (launch.kernel->uses_fibers == 0) {
+        launch.kernel->run_block(launch.params);
+        return;
+    }
+    if (!mine.fibers) mine.fibers.reset(new Block);
+    mine.fibers->run(*launch.kernel, launch.params);
+}
+
+void describe_thread() {
+    const Tls &tls = hearth_tls;
+    fprintf(stderr, "block: [%u,%u,%u], thread: [%u,%u,%u]", tls.block_idx.x, tls.block_idx.y, tls.block_idx.z,
+            tls.thread_idx.x, tls.thread_idx.y, tls.thread_idx.z);
+}
+
+}  // namespace
+}  // namespace hearth
+
+extern "C" {
+
+uint64_t hearth_abi(void) { return HEARTH_ABI_HASH; }
+
+void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const unsigned *block, unsigned shared_bytes,
+                   const void *params) {
+    alignas(128) unsigned char local[4096];
+    unsigned char *copy = local;
+    if (kernel->param_bytes > sizeof local || kernel->param_align > 128) {
+        const size_t align = kernel->param_align > 128 ? kernel->param_align : 128;
+        copy = static_cast<unsigned char *>(aligned_alloc(align, (kernel->param_bytes + align - 1) / align * align));
+        if (copy == nullptr) abort();
+    }
+    memcpy(copy, params, kernel->param_bytes);
+    hearth::Launch launch{kernel, copy, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes};
+    hearth::parallel_for(uint64_t{grid[0]} * grid[1] * grid[2], hearth::run_one, &launch);
+    if (copy != local) free(copy);
+    fflush(stdout);  // CUDA shows what kernels printed at the next synchronisation; here it is now
+}
+
+[[noreturn]] void hearth_trap(const char *what) {
+    fflush(stdout);
+    fprintf(stderr, "hearth: %s: ", what);
+    hearth::describe_thread();
+    fputc('\n', stderr);
+    abort();
+}
+
+[[noreturn]] void hearth_assert_failed(const char *expression, const char *file, unsigned line, const char *function) {
+    fflush(stdout);
+    fprintf(stderr, "%s:%u: %s: ", file, line, function);
+    hearth::describe_thread();
+    fprintf(stderr, " Assertion `%s` failed.\n", expression);
+    abort();
+}
+
+}

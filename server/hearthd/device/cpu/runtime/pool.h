@@ -1,0 +1,16 @@
+// The worker threads of this process. Every launch and every caller shares them.
+#pragma once
+#include <stdint.h>
+
+namespace hearth {
+
+using BlockFn = void (*)(void *context, uint64_t index);
+
+// Calls fn(context, 0 .. count-1) and returns when all calls have returned. The calling thread takes part, so one
+// block costs no hand-over at all, and a launch that never ends holds up no other caller.
+void parallel_for(uint64_t count, BlockFn fn, void *context);
+
+}  // namespace hearth
+
+extern "C" unsigned hearth_worker_count(void);
+extern "C" void hearth_set_workers(unsigned count);

@@ -1,0 +1,265 @@
+"""CpuServer: the ComputeServer for machines without a GPU. Kernels are the same source, compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import node_pb2
+
+from hearthd.device.cpu.collectives import CpuCommunicators
+from hearthd.device.cpu.compiler import compile_source
+from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, fill_with
+from hearthd.device.cpu.module import CpuFunction, CpuModule
+from hearthd.device.cpu.streams import CpuEvent, CpuStream
+from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
+from hearthd.device.server import DeviceFault, Function, FunctionAttributes, Image, MemoryInfo, Module, Source
+from hearthd.spec import DeviceSpec
+
+ALIGNMENT = 256
+WARP_SIZE = 32
+MAX_THREADS = 1024
+SHARED_MEM = 48 << 10
+SHARED_MEM_OPTIN = 227 << 10
+"""Static and opt-in shared memory of a block: an H100's, so that a kernel that fits here fits there."""
+
+ELF_MAGIC = b"\x7fELF"
+
+
+class LoadedFunction:
+    """A CpuFunction with the attributes that launches are checked against."""
+
+    def __init__(self, function: CpuFunction) -> None:
+        self.cpu = function
+        self.name = function.name
+        self.parameters = function.params
+        self.attributes = FunctionAttributes(
+            static_shared_bytes=function.static_shared_bytes, max_threads_per_block=function.max_threads_per_block
+        )
+
+
+class LoadedModule:
+    """A CpuModule whose functions are looked up once."""
+
+    def __init__(self, module: CpuModule) -> None:
+        self._module = module
+        self._functions: dict[str, LoadedFunction] = {}
+
+    @property
+    def functions(self) -> list[str]:
+        return list(self._module.functions)
+
+    @property
+    def globals(self) -> list[str]:
+        return list(self._module.globals)
+
+    def function(self, name: str) -> Function:
+        found = self._functions.get(name)
+        if found is None:
+            found = self._functions[name] = LoadedFunction(self._module.function(name))
+        return found
+
+    def global_(self, name: str) -> tuple[int, int]:
+        return self._module.global_(name)
+
+
+class CpuCompiler:
+    """The system's C++ compiler, or the ziglang package's; the same image for every virtual device of the node."""
+
+    def __init__(self, cache_dir: str, timeout_s: float) -> None:
+        self._cache_dir = Path(cache_dir) if cache_dir else None
+        self._timeout_s = timeout_s
+
+    def toolchain(self) -> Toolchain:
+        return find_toolchain(self._cache_dir)
+
+    def identity(self) -> bytes:
+        toolchain = self.toolchain()
+        toolchain.runtime_library()  # built here, if at all: never when a module is loaded
+        return toolchain.identity()
+
+    def compile(self, source: Source) -> Image:
+        code = compile_source(
+            self.toolchain(),
+            source.code,
+            source.options,
+            source.name_expressions,
+            dict(source.headers),
+            timeout_s=self._timeout_s,
+        )
+        return Image(code=code)
+
+
+class CpuServer:
+    """One virtual device. Streams are threads; events wake the device-handle thread."""
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        self._spec = spec
+        self._wake: Callable[[], None] = lambda: None
+        self._streams: list[CpuStream] = []
+        self._heap = Heap(spec.memory_limit or _host_memory() // 4)
+        self._properties = _properties(spec, self._heap.limit)
+        self._compiler = CpuCompiler(spec.cache_dir, spec.compile_timeout)
+        self._communicators = CpuCommunicators()
+
+    @property
+    def properties(self) -> node_pb2.DeviceProperties:
+        return self._properties
+
+    @property
+    def compiler(self) -> CpuCompiler:
+        return self._compiler
+
+    @property
+    def communicators(self) -> CpuCommunicators:
+        return self._communicators
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def on_progress(self, wake: Callable[[], None] | None) -> bool:
+        self._wake = wake if wake is not None else lambda: None
+        return True
+
+    def _progress(self) -> None:
+        self._wake()  # looked up each time: streams may be older than whoever asks to be woken
+
+    # ---- memory ----
+
+    def allocate(self, size: int, stream: CpuStream) -> CpuMemory:
+        return self._heap.allocate(size)
+
+    def free(self, memory: CpuMemory, stream: CpuStream) -> None:
+        stream.submit(lambda: self._heap.free(memory))
+        self._heap.promise(memory)
+
+    def memory_info(self) -> MemoryInfo:
+        return MemoryInfo(self._heap.limit - self._heap.in_use, self._heap.limit, self._heap.in_use)
+
+    def trim(self) -> None:
+        self._heap.trim()
+
+    def allocate_host(self, size: int) -> CpuHostBuffer:
+        return CpuHostBuffer(size)
+
+    def free_host(self, buffer: CpuHostBuffer) -> None:
+        buffer.release()
+
+    # ---- streams and events ----
+
+    def create_stream(self, priority: int = 0) -> CpuStream:
+        stream = CpuStream(f"stream-{len(self._streams)}", self._progress)
+        self._streams.append(stream)
+        return stream
+
+    def destroy_stream(self, stream: CpuStream) -> None:
+        stream.close()
+
+    def record(self, stream: CpuStream, *, timing: bool = False) -> CpuEvent:
+        event = CpuEvent()
+        stream.record(event)
+        return event
+
+    def wait(self, stream: CpuStream, event: CpuEvent) -> None:
+        if not event.done:
+            stream.submit(event.wait)
+
+    def done(self, event: CpuEvent) -> bool:
+        for stream in self._streams:
+            if stream.failure is not None:
+                failure, stream.failure = stream.failure, None
+                raise DeviceFault(f"{type(failure).__name__}: {failure}")
+        return event.done
+
+    def elapsed_ns(self, start: CpuEvent, end: CpuEvent) -> int:
+        return end.at_ns - start.at_ns
+
+    def release_event(self, event: CpuEvent) -> None:
+        pass  # the last reference is enough
+
+    # ---- copies ----
+
+    def upload(self, destination: int, source: CpuHostBuffer, offset: int, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: ctypes.memmove(destination, source.address + offset, size))
+
+    def download(self, destination: CpuHostBuffer, offset: int, source: int, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: ctypes.memmove(destination.address + offset, source, size))
+
+    def copy(self, destination: int, source: int, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: ctypes.memmove(destination, source, size))
+
+    def fill(self, address: int, pattern: bytes, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: fill_with(address, pattern, size))
+
+    # ---- code ----
+
+    def load(self, image: Image) -> Module:
+        if not image.code.startswith(ELF_MAGIC):
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                "the CPU backend runs CUDA C++ source; PTX, CUBIN and fatbin are a GPU's code",
+                fix="send the source, or use a node with a GPU",
+            )
+        return LoadedModule(CpuModule(image.code, self._compiler.toolchain()))
+
+    def unload(self, module: Module) -> None:
+        pass  # code of other streams may still be on the stack; the mapping goes with the last reference
+
+    def launch(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_mem: int,
+        stream: CpuStream,
+        params: bytearray,
+    ) -> None:
+        assert isinstance(function, LoadedFunction)
+        run = function.cpu.launch
+        stream.submit(lambda: run(grid, block, shared_mem, params))
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _properties(spec: DeviceSpec, memory: int) -> node_pb2.DeviceProperties:
+    cores = spec.cpu_threads or len(os.sched_getaffinity(0))
+    return node_pb2.DeviceProperties(
+        name=f"{_cpu_name()} (virtual device {spec.index})",
+        backend="cpu",
+        uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{platform.node()}/cpu/{spec.index}")),
+        compute_capability_major=9,
+        compute_capability_minor=0,
+        total_memory=memory,
+        multiprocessor_count=cores,
+        warp_size=WARP_SIZE,
+        max_threads_per_block=MAX_THREADS,
+        max_block_dim=[1024, 1024, 64],
+        max_grid_dim=[2**31 - 1, 65535, 65535],
+        shared_mem_per_block=SHARED_MEM,
+        shared_mem_per_block_optin=SHARED_MEM_OPTIN,
+        max_threads_per_multiprocessor=MAX_THREADS,
+        max_blocks_per_multiprocessor=1,
+        registers_per_block=0,
+        driver_version=platform.release(),
+        runtime_version=platform.python_version(),
+        features=[],
+        memory_alignment=ALIGNMENT,
+    )

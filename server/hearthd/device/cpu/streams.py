@@ -1,0 +1,64 @@
+"""Streams as threads: a stream runs what it is given in order; events are flags that other streams can wait for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+Work = Callable[[], object]
+
+
+class CpuEvent:
+    """Done once the stream has come to it; `at_ns` is when."""
+
+    __slots__ = ("_flag", "at_ns", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.at_ns = 0
+        self._flag = threading.Event()
+
+    def set(self) -> None:
+        self.at_ns = time.perf_counter_ns()
+        self.done = True
+        self._flag.set()
+
+    def wait(self) -> None:
+        if not self.done:
+            self._flag.wait()
+
+
+class CpuStream:
+    """One thread that runs submitted work in order. The first exception is kept: the device has failed."""
+
+    def __init__(self, name: str, on_progress: Callable[[], None]) -> None:
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._on_progress = on_progress
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> None:
+        self._queue.put(work)
+
+    def record(self, event: CpuEvent) -> None:
+        def reached() -> None:
+            event.set()
+            self._on_progress()
+
+        self._queue.put(reached)
+
+    def close(self) -> None:
+        """Ends the thread behind what it has been given."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except BaseException as error:
+                if self.failure is None:
+                    self.failure = error
+                self._on_progress()

@@ -1,0 +1,207 @@
+"""The C++ compiler of this machine, and what is compiled with it once: the precompiled prelude and the runtime."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
+
+INCLUDE = Path(__file__).parent / "include"
+RUNTIME = Path(__file__).parent / "runtime"
+PRELUDE = "hearth_prelude.h"
+
+# Precompiled headers are only valid for the options they were made with, so every step uses the same ones.
+# Signed overflow wraps and pointers may be cast freely, as programs for GPUs expect; multiply and add are fused, as a
+# GPU's compiler does by default.
+_OPTIONS = (
+    "-O3 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -fno-exceptions -fno-strict-aliasing -fwrapv "
+    "-fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-semantic-interposition -pthread -w"
+).split()
+_GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a compiler run left behind."""
+
+    status: int
+    output: bytes
+    log: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A C++ compiler that works here."""
+
+    command: tuple[str, ...]
+    version: str
+    is_clang: bool
+    cache_dir: Path
+
+    def identity(self) -> bytes:
+        """32 bytes that change whenever the same source could give another image: compiler, processor, our files."""
+        digest = hashlib.sha256()
+        for part in (*self.command, self.version, platform.machine(), _processor(), *self._options()):
+            digest.update(part.encode() + b"\0")
+        digest.update(_own_files())
+        return digest.digest()
+
+    def abi(self) -> int:
+        """The number that a module and the runtime must share."""
+        return int.from_bytes(hashlib.sha256(_own_files() + self.version.encode()).digest()[:8], "little") | 1
+
+    def _options(self) -> list[str]:
+        native = ["-march=native"] if platform.machine() == "x86_64" else ["-mcpu=native"]
+        return [*_OPTIONS, *(() if self.is_clang else _GCC_OPTIONS), *native]
+
+    def compile_options(self, standard: str) -> list[str]:
+        """Options for every step of a kernel's compile; makes the precompiled prelude if it is not there yet."""
+        options = [*self._options(), f"-std={standard}", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
+        options += ["-isystem", str(INCLUDE)]
+        return options
+
+    def prelude(self, standard: str) -> list[str]:
+        """Options that include the prelude, precompiled."""
+        options = self.compile_options(standard)
+        name = f"prelude-{standard.replace('+', 'x')}-{self.identity().hex()[:24]}"
+
+        def build(scratch: Path) -> None:
+            header = scratch / PRELUDE
+            header.write_text("#pragma once\n#include <hearth/shim.h>\n")
+            suffix = ".pch" if self.is_clang else ".gch"
+            arguments = [*options, "-x", "c++-header", PRELUDE, "-o", PRELUDE + suffix]
+            done = self.run(arguments, cwd=scratch)
+            if done.status != 0:
+                raise _broken(self, done)
+
+        place = build_once(self.cache_dir, name, build)
+        if self.is_clang:
+            return [*options, "-include-pch", str(place / (PRELUDE + ".pch"))]
+        return [*options, "-isystem", str(place), "-include", PRELUDE]
+
+    def runtime_library(self) -> Path:
+        """The runtime's shared object, compiled if it is not there yet."""
+
+        def build(scratch: Path) -> None:
+            sources = sorted(str(path) for path in RUNTIME.glob("*.cpp"))
+            options = ["-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
+            done = self.run([*options, *sources, "-o", "runtime.so"], cwd=scratch)
+            if done.status != 0:
+                raise _broken(self, done)
+
+        return build_once(self.cache_dir, f"runtime-{self.identity().hex()[:24]}", build) / "runtime.so"
+
+    def run(
+        self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None
+    ) -> Completed:
+        """Run the compiler; raises `Refusal` (COMPILE_FAILED) when it takes longer than `timeout_s` seconds."""
+        environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
+        # A session of its own: the driver's children must go with it when it is stopped.
+        process = subprocess.Popen(
+            [*self.command, *arguments],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            output, log = process.communicate(text, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Refusal(
+                Reason.COMPILE_FAILED,
+                f"The compiler was stopped after {timeout_s:g} s.",
+                fix="Make the source smaller or allow more time.",
+                details={"timeout_s": timeout_s},
+            ) from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        return Completed(process.returncode, output, log.decode(errors="replace"))
+
+
+def find_toolchain(cache_dir: Path | None = None) -> Toolchain:
+    """The C++ compiler to use: `$CXX`, else g++, c++ or clang++ on PATH, else the `ziglang` package.
+
+    `cache_dir` holds the precompiled prelude and the runtime (default: `default_cache_dir()`); it must be private to
+    the user. Raises `Refusal` (NO_COMPILER) when there is none.
+    """
+    place = private_dir(cache_dir) if cache_dir is not None else default_cache_dir()
+    chosen = os.environ.get("CXX", "").strip()
+    return _find(chosen, os.environ.get("PATH", ""), place)
+
+
+@functools.lru_cache(maxsize=8)
+def _find(chosen: str, path: str, place: Path) -> Toolchain:
+    candidates: list[list[str]] = [shlex.split(chosen)] if chosen else []
+    candidates += [[name] for name in ("g++", "c++", "clang++")]
+    if importlib.util.find_spec("ziglang") is not None:
+        candidates.append([sys.executable, "-m", "ziglang", "c++"])
+    for candidate in candidates:
+        program = shutil.which(candidate[0], path=path)
+        if program is None:
+            continue
+        command = (program, *candidate[1:])
+        try:
+            probe = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if probe.returncode == 0:
+            return Toolchain(command, probe.stdout.strip(), "clang" in probe.stdout, place)
+    raise Refusal(
+        Reason.NO_COMPILER,
+        "The CPU backend compiles kernels with a C++ compiler, and found none ($CXX, g++, c++, clang++, ziglang).",
+        fix="Install g++ or clang++, or `pip install ziglang`, or set CXX.",
+        details={"PATH": path, "CXX": chosen},
+    )
+
+
+@functools.cache
+def _own_files() -> bytes:
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    files = [path for root in (INCLUDE, RUNTIME) for path in root.rglob("*") if path.is_file()]
+    files += [here / name for name in ("source.py", "declarations.py", "tokens.py", "unsupported.py", "compiler.py")]
+    for path in sorted(files):
+        digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.digest()
+
+
+@functools.cache
+def _processor() -> str:
+    """What `-march=native` depends on: the processor's model and features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
+    found: dict[str, str] = {}
+    for line in lines:
+        key = line.split(":")[0].strip()
+        if key in wanted:
+            found.setdefault(key, line)
+    return "\n".join(found.values())
+
+
+def _broken(toolchain: Toolchain, done: Completed) -> Refusal:
+    return Refusal(
+        Reason.NO_COMPILER,
+        f"The C++ compiler {shlex.join(toolchain.command)} cannot compile the CPU backend's own sources.",
+        fix="Use g++ 9 or newer, clang++ 10 or newer, or `pip install ziglang`; set CXX to choose.",
+        details={"log": done.log[-4000:], "version": toolchain.version.splitlines()[0]},
+    )

@@ -1,0 +1,81 @@
+"""What kernels on the CPU cannot do, by the names that programs use for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.tokens import SourceMap, Token
+
+_ASM = "inline PTX (asm)"
+_TEXTURE = "textures and surfaces"
+_TENSOR = "tensor cores (wmma, mma)"
+_BARRIER = "asynchronous copies and barriers (cuda::barrier, cuda::pipeline, TMA)"
+_DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
+_CLUSTER = "thread block clusters"
+
+_NAMES = {
+    "asm": _ASM,
+    "__asm__": _ASM,
+    "__asm": _ASM,
+    "texture": _TEXTURE,
+    "cudaTextureObject_t": _TEXTURE,
+    "cudaSurfaceObject_t": _TEXTURE,
+    "wmma": _TENSOR,
+    "nvcuda": _TENSOR,
+    "CUtensorMap": _BARRIER,
+    "memcpy_async": _BARRIER,
+    "cudaLaunchKernel": _DYNAMIC,
+    "cudaDeviceSynchronize": _DYNAMIC,
+    "cudaGetParameterBuffer": _DYNAMIC,
+    "this_cluster": _CLUSTER,
+    "cluster_group": _CLUSTER,
+}
+_PATTERNS = (
+    (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
+    (re.compile(r"__pipeline_\w+|__mbarrier_\w+"), _BARRIER),
+)
+_CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipeline_shared_state", "thread_scope_block"}
+
+MARK = "HEARTH-UNSUPPORTED:"
+"""What our headers put into the compiler's message where it is the compiler that finds an unsupported use."""
+
+
+def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
+    """The refusal of `feature`, used at `line` of `file` under the name `name`."""
+    where = f"{file}({line})" if line else file
+    return Refusal(
+        Reason.UNSUPPORTED,
+        f"{where}: {feature} cannot run on the CPU backend" + (f" ('{name}')." if name else "."),
+        fix="Guard this code with #ifndef __HEARTH_CPU__ and give a plain CUDA C++ form, or use a device with a GPU.",
+        details={"feature": feature, "file": file, "line": line},
+    )
+
+
+def check(source: SourceMap, tokens: Sequence[Token]) -> None:
+    """Raises `Refusal` (UNSUPPORTED) for the first use of something that cannot run here."""
+    for index, token in enumerate(tokens):
+        feature = None
+        if token.kind == "name":
+            previous = tokens[index - 1].text if index else ""
+            if previous in (".", "->"):
+                continue
+            feature = _NAMES.get(token.text)
+            if token.text == "texture" and (index + 1 >= len(tokens) or tokens[index + 1].text != "<"):
+                feature = None
+            if feature is None and previous == "::" and token.text in _CUDA_NAMESPACE:
+                feature = _BARRIER if index > 1 and tokens[index - 2].text == "cuda" else None
+            if feature is None:
+                feature = next((kind for pattern, kind in _PATTERNS if pattern.fullmatch(token.text)), None)
+        elif token.text == "<" and [t.text for t in tokens[index + 1 : index + 3]] == ["<", "<"]:
+            adjacent = tokens[index + 2].end - token.start == 3
+            feature = _DYNAMIC if adjacent and index and tokens[index - 1].text in (">", *_word(tokens, index)) else None
+        if feature is not None:
+            file, line = source.location(token.start)
+            name = "<<<...>>>" if token.text == "<" else token.text
+            raise refuse(feature, file, line, name)
+
+
+def _word(tokens: Sequence[Token], index: int) -> tuple[str, ...]:
+    return (tokens[index - 1].text,) if tokens[index - 1].kind == "name" else ()

@@ -1,0 +1,97 @@
+"""CUDA's error codes as refusals and device faults.
+
+Runtime and driver share their numbers (cudaError and CUresult, CUDA 10.1 and newer), so one table serves both. The
+codes in `FATAL` are those of which the CUDA headers say that the process must be terminated and relaunched, and those
+that only a lost device gives: every later call would fail as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cupy_backends.cuda.api import driver as cu
+from cupy_backends.cuda.api import runtime
+from hearth_proto.reasons import Reason, Refusal
+
+from hearthd.device.server import DeviceFault
+
+CudaError: tuple[type[RuntimeError], ...] = (runtime.CUDARuntimeError, cu.CUDADriverError)
+"""What CuPy raises where a call fails; both have `status`, the code."""
+
+INVALID_VALUE = 1
+OUT_OF_MEMORY = 2
+NO_DEVICE = 100
+INVALID_DEVICE = 101
+NOT_FOUND = 500
+NOT_READY = 600
+
+FATAL: Mapping[int, str] = {
+    4: "the CUDA driver is shutting down",
+    46: "the device is unavailable, or in exclusive use by another process",
+    214: "an uncorrectable ECC error",
+    220: "an uncorrectable NVLink error",
+    226: "an exception on the device was contained: an access to a peer's memory, or a hardware error",
+    700: "a kernel used an illegal address",
+    702: "a kernel ran longer than the device's own time limit",
+    709: "the context is destroyed",
+    710: "a kernel's assert() failed",
+    714: "a hardware stack error: the call stack is corrupt or overflowed",
+    715: "a kernel ran an illegal instruction",
+    716: "a kernel used a misaligned address",
+    717: "a kernel used an address outside the address space that the instruction allows",
+    718: "a kernel's program counter left its code",
+    719: "a kernel failed while it ran",
+    721: "a kernel left tensor memory allocated",
+    810: "the MPS server ended this client",
+    911: "a device outside the GPU failed",
+    999: "the driver reports an unknown error",
+}
+
+
+def is_fatal(status: int) -> bool:
+    """Whether the device process cannot survive the code."""
+    return status in FATAL
+
+
+def translate(
+    error: RuntimeError,
+    doing: str,
+    reason: Reason = Reason.INTERNAL,
+    *,
+    fix: str = "",
+    details: Mapping[str, object] | None = None,
+) -> Exception:
+    """What to raise for `error`, which CuPy raised while `doing` ("allocating 4096 bytes").
+
+    A fatal code makes a `DeviceFault`, everything else a `Refusal`: `OUT_OF_MEMORY` where the device ran out of it,
+    else `reason`.
+    """
+    status = int(getattr(error, "status", 0))
+    if status in FATAL:
+        return DeviceFault(f"{doing}: {FATAL[status]} ({error}, CUDA error {status})")
+    named = {"cuda_error": str(error).partition(":")[0], "cuda_status": status, **(details or {})}
+    if status == OUT_OF_MEMORY:
+        return Refusal(
+            Reason.OUT_OF_MEMORY,
+            f"{doing} failed: the device is out of memory.",
+            fix=fix or "free buffers or modules that are no longer needed, then try again",
+            details=named,
+        )
+    return Refusal(reason, f"{doing} failed: {error} (CUDA error {status}).", fix=fix, details=named)
+
+
+def raise_status(status: int, doing: str, reason: Reason = Reason.INTERNAL) -> None:
+    """Raises for any status but success."""
+    if status:
+        try:
+            runtime.check_status(status)
+        except CudaError as error:
+            raise translate(error, doing, reason) from error
+
+
+def checked(result: tuple[object, ...]) -> tuple[object, ...]:
+    """What a function of `cuda.bindings` returned, without its status; raises as CuPy's functions do."""
+    status = int(result[0])  # type: ignore[call-overload]
+    if status:
+        cu.check_status(status)
+    return result[1:]

@@ -1,0 +1,243 @@
+"""Modules, their functions, and launching them with a packed parameter block."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from cuda.bindings import driver
+from cupy_backends.cuda.api import driver as cu
+from cupy_backends.cuda.api.driver import launchKernel
+from hearth_proto.launches import MAX_PARAMETER_BYTES
+from hearth_proto.reasons import Reason, Refusal
+
+from hearthd.device import server
+from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
+from hearthd.device.cuda.streams import Stream
+
+_LOG_BYTES = 16 << 10
+_LISTED = 16
+"""How many names a refusal lists."""
+
+# cuda.h: how cuLaunchKernel's `extra` says where the parameter block is
+_PARAM_END, _PARAM_POINTER, _PARAM_SIZE = 0, 1, 2
+
+
+class Function:
+    """A kernel. Making one loads its code, so that the first launch does not have to."""
+
+    __slots__ = ("attributes", "dynamic_limit", "module", "name", "parameters", "pointer")
+
+    def __init__(self, module: Module, name: str, pointer: int) -> None:
+        self.module = module  # the code lives as long as its functions
+        self.name = name
+        self.pointer = pointer
+        self.parameters = _parameters(pointer)
+        self.attributes = server.FunctionAttributes(
+            registers=_attribute(cu.CU_FUNC_ATTRIBUTE_NUM_REGS, pointer),
+            static_shared_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, pointer),
+            local_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, pointer),
+            constant_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, pointer),
+            max_threads_per_block=_attribute(cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, pointer),
+        )
+        self.dynamic_limit = _attribute(cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, pointer)
+        """Dynamic shared memory that a launch may ask for as things stand, bytes."""
+
+    def allow_shared(self, size: int) -> None:
+        """Above 48 KiB a function has to opt in (CUDA C++ Programming Guide, "Shared Memory"); once for the largest."""
+        try:
+            cu.funcSetAttribute(self.pointer, cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
+        except CudaError as error:
+            raise translate(
+                error,
+                f"allowing {self.name} {size} bytes of dynamic shared memory",
+                Reason.LAUNCH_INVALID,
+                fix="ask for less: static and dynamic shared memory together may have the device's "
+                "shared_mem_per_block_optin",
+                details={
+                    "requested": size,
+                    "allowed": self.dynamic_limit,
+                    "static_shared_bytes": self.attributes.static_shared_bytes,
+                },
+            ) from error
+        self.dynamic_limit = size
+
+
+class Module:
+    """A module in the device's context. Name expressions stand for the names that the compiler gave them."""
+
+    def __init__(self, image: server.Image, pointer: int) -> None:
+        self.pointer = pointer
+        self._names = dict(image.names)
+        self._functions: dict[str, Function] = {}
+        self._listed: tuple[str, ...] | None = None
+
+    def function(self, name: str) -> Function:
+        known = self._functions.get(name)
+        if known is not None:
+            return known
+        try:
+            pointer = cu.moduleGetFunction(self.pointer, self._names.get(name, name))
+            function = Function(self, name, pointer)
+        except CudaError as error:
+            if getattr(error, "status", 0) == NOT_FOUND:
+                raise self._missing(Reason.FUNCTION_NOT_FOUND, "function", name, self.functions) from error
+            raise translate(error, f"loading the function {name}", Reason.MODULE_INVALID) from error
+        self._functions[name] = function
+        return function
+
+    def global_(self, name: str) -> tuple[int, int]:
+        lowered = self._names.get(name) or self._names.get(f"&{name}") or name
+        try:
+            address, size = checked(driver.cuModuleGetGlobal(self.pointer, lowered.encode()))
+        except CudaError as error:
+            if getattr(error, "status", 0) == NOT_FOUND:
+                raise self._missing(Reason.GLOBAL_NOT_FOUND, "global variable", name, self.globals) from error
+            raise translate(error, f"looking for the global variable {name}") from error
+        return int(address), int(size)  # type: ignore[call-overload]
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """What `function` can find, name expressions in the place of what they were compiled to."""
+        if self._listed is None:
+            expressions = {lowered: expression for expression, lowered in self._names.items()}
+            try:
+                (count,) = checked(driver.cuModuleGetFunctionCount(self.pointer))
+                (handles,) = checked(driver.cuModuleEnumerateFunctions(count, self.pointer))
+                names = [checked(driver.cuFuncGetName(handle))[0] for handle in handles]  # type: ignore[attr-defined]
+            except CudaError as error:
+                raise translate(error, "listing a module's functions") from error
+            decoded = (name.decode() for name in names)  # type: ignore[attr-defined]
+            self._listed = tuple(sorted(expressions.get(name, name) for name in decoded))
+        return self._listed
+
+    @property
+    def globals(self) -> tuple[str, ...]:
+        """Those asked for by name expression: the driver does not list a module's variables."""
+        return tuple(sorted(name[1:] for name in self._names if name.startswith("&")))
+
+    def _missing(self, reason: Reason, kind: str, name: str, names: tuple[str, ...]) -> Refusal:
+        listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        return Refusal(
+            reason,
+            f"The module has no {kind} {name!r}" + (f"; it has {listed}." if names else "."),
+            fix='declare it extern "C", or name it in name_expressions (a variable as "&name") when compiling',
+            details={"requested": name, "available": listed},
+        )
+
+
+class LaunchOperations:
+    """The part of CudaServer that loads code and runs it."""
+
+    def __init__(self) -> None:
+        # cuLaunchKernel copies the parameters before it returns, so that one block at a fixed address serves all.
+        block = (ctypes.c_ubyte * MAX_PARAMETER_BYTES)()
+        self._block = memoryview(block).cast("B")
+        self._block_size = ctypes.c_size_t()
+        extra = (ctypes.c_void_p * 5)(
+            _PARAM_POINTER, ctypes.addressof(block), _PARAM_SIZE, ctypes.addressof(self._block_size), _PARAM_END
+        )
+        self._extra = ctypes.addressof(extra)
+        self._keep = (block, extra)
+
+    def load(self, image: server.Image) -> Module:
+        if not image.code:
+            raise Refusal(Reason.MODULE_INVALID, "A module without any code was to be loaded.")
+        try:
+            return Module(image, cu.moduleLoadData(bytes(image.code)))
+        except CudaError as error:
+            status = int(getattr(error, "status", 0))
+            if is_fatal(status) or status == OUT_OF_MEMORY:
+                raise translate(error, "loading a module") from error
+            log = _load_log(image.code)
+            first = next((line for line in log.splitlines() if line.strip()), "")
+            raise translate(
+                error,
+                "loading a module" + (f" ({first.strip()})" if first else ""),
+                Reason.MODULE_INVALID,
+                fix="give CUBIN or fatbin built for this device's compute capability, PTX that its driver knows, "
+                "or CUDA C++ source to compile here",
+                details={"log": log} if log else None,
+            ) from error
+
+    def unload(self, module: server.Module) -> None:
+        """The caller has seen the last launch from it end. A second time does nothing."""
+        if TYPE_CHECKING:
+            assert isinstance(module, Module)
+        pointer, module.pointer = module.pointer, 0
+        if pointer:
+            try:
+                cu.moduleUnload(pointer)
+            except CudaError as error:
+                raise translate(error, "unloading a module") from error
+
+    def launch(
+        self,
+        function: server.Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_mem: int,
+        stream: server.Stream,
+        params: bytearray,
+    ) -> None:
+        if TYPE_CHECKING:
+            assert isinstance(function, Function)
+            assert isinstance(stream, Stream)
+        if shared_mem > function.dynamic_limit:
+            function.allow_shared(shared_mem)
+        size = len(params)
+        grid_x, grid_y, grid_z = grid
+        block_x, block_y, block_z = block
+        try:
+            self._block[:size] = params
+            self._block_size.value = size
+            launchKernel(
+                function.pointer, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_mem, stream.pointer,
+                0, self._extra if size else 0,
+            )  # fmt: skip
+        except CudaError as error:
+            raise translate(
+                error,
+                f"launching {function.name} with grid {grid}, block {block} and {shared_mem} bytes of shared memory",
+                Reason.LAUNCH_FAILED,
+                fix="check grid, block, shared memory and registers against the device's limits",
+                details={"function": function.name, "grid": grid, "block": block, "shared_mem": shared_mem},
+            ) from error
+        except (ValueError, OverflowError) as error:
+            raise Refusal(
+                Reason.LAUNCH_INVALID,
+                f"Launching {function.name} with grid {grid}, block {block} and {size} bytes of parameters: grid and "
+                f"block are 32-bit, and parameters have at most {MAX_PARAMETER_BYTES} bytes.",
+                fix="pass large parameters in a buffer",
+                details={"grid": grid, "block": block, "size": size, "allowed": MAX_PARAMETER_BYTES},
+            ) from error
+
+
+def _attribute(attribute: int, pointer: int) -> int:
+    return max(0, int(cu.funcGetAttribute(attribute, pointer)))
+
+
+def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
+    """(offset, size) of each; the driver answers "invalid value" for the first that is not there."""
+    found: list[tuple[int, int]] = []
+    while True:
+        status, offset, size = driver.cuFuncGetParamInfo(pointer, len(found))
+        if int(status) == INVALID_VALUE:
+            return tuple(found)
+        checked((status,))
+        found.append((int(offset), int(size)))
+
+
+def _load_log(code: bytes) -> str:
+    """What the driver's compiler says about `code` (PTX); empty where it says nothing. Compiles once more."""
+    log = bytearray(_LOG_BYTES)
+    options = [
+        driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER,
+        driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    ]
+    with suppress(Exception):
+        status, module = driver.cuModuleLoadDataEx(bytes(code), len(options), options, [log, len(log)])
+        if int(status) == 0:
+            driver.cuModuleUnload(module)
+    return bytes(log).partition(b"\0")[0].decode(errors="replace").strip()

@@ -1,0 +1,282 @@
+"""Device memory, page-locked host memory, and the copies between them.
+
+Device memory comes from a CUDA memory pool of our own (`cudaMallocFromPoolAsync`): an allocation and a free are points
+in a stream, neither waits for the device, and what one stream has freed serves every other one as soon as that free
+has happened. CuPy's `MemoryPool`, which keeps an arena per stream and gives memory from one to another only by way of
+`cudaFree` (which waits for the whole device), serves where the driver has no memory pools (some vGPUs).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import cupy
+from cupy_backends.cuda.api import runtime
+from hearth_proto.reasons import Reason, Refusal
+
+from hearthd.device import server
+from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
+from hearthd.device.cuda.fill import fill
+from hearthd.device.cuda.host import HostBuffer, HostPool
+from hearthd.device.cuda.streams import Stream
+
+GRANULARITY = 512
+"""Bytes that every allocation is rounded up to; CuPy's pool and CUDA's round to the same."""
+
+
+class Memory:
+    """A device allocation. `reserved` is its size rounded up to `GRANULARITY`; empty ones have address 0."""
+
+    __slots__ = ("address", "owner", "reserved", "size")
+
+    def __init__(self, address: int, size: int, reserved: int, owner: Any = None) -> None:
+        self.address = address
+        self.size = size
+        self.reserved = reserved
+        self.owner = owner
+
+
+class Pool(ABC):
+    """What the two pools share: the limit, the retry when memory runs out, and the numbers in that refusal."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+        self._live: dict[int, Memory] = {}
+
+    @abstractmethod
+    def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
+        """Address and owner of `size` bytes, a multiple of `GRANULARITY`. Raises CudaError or MemoryError."""
+
+    @abstractmethod
+    def _give(self, memory: Memory, stream: Stream) -> None: ...
+
+    @abstractmethod
+    def reserved(self) -> int:
+        """Bytes that the pool holds of the device, used or not."""
+
+    @abstractmethod
+    def trim(self) -> None: ...
+
+    def allocate(self, size: int, stream: Stream) -> Memory:
+        """Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt, Refusal(INVALID_ARGUMENT) below 0."""
+        if size <= 0:
+            if size < 0:
+                raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
+            return Memory(0, 0, 0)
+        reserved = -(-size // GRANULARITY) * GRANULARITY
+        if self._limit and self._held + reserved > self._limit:
+            raise self._refusal(size, f"{self._held} bytes of this device's limit of {self._limit} are in use")
+        try:
+            address, owner = self._take(reserved, stream)
+        except CudaError as error:
+            address, owner = self._again(error, size, reserved, stream)
+        except MemoryError as error:
+            address, owner = self._again(error, size, reserved, stream)
+        memory = Memory(address, size, reserved, owner)
+        self._live[address] = memory
+        self._held += reserved
+        return memory
+
+    def free(self, memory: Memory, stream: Stream) -> None:
+        """A second free of the same memory does nothing."""
+        if self._live.get(memory.address) is not memory:
+            return
+        del self._live[memory.address]
+        self._held -= memory.reserved
+        try:
+            self._give(memory, stream)
+        except CudaError as error:
+            raise translate(error, f"freeing {memory.size} bytes") from error
+
+    def info(self) -> server.MemoryInfo:
+        try:
+            free, total = runtime.memGetInfo()
+            return server.MemoryInfo(free=free, total=total, reserved=self.reserved())
+        except CudaError as error:
+            raise translate(error, "asking for the device's free memory") from error
+
+    def close(self) -> None:
+        """Frees what is still allocated. Never raises."""
+        for memory in self._live.values():
+            with suppress(Exception):
+                self._release(memory)
+        self._live.clear()
+        self._held = 0
+
+    @abstractmethod
+    def _release(self, memory: Memory) -> None:
+        """Frees outside any stream."""
+
+    def _again(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
+        """The second attempt, after `error` ended the first."""
+        if isinstance(error, RuntimeError) and getattr(error, "status", 0) != OUT_OF_MEMORY:
+            raise translate(error, f"allocating {size} bytes") from error
+        try:
+            self.trim()
+            return self._take(reserved, stream)
+        except CudaError as second:
+            if getattr(second, "status", 0) != OUT_OF_MEMORY:
+                raise translate(second, f"allocating {size} bytes") from second
+        except MemoryError:
+            pass
+        raise self._refusal(size, "the device has no room for them") from error
+
+    def _refusal(self, size: int, why: str) -> Refusal:
+        info = self.info()
+        return Refusal(
+            Reason.OUT_OF_MEMORY,
+            f"{size} bytes of device memory were asked for, but {why}: {info.free} of {info.total} bytes are free, "
+            f"and this process's pool has {info.reserved}, of which {self._held} are in use.",
+            fix="ask for less; no amount of freeing makes room for this"
+            if size > (self._limit or info.total)
+            else "free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
+            details={
+                "requested": size,
+                "free": info.free,
+                "total": info.total,
+                "reserved": info.reserved,
+                "in_use": self._held,
+                **({"limit": self._limit} if self._limit else {}),
+            },
+        )
+
+
+class StreamOrderedPool(Pool):
+    """A `cudaMemPool_t` of this process."""
+
+    def __init__(self, device: int, limit: int = 0) -> None:
+        super().__init__(limit)
+        self._pool: int = runtime.memPoolCreate(
+            runtime.MemPoolProps(
+                runtime.cudaMemAllocationTypePinned,
+                runtime.cudaMemHandleTypeNone,
+                runtime.cudaMemLocationTypeDevice,
+                device,
+            )
+        )
+        # By default a pool gives back what is unused whenever anything is synchronized; kept, it costs no driver call.
+        keep = limit or (1 << 64) - 1
+        runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
+
+    def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
+        return runtime.mallocFromPoolAsync(size, self._pool, stream.pointer), None
+
+    def _give(self, memory: Memory, stream: Stream) -> None:
+        runtime.freeAsync(memory.address, stream.pointer)
+
+    def _release(self, memory: Memory) -> None:
+        runtime.free(memory.address)
+
+    def reserved(self) -> int:
+        return int(runtime.memPoolGetAttribute(self._pool, runtime.cudaMemPoolAttrReservedMemCurrent))
+
+    def trim(self) -> None:
+        runtime.memPoolTrimTo(self._pool, 0)
+
+    def close(self) -> None:
+        super().close()
+        pool, self._pool = self._pool, 0
+        if pool:
+            with suppress(Exception):
+                runtime.memPoolDestroy(pool)
+
+
+class ArenaPool(Pool):
+    """CuPy's pool of `cudaMalloc` memory with an arena per stream; `trim` waits for the device (see above)."""
+
+    def __init__(self, limit: int = 0) -> None:
+        super().__init__(limit)
+        self._pool = cupy.cuda.MemoryPool()
+        if limit:
+            self._pool.set_limit(size=limit)
+
+    def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
+        with cupy.cuda.ExternalStream(stream.pointer):
+            pointer = self._pool.malloc(size)
+        return pointer.ptr, pointer
+
+    def _give(self, memory: Memory, stream: Stream) -> None:
+        memory.owner = None  # the chunk goes back to the arena of the stream that it was allocated on
+
+    def _release(self, memory: Memory) -> None:
+        memory.owner = None
+
+    def reserved(self) -> int:
+        return int(self._pool.total_bytes())
+
+    def trim(self) -> None:
+        self._pool.free_all_blocks()
+
+    def close(self) -> None:
+        super().close()
+        with suppress(Exception):
+            self._pool.free_all_blocks()
+
+
+class MemoryOperations:
+    """The part of CudaServer that allocates and copies."""
+
+    pool: Pool
+    host: HostPool
+
+    def allocate(self, size: int, stream: server.Stream) -> Memory:
+        if TYPE_CHECKING:
+            assert isinstance(stream, Stream)
+        return self.pool.allocate(size, stream)
+
+    def free(self, memory: server.Memory, stream: server.Stream) -> None:
+        if TYPE_CHECKING:
+            assert isinstance(memory, Memory)
+            assert isinstance(stream, Stream)
+        self.pool.free(memory, stream)
+
+    def memory_info(self) -> server.MemoryInfo:
+        return self.pool.info()
+
+    def trim(self) -> None:
+        try:
+            self.pool.trim()
+        except CudaError as error:
+            raise translate(error, "giving unused memory back to the device") from error
+
+    def allocate_host(self, size: int) -> HostBuffer:
+        return self.host.take(size)
+
+    def free_host(self, buffer: server.HostBuffer) -> None:
+        if TYPE_CHECKING:
+            assert isinstance(buffer, HostBuffer)
+        self.host.give(buffer)
+
+    def upload(
+        self, destination: int, source: server.HostBuffer, offset: int, size: int, stream: server.Stream
+    ) -> None:
+        _copy(destination, source.address + offset, size, runtime.memcpyHostToDevice, stream)
+
+    def download(
+        self, destination: server.HostBuffer, offset: int, source: int, size: int, stream: server.Stream
+    ) -> None:
+        _copy(destination.address + offset, source, size, runtime.memcpyDeviceToHost, stream)
+
+    def copy(self, destination: int, source: int, size: int, stream: server.Stream) -> None:
+        _copy(destination, source, size, runtime.memcpyDeviceToDevice, stream)
+
+    def fill(self, address: int, pattern: bytes, size: int, stream: server.Stream) -> None:
+        if TYPE_CHECKING:
+            assert isinstance(stream, Stream)
+        try:
+            fill(address, pattern, size, stream.pointer)
+        except CudaError as error:
+            raise translate(error, f"filling {size} bytes") from error
+
+
+def _copy(destination: int, source: int, size: int, kind: int, stream: server.Stream) -> None:
+    if TYPE_CHECKING:
+        assert isinstance(stream, Stream)
+    if size:
+        try:
+            runtime.memcpyAsync(destination, source, size, kind, stream.pointer)
+        except CudaError as error:
+            raise translate(error, f"copying {size} bytes") from error

@@ -1,0 +1,256 @@
+"""Sessions and their batches, command by command, on the device-handle thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+from hearthd.device.collectives import Collectives
+from hearthd.device.context import Device
+from hearthd.device.launch import LaunchCommands
+from hearthd.device.memory import MemoryCommands
+from hearthd.device.modules import ModuleCommands
+from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.tables import BatchEntry, Session
+from hearthd.device.transfers import Transfers
+from hearthd.device.waits import WaitCommands
+from hearthd.device.watchdog import Watchdog
+
+Handler = Callable[[Origin, Any], Operation | None]
+
+
+class Executor:
+    """Frames of sessions in, frames out."""
+
+    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
+        self._device = device
+        self._sessions: dict[int, Session] = {}
+        self._kicked: set[int] = set()
+        self.watchdog = Watchdog(device.tracks)
+        self.collectives = Collectives(device, post)
+        self._transfers = Transfers(device)
+        self._memory = self._transfers.memory = MemoryCommands(device, self._transfers)
+        self._modules = ModuleCommands(device)
+        self._launches = LaunchCommands(device, self.watchdog, self)
+        waits = WaitCommands(device)
+        self._handlers: dict[str, Handler] = {
+            "allocate": self._memory.allocate,
+            "free": self._memory.free,
+            "write": self._memory.write,
+            "read": self._memory.read,
+            "copy": self._memory.copy,
+            "fill": self._memory.fill,
+            "memory_usage": self._memory.memory_usage,
+            "memory_cleanup": self._memory.memory_cleanup,
+            "load_module": self._modules.load,
+            "unload_module": self._modules.unload,
+            "describe_module": self._modules.describe,
+            "get_function": self._modules.get_function,
+            "describe_function": self._modules.describe_function,
+            "get_global": self._modules.get_global,
+            "launch": self._launches.launch,
+            "create_stream": waits.create_stream,
+            "destroy_stream": waits.destroy_stream,
+            "record_event": waits.record_event,
+            "wait_event": waits.wait_event,
+            "query_event": waits.query_event,
+            "elapsed_time": waits.elapsed_time,
+            "destroy_event": waits.destroy_event,
+            "sync": waits.sync,
+            "flush": waits.flush,
+            "start_profile": waits.start_profile,
+            "end_profile": waits.end_profile,
+            "all_reduce": self.collectives.all_reduce,
+            "sync_collective": self.collectives.sync_collective,
+        }
+        self._frames: dict[int, Callable[[Session, Frame], None]] = {
+            Kind.BATCH: self._batch,
+            Kind.CALL: self._call,
+            Kind.CLOSE: self._close,
+            Kind.UPLOAD: self._transfers.upload_frame,
+            Kind.DOWNLOAD: self._transfers.download_frame,
+            Kind.CREDIT: self._transfers.credit,
+            Kind.ABORT: self._transfers.aborted,
+        }
+
+    def frame(self, frame: Frame) -> None:
+        """A frame that belongs to a session."""
+        if frame.kind == Kind.OPEN:
+            info = json.loads(frame.payload or b"{}")
+            self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
+            return
+        session = self._sessions.get(frame.channel)
+        handler = self._frames.get(frame.kind)
+        if session is not None and handler is not None:
+            handler(session, frame)
+
+    def session(self, channel: int) -> Session | None:
+        return self._sessions.get(channel)
+
+    def kick(self, session: Session | None) -> None:
+        """Deferred commands of the session (None: of all) are tried again before the loop sleeps."""
+        if session is None:
+            self._kicked.update(channel for channel, each in self._sessions.items() if each.deferred)
+        elif session.deferred:
+            self._kicked.add(session.channel)
+
+    def pump(self) -> None:
+        """Tries the deferred commands of sessions for which something has happened."""
+        while self._kicked:
+            session = self._sessions.get(self._kicked.pop())
+            if session is not None:
+                session.deferred.pump()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and gauges, for metrics."""
+        info = self._device.server.memory_info()
+        sessions = self._sessions.values()
+        gauges = {
+            "sessions": len(self._sessions),
+            "buffers": sum(len(session.buffers) for session in sessions),
+            "modules": sum(len(session.modules) for session in sessions),
+            "commands_waiting": sum(len(session.deferred) for session in sessions),
+            "streams": len(self._device.tracks.all),
+            "memory_in_use_bytes": sum(session.bytes_in_use for session in sessions),
+            "memory_reserved_bytes": info.reserved,
+            "memory_free_bytes": info.free,
+            "memory_total_bytes": info.total,
+            "staging_bytes": self._device.staging.in_use,
+        }
+        return {"counters": self._device.telemetry.counters(), "gauges": gauges}
+
+    # ---- replies (see operation.Replies) ----
+
+    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
+        if result.HasField("error"):
+            self._device.telemetry.command_errors += 1
+        if call:
+            self._device.outbox.put(Kind.RESULT, result.SerializeToString(), channel=session.channel, id=call)
+        else:
+            response = device_pb2.ExecuteResponse(result=result)
+            self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
+
+    def acknowledge(self, session: Session, entry: BatchEntry) -> None:
+        """Acknowledges every batch from the oldest on whose commands have all run."""
+        batches = session.batches
+        done = 0
+        while batches and not batches[0].left:
+            done = batches.popleft().seq
+        if done:
+            self._device.outbox.put(Kind.ACK, channel=session.channel, id=done)
+
+    # ---- frames ----
+
+    def _batch(self, session: Session, frame: Frame) -> None:
+        try:
+            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch
+        except DecodeError:
+            self._protocol_error(session, "it is no ExecuteRequest")
+            return
+        if batch.seq <= session.last_seq and batch.seq:
+            return  # sent again; it has run
+        if batch.seq != session.last_seq + 1:
+            self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
+            return
+        session.last_seq = batch.seq
+        self._device.telemetry.batches += 1
+        entry = BatchEntry(batch.seq)
+        session.batches.append(entry)
+        index = 0
+        for command in batch.commands:
+            if command.WhichOneof("kind") == "launches":
+                index += self._launches.run_records(session, command.launches, entry, index)
+            else:
+                self._command(session, command, batch=entry, index=index)
+                index += 1
+        self._device.telemetry.commands += index
+        entry.left -= 1
+        if not entry.left:
+            self.acknowledge(session, entry)
+
+    def _call(self, session: Session, frame: Frame) -> None:
+        try:
+            command = commands_pb2.Command.FromString(frame.payload)
+        except DecodeError:
+            refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is no Command")
+            self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
+            return
+        self._device.telemetry.commands += 1
+        self._command(session, command, call=frame.id)
+
+    def _command(
+        self,
+        session: Session,
+        command: commands_pb2.Command,
+        *,
+        batch: BatchEntry | None = None,
+        index: int = 0,
+        call: int = 0,
+    ) -> None:
+        kind = command.WhichOneof("kind") or ""
+        stream = session.streams.get(command.stream)
+        origin = Origin(
+            self,
+            session,
+            stream if stream is not None else session.streams.items[0],
+            kind or "command",
+            batch=batch,
+            index=index,
+            request=command.request,
+            call=call,
+        )
+        try:
+            if stream is None:
+                raise session.streams.unknown(command.stream)
+            handler = self._handlers.get(kind)
+            if handler is None:
+                raise Refusal(
+                    Reason.UNSUPPORTED,
+                    f"a command of kind {kind or 'none'} is not served here",
+                    fix="use a client of this daemon's version; see NodeService.Describe",
+                )
+            operation = handler(origin, getattr(command, kind))
+            if operation is not None:
+                submit(operation)
+        except Refusal as refusal:
+            origin.fail(refusal)
+
+    def _protocol_error(self, session: Session, why: str) -> None:
+        refusal = Refusal(
+            Reason.MALFORMED_MESSAGE,
+            f"the message was no valid batch: {why}; nothing of it ran",
+            fix="send ExecuteRequest messages with batches numbered from 1",
+            details={"last_seq": session.last_seq},
+        )
+        event = device_pb2.Event(protocol_error=refusal.to_status())
+        response = device_pb2.ExecuteResponse(event=event)
+        self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
+
+    def _close(self, session: Session, _frame: Frame) -> None:
+        """Frees all that the session held, behind its work that is under way; then says so."""
+        session.closing = True
+        gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
+        for operation in session.deferred.clear():
+            operation.abandon(gone)
+        self.collectives.forget(session)
+        for buffer in session.buffers.items.values():
+            self._memory.release(session, buffer)
+        for module in session.modules.items.values():
+            self._modules.release(session, module)
+        for event in session.events.items.values():
+            if event.event is not None:
+                self._device.server.release_event(event.event)
+        for stream in session.streams.items.values():
+            self._device.tracks.release(stream.track)
+        del self._sessions[session.channel]
+
+        def closed() -> None:
+            self._device.outbox.put(Kind.CLOSED, channel=session.channel)
+
+        self._device.tracks.after_all(session.tracks(), closed)

@@ -1,0 +1,102 @@
+"""The device-handle thread's loop: one epoll over sockets and wake-ups, and the tasks that other threads hand in.
+
+Everything that touches CUDA or device state runs inside `Loop.run`, on the thread that called it. Other threads reach
+it through `post` alone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Task = Callable[[], object]
+
+
+class Loop:
+    """Runs ready sockets, then posted tasks in order, then `poll` hooks, until `stop`."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._tasks: deque[Task] = deque()
+        self._woken = False
+        self._stopping = False
+        self._thread: int | None = None
+        self.on_poll: Callable[[], float | None] = lambda: None
+        """Called each time round; answers how many seconds the loop may sleep, None: until something happens."""
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called before the loop may sleep: the time to send what has gathered."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        return self._thread == threading.get_ident()
+
+    def post(self, task: Task) -> None:
+        """Runs `task` on the loop's thread, after those posted before. Any thread."""
+        self._tasks.append(task)
+        self.wake()
+
+    def wake(self) -> None:
+        """Makes a sleeping loop go round once. Any thread."""
+        if not self._woken:  # a lost race costs one more write, never a lost wake-up
+            self._woken = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    def add_reader(self, fd: int, callback: Callable[[int], None]) -> None:
+        """`callback(events)` whenever `fd` is readable or has failed. Loop's thread only."""
+        self._callbacks[fd] = callback
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def watch_writes(self, fd: int, wanted: bool) -> None:
+        """Whether the callback is also told when `fd` takes more bytes."""
+        self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+
+    def remove_reader(self, fd: int) -> None:
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def stop(self) -> None:
+        """Ends `run` once the tasks posted so far have run. Any thread."""
+        self.post(self._stop)
+
+    def run(self) -> None:
+        """Runs until stopped. A task that raises ends the loop: whoever posts has to catch."""
+        self._thread = threading.get_ident()
+        try:
+            while not self._stopping:
+                sleep = self.on_poll()
+                if not self._tasks:
+                    self.on_idle()
+                self._turn(0.0 if self._tasks else sleep)
+        finally:
+            self._thread = None
+
+    def close(self) -> None:
+        """Releases the descriptors; after `run` has ended."""
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    def _turn(self, sleep: float | None) -> None:
+        if sleep is not None and 0.0 < sleep < 0.001:
+            # epoll sleeps in milliseconds; select on the epoll descriptor does in microseconds.
+            select.select([self._epoll], [], [], sleep)
+            sleep = 0.0
+        for fd, events in self._epoll.poll(-1 if sleep is None else sleep):
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+                self._woken = False
+            else:
+                callback = self._callbacks.get(fd)
+                if callback is not None:
+                    callback(events)
+        for _ in range(len(self._tasks)):
+            self._tasks.popleft()()
+
+    def _stop(self) -> None:
+        self._stopping = True

@@ -1,0 +1,189 @@
+"""Modules, functions and globals of sessions: compiled elsewhere, loaded here, kept while they are used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+
+from hearthd.device.compiler import Compiled
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.server import Image, Source
+from hearthd.device.tables import Buffer, FunctionEntry, ModuleEntry, Session
+
+
+class ModuleCommands:
+    """Every session loads its own copy of a module: one session's `__device__` variables are not another's."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
+        session = origin.session
+        entry = session.modules.add(command.module, ModuleEntry(command.module))
+        if command.kind == commands_pb2.CODE_KIND_CUDA_CPP:
+            self._compile(session, entry, command)
+        else:
+            self._load(entry, Compiled(Image(code=command.code), None, True, 0))
+        if not origin.answered:
+            return None
+        return self._describe(origin, entry)
+
+    def _compile(self, session: Session, entry: ModuleEntry, command: commands_pb2.LoadModule) -> None:
+        try:
+            source = Source(
+                code=command.code.decode(),
+                options=tuple(command.options),
+                name_expressions=tuple(command.name_expressions),
+                headers=tuple(sorted(command.headers.items())),
+            )
+        except UnicodeDecodeError as error:
+            entry.pending = False
+            entry.error = Refusal(
+                Reason.COMPILE_FAILED,
+                f"the source is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
+                fix="send the source as UTF-8 text",
+            )
+            return
+
+        def landed(outcome: Compiled) -> None:
+            self._load(entry, outcome)
+            self._device.kick(session)
+
+        self._device.compiler.submit(source, landed)
+
+    def _load(self, entry: ModuleEntry, outcome: Compiled) -> None:
+        telemetry = self._device.telemetry
+        entry.pending = False
+        entry.cached = outcome.cached
+        entry.compile_ns = outcome.elapsed_ns
+        if outcome.image is None:
+            telemetry.compile_failures += 1
+            entry.error = outcome.error
+            return
+        if outcome.cached:
+            telemetry.compile_cache_hits += 1
+        else:
+            telemetry.compile_cache_misses += 1
+        entry.log = outcome.image.log
+        try:
+            entry.module = self._device.server.load(outcome.image)
+            telemetry.modules_loaded += 1
+        except Refusal as refusal:
+            entry.error = refusal
+
+    def unload(self, origin: Origin, command: commands_pb2.UnloadModule) -> Operation:
+        """Behind the launches that wait; what is running keeps the code until it is done."""
+        session = origin.session
+        entry = session.modules.pop(command.module)
+        for handle in [h for h, function in session.functions.items.items() if function.module is entry]:
+            del session.functions.items[handle]
+
+        def run() -> bool:
+            if entry.pending:
+                return False
+            self.release(session, entry)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(entry,))
+
+    def release(self, session: Session, entry: ModuleEntry) -> None:
+        module, entry.module = entry.module, None
+        if module is not None:
+            server = self._device.server
+            self._device.tracks.after_all(session.tracks(), lambda: server.unload(module))
+
+    def describe(self, origin: Origin, command: commands_pb2.DescribeModule) -> Operation:
+        return self._describe(origin, origin.session.modules.find(command.module))
+
+    def _describe(self, origin: Origin, entry: ModuleEntry) -> Operation:
+        def answer() -> commands_pb2.Result:
+            module = entry.loaded()
+            result = commands_pb2.ModuleResult(
+                functions=module.functions,
+                globals=module.globals,
+                log=entry.log,
+                cached=entry.cached,
+                compile_ns=entry.compile_ns,
+            )
+            return commands_pb2.Result(module=result)
+
+        return self._when_ready(origin, entry, answer)
+
+    def get_function(self, origin: Origin, command: commands_pb2.GetFunction) -> Operation | None:
+        """Resolved when it is first used, so that nobody waits for the compile here."""
+        session = origin.session
+        module = session.modules.find(command.module)
+        entry = session.functions.add(command.function, FunctionEntry(command.function, module, command.name))
+        return self._describe_function(origin, entry) if origin.answered else None
+
+    def describe_function(self, origin: Origin, command: commands_pb2.DescribeFunction) -> Operation:
+        return self._describe_function(origin, origin.session.functions.find(command.function))
+
+    def _describe_function(self, origin: Origin, entry: FunctionEntry) -> Operation:
+        def answer() -> commands_pb2.Result:
+            function = entry.resolve()
+            attributes = function.attributes
+            result = commands_pb2.FunctionResult(
+                name=function.name,
+                parameters=[commands_pb2.Parameter(offset=offset, size=size) for offset, size in function.parameters],
+                registers=attributes.registers,
+                static_shared_bytes=attributes.static_shared_bytes,
+                local_bytes=attributes.local_bytes,
+                constant_bytes=attributes.constant_bytes,
+                max_threads_per_block=attributes.max_threads_per_block,
+            )
+            return commands_pb2.Result(function=result)
+
+        return self._when_ready(origin, entry.module, answer)
+
+    def get_global(self, origin: Origin, command: commands_pb2.GetGlobal) -> Operation:
+        session = origin.session
+        entry = session.modules.find(command.module)
+        session.buffers.check_new(command.buffer)
+        buffer = Buffer(command.buffer, 0, origin.stream.track)
+        buffer.module = entry
+        session.buffers.items[command.buffer] = buffer
+
+        def run() -> bool:
+            if entry.pending:
+                return False
+            try:
+                buffer.address, buffer.size = entry.loaded().global_(command.name)
+            except Refusal as refusal:
+                buffer.lost = refusal
+                raise
+            result = commands_pb2.Result()
+            getattr(result, "global").size = buffer.size  # a keyword in Python, and a field in every other language
+            origin.reply(result)
+            return True
+
+        return Operation(origin, run, writes=(origin.stream, buffer), reads=(entry,))
+
+    @staticmethod
+    def _when_ready(origin: Origin, entry: ModuleEntry, answer: Callable[[], commands_pb2.Result]) -> Operation:
+        def run() -> bool:
+            if entry.pending:
+                return False
+            origin.reply(answer())
+            return True
+
+        return Operation(origin, run, reads=(entry,))
+
+
+def cache_directory(configured: str) -> str:
+    """Where compiled modules go: the configured directory, never one that others can write to."""
+    if not configured:
+        return ""
+    try:
+        Path(configured).mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = Path(configured).stat()
+    except OSError:
+        return ""
+    # Code in it is run: a directory that another user could fill is no cache.
+    return configured if status.st_uid == os.getuid() and not status.st_mode & 0o022 else ""

@@ -1,0 +1,156 @@
+"""One command under way: where it came from, what it touches, how it runs and where its answer goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import commands_pb2, status_pb2
+
+from hearthd.device.policy.errors import Failure, poisoned, skipped
+from hearthd.device.tables import BatchEntry, Buffer, LogicalStream, Session
+
+
+class Replies(Protocol):
+    """Where answers go."""
+
+    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None: ...
+    def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+
+
+class Origin:
+    """A command's place in its session: enough to answer it, or to remember that it failed."""
+
+    __slots__ = ("batch", "call", "index", "name", "replies", "request", "seq", "session", "stream")
+
+    def __init__(
+        self,
+        replies: Replies,
+        session: Session,
+        stream: LogicalStream,
+        name: str,
+        *,
+        batch: BatchEntry | None = None,
+        index: int = 0,
+        request: int = 0,
+        call: int = 0,
+    ) -> None:
+        self.replies = replies
+        self.session = session
+        self.stream = stream
+        self.name = name
+        self.batch = batch
+        self.seq = batch.seq if batch is not None else 0
+        self.index = index
+        self.request = request
+        self.call = call
+
+    @property
+    def answered(self) -> bool:
+        """Whether somebody waits for the command's own result."""
+        return bool(self.request or self.call)
+
+    def reply(self, result: commands_pb2.Result | None = None) -> None:
+        """Answers the command; without a result, that it is done. Nothing where nobody asked."""
+        if not self.answered:
+            return
+        answer = result if result is not None else commands_pb2.Result(done=commands_pb2.Done())
+        answer.request = self.request
+        self.replies.result(self.session, self.call, answer)
+
+    def reply_error(self, status: status_pb2.Status) -> None:
+        self.replies.result(self.session, self.call, commands_pb2.Result(request=self.request, error=status))
+
+    def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
+        """Answers with the refusal, or keeps it on the stream, where it spoils what would have been written."""
+        if self.answered:
+            self.reply_error(refusal.to_status())
+            return
+        self.keep(Failure(self.name, self.stream.handle, self.seq, self.index, refusal), spoiled)
+
+    def skip(self, because: Failure, spoiled: Sequence[Buffer]) -> None:
+        """Not run: what it needs was never produced."""
+        failure = skipped(self.name, self.stream.handle, self.seq, self.index, because)
+        if self.answered:
+            self.reply_error(failure.refusal.to_status([because.cause.to_message()]))
+            return
+        self.keep(failure, spoiled)
+
+    def keep(self, failure: Failure, spoiled: Sequence[Buffer]) -> None:
+        self.stream.errors.add(failure)
+        for buffer in spoiled:
+            if poisoned(buffer.failure) is None:
+                buffer.failure = failure
+
+
+class Operation:
+    """A command that may have to wait. `run` answers False while it cannot go on; it is then called again.
+
+    `writes` and `reads` are what it orders against while it waits (buffers, its stream, modules, events); `needs` are
+    the buffers whose contents it depends on, `spoils` those that are worthless when it fails.
+    """
+
+    __slots__ = ("_run", "after", "barrier", "finished", "needs", "origin", "reads", "spoils", "writes")
+
+    def __init__(
+        self,
+        origin: Origin,
+        run: Callable[[], bool],
+        *,
+        writes: Sequence[Hashable] = (),
+        reads: Sequence[Hashable] = (),
+        needs: Sequence[Buffer] = (),
+        spoils: Sequence[Buffer] = (),
+        barrier: bool = False,
+    ) -> None:
+        self.origin = origin
+        self._run = run
+        self.writes = writes
+        self.reads = reads
+        self.needs = needs
+        self.spoils = spoils
+        self.barrier = barrier
+        self.finished = False
+        self.after: Callable[[], None] | None = None
+        """Called when it has run well."""
+
+    def step(self) -> bool:
+        try:
+            for buffer in self.needs:
+                if buffer.failure is not None:
+                    because = poisoned(buffer.failure)
+                    if because is None:
+                        buffer.failure = None
+                        continue
+                    self.origin.skip(because, self.spoils)
+                    return self._finish()
+            if not self._run():
+                return False
+            if self.after is not None:
+                self.after()
+        except Refusal as refusal:
+            self.origin.fail(refusal, self.spoils)
+        return self._finish()
+
+    def abandon(self, refusal: Refusal) -> None:
+        """Ends a command that will not run any more."""
+        if not self.finished:
+            self.origin.fail(refusal, self.spoils)
+            self._finish()
+
+    def _finish(self) -> bool:
+        self.finished = True
+        batch = self.origin.batch
+        if batch is not None:
+            batch.left -= 1
+            if not batch.left:
+                self.origin.replies.acknowledge(self.origin.session, batch)
+        return True
+
+
+def submit(operation: Operation) -> None:
+    """Runs the operation now, or behind what it has to wait for."""
+    if operation.origin.batch is not None:
+        operation.origin.batch.left += 1
+    operation.origin.session.deferred.submit(operation)

@@ -1,0 +1,85 @@
+"""Which stream must wait for which before a command may run: read-after-write, write-after-read, write-after-write.
+
+Every buffer carries its last write and the reads since, each as (track, position). A *track* is one CUDA stream; its
+*position* counts what was submitted to it. A wait between two tracks covers everything the origin had been given when
+it was made, so one wait serves every buffer up to that position: each pair is fenced once per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Usage:
+    """Where a buffer was last written, and read since. Track -1: never."""
+
+    __slots__ = ("position", "reads", "track")
+
+    def __init__(self) -> None:
+        self.track = -1
+        self.position = 0
+        self.reads: dict[int, int] | None = None
+
+    def tracks(self) -> dict[int, int]:
+        """Every track with unfenced use of the buffer, and the position of its last use."""
+        used = dict(self.reads or ())
+        if self.track >= 0:
+            used[self.track] = max(self.position, used.get(self.track, 0))
+        return used
+
+
+class Ordering:
+    """Positions of all tracks, and which waits have been made."""
+
+    def __init__(self) -> None:
+        self._positions: list[int] = []
+        self._synced: dict[tuple[int, int], int] = {}
+
+    def add_track(self) -> int:
+        """A new track's number."""
+        self._positions.append(0)
+        return len(self._positions) - 1
+
+    def position(self, track: int) -> int:
+        """The position of the last command given to the track."""
+        return self._positions[track]
+
+    def plan(self, track: int, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> list[int]:
+        """Takes the next position on `track` for a command; the tracks that it has to wait for first.
+
+        A buffer that is both read and written belongs to `writes`.
+        """
+        position = self._positions[track] + 1
+        self._positions[track] = position
+        waits: list[int] = []
+        for usage in writes:
+            if usage.track != track and usage.track >= 0:
+                self._need(waits, track, usage.track, usage.position)
+            if usage.reads is not None:
+                for reader, read_at in usage.reads.items():
+                    if reader != track:
+                        self._need(waits, track, reader, read_at)
+                usage.reads = None
+            usage.track = track
+            usage.position = position
+        for usage in reads:
+            if usage.track != track and usage.track >= 0:
+                self._need(waits, track, usage.track, usage.position)
+            if usage.reads is None:
+                usage.reads = {}
+            usage.reads[track] = position
+        return waits
+
+    def fence(self, track: int, origin: int, position: int) -> bool:
+        """Whether `track` has to wait for `origin` to pass `position`; notes that it does."""
+        waits: list[int] = []
+        if origin != track:
+            self._need(waits, track, origin, position)
+        return bool(waits)
+
+    def _need(self, waits: list[int], track: int, origin: int, position: int) -> None:
+        pair = (track, origin)
+        if self._synced.get(pair, 0) < position:
+            # The event is recorded now, so it covers all that the origin has been given.
+            self._synced[pair] = self._positions[origin]
+            waits.append(origin)

@@ -1,0 +1,195 @@
+"""Main of a device process: one loop over the front's link and wake-ups; everything runs on its only busy thread."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
+from hearth_proto.reasons import Reason, Refusal
+
+from hearthd.device.compile_cache import CompileCache
+from hearthd.device.compiler import CompileService
+from hearthd.device.context import Device
+from hearthd.device.executor import Executor
+from hearthd.device.loop import Loop
+from hearthd.device.modules import cache_directory
+from hearthd.device.outbox import Outbox
+from hearthd.device.policy.geometry import Limits
+from hearthd.device.server import ComputeServer, DeviceFault
+from hearthd.device.staging import Staging
+from hearthd.device.telemetry import Telemetry
+from hearthd.device.tracks import Tracks
+from hearthd.spec import DeviceSpec
+
+RECEIVE_BYTES = 1 << 20
+EXIT_FAULT = 70
+"""Exit status of a process that gave up its device (EX_SOFTWARE)."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def make_server(spec: DeviceSpec) -> ComputeServer:
+    """The backend that the specification names."""
+    if spec.backend == "cuda":
+        from hearthd.device.cuda.server import CudaServer
+
+        return CudaServer(spec)
+    from hearthd.device.cpu.server import CpuServer
+
+    return CpuServer(spec)
+
+
+class DeviceProcess:
+    """The loop, the link to the front, and the executor between them."""
+
+    def __init__(self, link: socket.socket, spec: DeviceSpec, server: ComputeServer) -> None:
+        self._link = link
+        self._spec = spec
+        self._server = server
+        self._reader = FrameReader()
+        self._completions = 0
+        self.loop = Loop()
+        link.setblocking(False)
+        self._outbox = Outbox(link, self._watch_writes)
+        properties = server.properties
+        kick: Callable[..., None] = lambda session: self._executor.kick(session)  # noqa: E731
+        device = Device(
+            spec=spec,
+            server=server,
+            tracks=Tracks(server, spec.max_streams, self.loop.wake),
+            staging=Staging(server, spec.staging_bytes, lambda: kick(None)),
+            compiler=CompileService(
+                server.compiler,
+                CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes),
+                spec.compile_workers,
+                self.loop.post,
+            ),
+            outbox=self._outbox,
+            telemetry=Telemetry(),
+            limits=Limits(
+                properties.max_threads_per_block,
+                _dim(properties.max_block_dim),
+                _dim(properties.max_grid_dim),
+                properties.shared_mem_per_block,
+                properties.shared_mem_per_block_optin,
+            ),
+            kick=kick,
+        )
+        self._device = device
+        self._executor = Executor(device, self.loop.post)
+        self.loop.add_reader(link.fileno(), self._readable)
+        self.loop.on_poll = self._poll
+        self.loop.on_idle = self._outbox.send
+        self._outbox.put(Kind.READY, properties.SerializeToString())
+
+    def run(self) -> None:
+        """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
+        try:
+            self.loop.run()
+        except DeviceFault as fault:
+            self._die(f"the device failed: {fault}")
+        self._outbox.send_all()
+        self._device.compiler.close()
+        self._server.close()
+
+    def _poll(self) -> float | None:
+        tracks = self._device.tracks
+        sleep = tracks.poll()
+        if tracks.completions != self._completions:
+            self._completions = tracks.completions
+            self._executor.kick(None)
+        self._executor.pump()
+        self._executor.collectives.check()
+        expired = self._executor.watchdog.expired()
+        if expired is not None:
+            self._die(
+                f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
+                fix="raise the launch's timeout, or make the kernel end",
+            )
+        return self._executor.watchdog.sleep(sleep)
+
+    def _watch_writes(self, wanted: bool) -> None:
+        self.loop.watch_writes(self._link.fileno(), wanted)
+
+    def _readable(self, _events: int) -> None:
+        try:
+            data = self._link.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            self._outbox.send()  # woken because there is room again
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # The front is gone, and nobody can ask for anything any more. Work under way is not waited for: it may
+            # never end.
+            os._exit(0)
+        try:
+            frames = self._reader.feed(data)
+        except FrameError as error:
+            self._die(f"the front's link has lost its framing: {error}")
+        for frame in frames:
+            self._frame(frame)
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.PING:
+            self._outbox.put(Kind.PONG, id=frame.id)
+        elif frame.kind == Kind.STATS:
+            self._outbox.put(Kind.STATS, json.dumps(self._executor.snapshot()).encode(), id=frame.id)
+        elif frame.kind == Kind.COLLECTIVE:
+            self._executor.collectives.message(frame.payload, self._executor.session)
+        elif frame.kind == Kind.SHUTDOWN:
+            self.loop.stop()
+        else:
+            self._executor.frame(frame)
+
+    def _die(self, why: str, *, fix: str = "") -> None:
+        """Says why, and ends the process at once: a lost context cannot be repaired, and a kernel not be stopped."""
+        kernels = self._device.tracks.in_flight()
+        refusal = Refusal(
+            Reason.DEVICE_LOST,
+            f"device {self._spec.ordinal} was lost: {why}",
+            fix=fix or "look at the kernels named; what was on the device has to be made again",
+            details={
+                "device": self._spec.ordinal,
+                "generation": self._spec.generation,
+                "in_flight": ", ".join(kernels),
+            },
+        )
+        self._outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
+        self._outbox.send_all()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(link: socket.socket, spec: DeviceSpec) -> None:
+    """Entry point of a device process."""
+    _die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A terminal or service manager signals the whole group; the front decides when a device process ends.
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        process = DeviceProcess(link, spec, make_server(spec))
+    except (Refusal, DeviceFault) as error:
+        refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))
+        link.setblocking(True)
+        outbox = Outbox(link, lambda _wanted: None)
+        outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
+        outbox.send_all()
+        os._exit(EXIT_FAULT)
+    process.run()
+    # Stream and compile threads may sit in native code that never returns; nothing is left to be saved.
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """The kernel kills this process when the fork server ends, which it does when the front is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _dim(values: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = values
+    return x, y, z

@@ -1,0 +1,237 @@
+"""What a session holds on a device: the objects behind its handles."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from hearth_proto.reasons import Reason, Refusal
+
+from hearthd.device.policy.deferral import Deferred
+from hearthd.device.policy.errors import Failure, StreamErrors
+from hearthd.device.policy.ordering import Usage
+from hearthd.device.server import Event, Function, Memory, Module
+from hearthd.device.tracks import Track
+
+if TYPE_CHECKING:
+    from hearthd.device.operation import Operation
+    from hearthd.device.policy.launch_plan import Plan
+    from hearthd.device.transfers import Download, Upload
+
+MAX_HANDLE = (1 << 64) - 1
+
+
+class Buffer:
+    """Device memory under a handle. `usage` orders its users; `failure` stands behind its contents."""
+
+    __slots__ = ("address", "failure", "handle", "home", "lost", "memory", "module", "size", "usage")
+
+    def __init__(self, handle: int, size: int, home: Track) -> None:
+        self.handle = handle
+        self.size = size
+        self.home = home
+        self.address = 0
+        self.memory: Memory | None = None
+        self.module: ModuleEntry | None = None
+        self.usage = Usage()
+        self.failure: Failure | None = None
+        self.lost: Refusal | None = None
+        """Why there is no memory behind the handle."""
+
+    def range(self, offset: int, size: int, what: str) -> int:
+        """The address of `size` bytes at `offset`; refuses what lies outside."""
+        if self.lost is not None:
+            raise Refusal(
+                Reason.ALLOCATION_FAILED,
+                f"{what}: buffer {self.handle} has no memory behind it: {self.lost.message}",
+                fix=self.lost.fix or "allocate it again",
+                details={**self.lost.details, "cause": self.lost.reason},
+            )
+        if offset + size > self.size:
+            raise Refusal(
+                Reason.OUT_OF_BOUNDS,
+                f"{what}: bytes [{offset}..{offset + size}) of buffer {self.handle}, which has {self.size}",
+                fix="stay within the buffer",
+                details={"buffer": self.handle, "offset": offset, "size": size, "buffer_size": self.size},
+            )
+        return self.address + offset
+
+
+class LogicalStream:
+    """A client's stream. Folded streams share a track, never errors."""
+
+    __slots__ = ("collectives", "errors", "handle", "starting", "track")
+
+    def __init__(self, handle: int, track: Track) -> None:
+        self.handle = handle
+        self.track = track
+        self.errors = StreamErrors()
+        self.collectives: Track | None = None
+        """The communicator's track, while work of this stream may be under way on it."""
+        self.starting: list[ProfileEntry] = []
+        """Profiles whose clock starts with the stream's next work."""
+
+
+class EventEntry:
+    """A client's event; `event` is None until it has been recorded."""
+
+    __slots__ = ("event", "handle")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.event: Event | None = None
+
+
+class ModuleEntry:
+    """A client's module: waiting for its compile, loaded, or failed."""
+
+    __slots__ = ("cached", "compile_ns", "error", "handle", "log", "module", "pending")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.pending = True
+        self.module: Module | None = None
+        self.error: Refusal | None = None
+        self.log = ""
+        self.cached = False
+        self.compile_ns = 0
+
+    def loaded(self) -> Module:
+        """The module; raises what its compile or load failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.module is not None, "asked for before it was ready"
+        return self.module
+
+
+class FunctionEntry:
+    """A client's function; resolved at its first use. `plans` are the launches that have been checked."""
+
+    __slots__ = ("function", "handle", "module", "name", "plans")
+
+    def __init__(self, handle: int, module: ModuleEntry, name: str) -> None:
+        self.handle = handle
+        self.module = module
+        self.name = name
+        self.function: Function | None = None
+        self.plans: dict[bytes, Plan] = {}
+
+    def resolve(self) -> Function:
+        if self.function is None:
+            self.function = self.module.loaded().function(self.name)
+        return self.function
+
+
+class ProfileEntry:
+    __slots__ = ("handle", "start", "started_ns", "stream")
+
+    def __init__(self, handle: int, stream: LogicalStream, started_ns: int) -> None:
+        self.handle = handle
+        self.stream = stream
+        self.started_ns = started_ns
+        self.start: Event | None = None
+
+
+T = TypeVar("T")
+
+
+class Table(Generic[T]):
+    """Objects of one kind by handle."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.items: dict[int, T] = {}
+        self.get = self.items.get
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def find(self, handle: int) -> T:
+        found = self.items.get(handle)
+        if found is None:
+            raise self.unknown(handle)
+        return found
+
+    def unknown(self, handle: int) -> Refusal:
+        return Refusal(
+            Reason.INVALID_HANDLE,
+            f"{self.kind} {handle} is not live in this session on this device",
+            fix=f"use a {self.kind} that this session created on this device and has not freed",
+            details={"kind": self.kind, "handle": handle},
+        )
+
+    def check_new(self, handle: int) -> None:
+        if handle == 0:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"0 cannot be the handle of a {self.kind}",
+                fix="mint handles from 1",
+                details={"kind": self.kind},
+            )
+        if handle in self.items:
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"{self.kind} {handle} exists already in this session on this device",
+                fix="mint a handle that was not used before",
+                details={"kind": self.kind, "handle": handle},
+            )
+
+    def add(self, handle: int, item: T) -> T:
+        self.check_new(handle)
+        self.items[handle] = item
+        return item
+
+    def pop(self, handle: int) -> T:
+        found = self.find(handle)
+        del self.items[handle]
+        return found
+
+
+class BatchEntry:
+    """A batch that has arrived, and how many of its commands have not run yet."""
+
+    __slots__ = ("left", "seq")
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.left = 1  # the batch itself, until all of it has been looked at
+
+
+class Session:
+    """One session's state on this device."""
+
+    def __init__(self, channel: int, info: Mapping[str, str], track: Callable[[], Track]) -> None:
+        self.channel = channel
+        self.id = info.get("session", "")
+        self.client = info.get("client", "")
+        self.buffers: Table[Buffer] = Table("buffer")
+        self.streams: Table[LogicalStream] = Table("stream")
+        self.events: Table[EventEntry] = Table("event")
+        self.modules: Table[ModuleEntry] = Table("module")
+        self.functions: Table[FunctionEntry] = Table("function")
+        self.profiles: Table[ProfileEntry] = Table("profile")
+        self.uploads: dict[int, Upload] = {}
+        self.downloads: dict[int, Download] = {}
+        self.aborted: deque[int] = deque(maxlen=256)
+        """Transfers given up lately, whose last chunks may still arrive."""
+        self.deferred: Deferred[Operation] = Deferred()
+        self.batches: deque[BatchEntry] = deque()
+        self.last_seq = 0
+        self.bytes_in_use = 0
+        self.bytes_reserved = 0
+        self.closing = False
+        self._touched: dict[int, Track] = {}
+        self.add_stream(0, track())
+
+    def add_stream(self, handle: int, track: Track) -> None:
+        self.streams.items[handle] = LogicalStream(handle, track)
+        self.touch(track)
+
+    def touch(self, track: Track) -> None:
+        """Work of this session may be under way on the track from now on."""
+        self._touched[track.index] = track
+
+    def tracks(self) -> list[Track]:
+        """Every track that may have work of this session under way."""
+        return list(self._touched.values())

@@ -1,0 +1,164 @@
+"""Tracks: the CUDA streams of a device process, how far each has come, and who waits for which.
+
+Logical streams map onto at most `max_streams` tracks. Completions are events in order on each track; they are polled
+for, never waited for, on the device-handle thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from hearthd.device.policy.ordering import Ordering, Usage
+from hearthd.device.server import ComputeServer, Event, Stream
+
+WINDOW = 128
+WINDOWS = 6
+"""A track takes WINDOW x WINDOWS commands beyond what is known to be done: a launch blocks at about 1,000 queued."""
+
+SPIN_S = 50e-6
+"""A completion that comes this soon is polled for without sleeping: most small kernels end before."""
+
+Callback = Callable[[], None]
+
+
+class Track:
+    """One CUDA stream with what is under way on it."""
+
+    __slots__ = ("budget", "done_position", "index", "launched", "pending", "priority", "stream", "users")
+
+    def __init__(self, index: int, stream: Stream, priority: int) -> None:
+        self.index = index
+        self.stream = stream
+        self.priority = priority
+        self.budget = WINDOW * WINDOWS
+        self.users = 0
+        self.done_position = 0
+        self.pending: deque[tuple[int, Event, Callback]] = deque()
+        self.launched: deque[tuple[int, str]] = deque(maxlen=16)
+        """(position, kernel) of the latest launches, to name what was running when the device is lost."""
+
+    @property
+    def full(self) -> bool:
+        return self.budget <= 0
+
+
+class Tracks:
+    """All tracks of one device process."""
+
+    def __init__(self, server: ComputeServer, max_streams: int, wake: Callable[[], None]) -> None:
+        self._server = server
+        self._max = max_streams
+        self._notified = server.on_progress(wake)
+        self._watched: list[tuple[Event, Callback]] = []
+        self._armed_at = 0.0
+        self.completions = 0
+        """Counts what has completed: whoever waits for room or an end looks again when it grows."""
+        self.ordering = Ordering()
+        self.all: list[Track] = []
+
+    def acquire(self, priority: int = 0) -> Track:
+        """A track for a logical stream: an idle one, else a new one, else the one with the fewest users."""
+        same = [track for track in self.all if track.priority == priority]
+        idle = next((track for track in same if track.users == 0), None)
+        if idle is None and len(self.all) < self._max:
+            idle = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
+            self.all.append(idle)
+        if idle is None:
+            idle = min(same or self.all, key=lambda track: track.users)
+        idle.users += 1
+        return idle
+
+    def release(self, track: Track) -> None:
+        track.users -= 1
+
+    def before(self, track: Track, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> None:
+        """Takes a position for a command and makes the track wait for whoever used its buffers."""
+        for origin in self.ordering.plan(track.index, writes, reads):
+            self.wait(track, origin)
+        track.budget -= 1
+        if not track.budget % WINDOW:
+            self.mark(track)
+
+    def mark(self, track: Track) -> None:
+        """Gives the track its window back when what it has been given so far is done."""
+
+        def restore() -> None:
+            track.budget += WINDOW
+
+        self.on_complete(track, restore)
+
+    def fence(self, track: Track, origin: Track) -> None:
+        """`track` waits, on the device, for all that `origin` has been given."""
+        if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
+            self.wait(track, origin.index)
+
+    def settle(self, track: Track, usage: Usage) -> None:
+        """`track` waits for every other use of a buffer that is about to be given back."""
+        for index, position in usage.tracks().items():
+            if self.ordering.fence(track.index, index, position):
+                self.wait(track, index)
+
+    def on_complete(self, track: Track, callback: Callback) -> None:
+        """`callback` when all that the track has been given so far is done."""
+        event = self._server.record(track.stream)
+        track.pending.append((self.ordering.position(track.index), event, callback))
+        self._armed_at = time.perf_counter()
+
+    def after_all(self, tracks: Iterable[Track], callback: Callback) -> None:
+        """`callback` once, when all that these tracks have been given so far is done."""
+        left = 1
+
+        def one() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                callback()
+
+        for track in tracks:
+            left += 1
+            self.on_complete(track, one)
+        one()
+
+    def watch(self, event: Event, callback: Callback) -> None:
+        """`callback` when this event is done, whatever its track has been given since. The event stays the caller's."""
+        self._watched.append((event, callback))
+        self._armed_at = time.perf_counter()
+
+    def poll(self) -> float | None:
+        """Calls back for what is done; how long to sleep until the next poll, None: until woken."""
+        done = self._server.done
+        pending = False
+        for track in self.all:
+            queue = track.pending
+            while queue and done(queue[0][1]):
+                position, event, callback = queue.popleft()
+                self._server.release_event(event)
+                track.done_position = position
+                self.completions += 1
+                callback()
+            pending = pending or bool(queue)
+        if self._watched:
+            watched, self._watched = self._watched, []
+            for event, callback in watched:
+                if done(event):
+                    self.completions += 1
+                    callback()
+                else:
+                    self._watched.append((event, callback))
+            pending = pending or bool(self._watched)
+        if not pending or self._notified:
+            return None
+        waited = time.perf_counter() - self._armed_at
+        return 0.0 if waited < SPIN_S else min(1e-3, max(20e-6, waited / 8))
+
+    def in_flight(self) -> list[str]:
+        """Names of kernels that were launched and are not known to be done, oldest first."""
+        return [name for track in self.all for position, name in track.launched if position > track.done_position]
+
+    def wait(self, track: Track, origin: int) -> None:
+        """`track` waits, on the device, for what the track numbered `origin` has been given."""
+        event = self._server.record(self.all[origin].stream)
+        self._server.wait(track.stream, event)
+        self._server.release_event(event)

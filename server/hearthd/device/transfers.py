@@ -1,0 +1,275 @@
+"""Writes and reads whose bytes travel beside the batch, in chunks, each side paced by credits.
+
+A transfer holds its place in its stream: it is one operation that stays at the head until its last chunk has been
+given to the device. What it holds in host memory is bounded: the sender may be `CREDITS` chunks ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+from hearth_proto.frames import Flag, Frame, Kind
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
+
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.server import HostBuffer
+from hearthd.device.tables import Buffer, Session
+
+if TYPE_CHECKING:
+    from hearthd.device.memory import MemoryCommands
+
+CREDITS = 8
+"""Chunks that the front may send of each upload before it is told of more."""
+
+MAX_UNCLAIMED = 64
+"""Uploads of one session whose Write has not come yet."""
+
+
+class Upload:
+    """Bytes that have arrived for a Write, or are expected."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[bytes] = deque()
+        self.claimed = False
+        self.ended = False
+        self.error: Refusal | None = None
+        self.written = 0
+
+
+class Download:
+    """Chunks of a Read on their way out."""
+
+    def __init__(self) -> None:
+        self.credits = 0
+        self.open = False
+        self.claimed = False
+        self.aborted = False
+        self.queued = 0
+
+
+class Transfers:
+    """The bulk side of a device process."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.memory: MemoryCommands
+
+    # ---- uploads ----
+
+    def upload_frame(self, session: Session, frame: Frame) -> None:
+        upload = session.uploads.get(frame.id)
+        if upload is None:
+            if frame.id in session.aborted:
+                return  # was on its way when the transfer was given up
+            if sum(not other.claimed for other in session.uploads.values()) >= MAX_UNCLAIMED:
+                refusal = Refusal(
+                    Reason.QUOTA_EXCEEDED,
+                    f"{MAX_UNCLAIMED} uploads are waiting for their Write",
+                    fix="send the Write before its upload",
+                )
+                self._abort(session, frame.id, refusal)
+                return
+            upload = session.uploads[frame.id] = Upload()
+        try:
+            data = device_pb2.UploadRequest.FromString(frame.payload).data
+        except DecodeError:
+            upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is no UploadRequest")
+            data = b""
+        if data:
+            upload.chunks.append(data)
+        if frame.flags & Flag.LAST:
+            upload.ended = True
+        if upload.error is not None and not upload.claimed:
+            self._abort(session, frame.id, upload.error)
+        self._device.kick(session)
+
+    def upload_aborted(self, session: Session, transfer: int, payload: bytes) -> None:
+        upload = session.uploads.setdefault(transfer, Upload())
+        upload.error = Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"the upload ended before its last byte: {_message(payload)}",
+            fix="write the buffer again",
+        )
+        self._device.kick(session)
+
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer) -> Operation:
+        session = origin.session
+        upload = session.uploads.setdefault(command.transfer, Upload())
+        if upload.claimed:
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"transfer {command.transfer} belongs to another write already",
+                fix="mint a transfer number for each write",
+            )
+        upload.claimed = True
+        # `data` may hold the first bytes, as a client of the single call sends them.
+        if command.data:
+            upload.chunks.appendleft(command.data)
+        return Operation(
+            origin,
+            partial(self._write, origin, command, buffer, upload),
+            writes=(origin.stream, buffer),
+            spoils=(buffer,),
+        )
+
+    def _write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, upload: Upload) -> bool:
+        session, track, staging = origin.session, origin.stream.track, self._device.staging
+        try:
+            address = buffer.range(command.offset, command.size, "write")
+            while upload.written < command.size:
+                if not upload.chunks:
+                    if upload.error is not None:
+                        raise upload.error
+                    if upload.ended:
+                        raise self._too_short(command, upload)
+                    return False
+                data = upload.chunks[0]
+                if upload.written + len(data) > command.size:
+                    raise self._too_long(command, upload, len(data))
+                host = None if track.full else staging.acquire(len(data))
+                if host is None:
+                    return False
+                upload.chunks.popleft()
+                host.view[: len(data)] = data
+                self.memory.upload(origin, buffer, address + upload.written, host, len(data))
+                upload.written += len(data)
+                self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=command.transfer, flags=1)
+            if upload.chunks:
+                raise self._too_long(command, upload, len(upload.chunks[0]))
+        except Refusal as refusal:
+            self._abort(session, command.transfer, refusal)
+            raise
+        session.uploads.pop(command.transfer, None)
+        if command.size == buffer.size:
+            buffer.failure = None
+        origin.reply()
+        return True
+
+    @staticmethod
+    def _too_short(command: commands_pb2.Write, upload: Upload) -> Refusal:
+        return Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"the upload ended after {upload.written} bytes; the write announced {command.size}",
+            fix="send as many bytes as the write says",
+            details={"size": command.size, "received": upload.written},
+        )
+
+    @staticmethod
+    def _too_long(command: commands_pb2.Write, upload: Upload, more: int) -> Refusal:
+        return Refusal(
+            Reason.OUT_OF_BOUNDS,
+            f"the upload brought at least {upload.written + more} bytes; the write announced {command.size}",
+            fix="send as many bytes as the write says",
+            details={"size": command.size, "received": upload.written + more},
+        )
+
+    # ---- downloads ----
+
+    def download_frame(self, session: Session, frame: Frame) -> None:
+        """The front has a client waiting for these chunks."""
+        download = session.downloads.setdefault(frame.id, Download())
+        download.open = True
+        download.credits += frame.flags
+        self._device.kick(session)
+
+    def credit(self, session: Session, frame: Frame) -> None:
+        download = session.downloads.get(frame.id)
+        if download is not None:
+            download.credits += frame.flags
+            self._device.kick(session)
+
+    def aborted(self, session: Session, frame: Frame) -> None:
+        """The client's side of a transfer broke."""
+        download = session.downloads.get(frame.id)
+        if download is not None:
+            download.aborted = True
+            if not download.claimed:
+                del session.downloads[frame.id]
+            self._device.kick(session)
+        else:
+            self.upload_aborted(session, frame.id, frame.payload)
+
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer) -> Operation:
+        session = origin.session
+        download = session.downloads.setdefault(command.transfer, Download())
+        if download.claimed:
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"transfer {command.transfer} belongs to another read already",
+                fix="mint a transfer number for each read",
+            )
+        download.claimed = True
+        return Operation(
+            origin,
+            partial(self._read, origin, command, buffer, download),
+            writes=(origin.stream,),
+            reads=(buffer,),
+        )
+
+    def _read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, download: Download) -> bool:
+        session, track, staging = origin.session, origin.stream.track, self._device.staging
+        if download.queued == 0 and self.memory.refused_read(origin, buffer):
+            self._abort(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            return True
+        try:
+            address = buffer.range(command.offset, command.size, "read")
+        except Refusal as refusal:
+            self._abort(session, command.transfer, refusal)
+            raise
+        while download.queued < command.size or not command.size:
+            if download.aborted:
+                session.downloads.pop(command.transfer, None)
+                raise Refusal(
+                    Reason.TRANSFER_ABORTED, "the download was closed before its last byte", fix="read the buffer again"
+                )
+            if not download.open or not download.credits or track.full:
+                return False
+            size = min(self._device.spec.chunk_bytes, command.size - download.queued)
+            host = staging.acquire(max(size, 1))
+            if host is None:
+                return False
+            download.credits -= 1
+            if size:
+                self.memory.download(origin, buffer, address + download.queued, host, size)
+            last = download.queued + size == command.size
+            arrived = partial(self._chunk, origin, command, host, download.queued, size, last)
+            self._device.tracks.on_complete(track, arrived)
+            download.queued += size
+            if last:
+                break
+        session.downloads.pop(command.transfer, None)
+        return True
+
+    def _chunk(
+        self, origin: Origin, command: commands_pb2.Read, host: HostBuffer, offset: int, size: int, last: bool
+    ) -> None:
+        chunk = device_pb2.DownloadResponse(offset=offset, data=bytes(host.view[:size]))
+        self._device.staging.release(host)
+        self._device.outbox.put(
+            Kind.CHUNK,
+            chunk.SerializeToString(),
+            channel=origin.session.channel,
+            id=command.transfer,
+            flags=Flag.LAST if last else 0,
+        )
+        if last:
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
+
+    def _abort(self, session: Session, transfer: int, refusal: Refusal) -> None:
+        session.uploads.pop(transfer, None)
+        session.downloads.pop(transfer, None)
+        session.aborted.append(transfer)
+        payload = refusal.to_status().SerializeToString()
+        self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+
+
+def _message(payload: bytes) -> str:
+    try:
+        return from_status(status_pb2.Status.FromString(payload)).message
+    except DecodeError:
+        return "no reason was given"

@@ -1,0 +1,233 @@
+"""Streams and events, and what a client waits for: sync, flush, profile."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.policy.errors import Failure, surface
+from hearthd.device.tables import EventEntry, LogicalStream, ProfileEntry
+from hearthd.device.tracks import Track
+
+
+class WaitCommands:
+    """Nothing here waits on the device-handle thread: answers are sent when events turn out to be done."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    # ---- streams ----
+
+    def create_stream(self, origin: Origin, command: commands_pb2.CreateStream) -> None:
+        session = origin.session
+        session.streams.check_new(command.stream)
+        session.add_stream(command.stream, self._device.tracks.acquire(command.priority))
+        origin.reply()
+
+    def destroy_stream(self, origin: Origin, command: commands_pb2.DestroyStream) -> Operation:
+        """What it was given still runs; errors that nobody has seen move to the default stream."""
+        session = origin.session
+        if command.stream == 0:
+            raise Refusal(Reason.INVALID_ARGUMENT, "the default stream cannot be destroyed", fix="close the session")
+        stream = session.streams.pop(command.stream)
+
+        def run() -> bool:
+            default = session.streams.items[0]
+            for failure in stream.errors.hand_over():
+                default.errors.add(failure)
+            # Buffers allocated here go back through this track, so whoever gets it next is ordered behind.
+            self._device.tracks.release(stream.track)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(stream,))
+
+    # ---- events ----
+
+    def record_event(self, origin: Origin, command: commands_pb2.RecordEvent) -> Operation:
+        session = origin.session
+        entry = session.events.get(command.event)
+        if entry is None:
+            entry = session.events.add(command.event, EventEntry(command.event))
+        event = entry
+
+        def run() -> bool:
+            self._device.begin(origin.stream)
+            if event.event is not None:
+                self._device.server.release_event(event.event)
+            event.event = self._device.server.record(origin.stream.track.stream, timing=True)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream, event))
+
+    def wait_event(self, origin: Origin, command: commands_pb2.WaitEvent) -> Operation:
+        event = origin.session.events.find(command.event)
+
+        def run() -> bool:
+            if event.event is not None:  # as in CUDA, an event that was never recorded is no wait
+                self._device.server.wait(origin.stream.track.stream, event.event)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,), reads=(event,))
+
+    def query_event(self, origin: Origin, command: commands_pb2.QueryEvent) -> Operation:
+        event = origin.session.events.find(command.event)
+
+        def answer(done: bool) -> None:
+            origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=done)))
+
+        def run() -> bool:
+            if event.event is None or self._device.server.done(event.event):
+                answer(True)
+            elif command.wait:
+                self._device.tracks.watch(event.event, partial(answer, True))
+            else:
+                answer(False)
+            return True
+
+        return Operation(origin, run, reads=(event,))
+
+    def elapsed_time(self, origin: Origin, command: commands_pb2.ElapsedTime) -> Operation:
+        start = origin.session.events.find(command.start)
+        end = origin.session.events.find(command.end)
+        device = self._device
+
+        def run() -> bool:
+            for entry in (start, end):
+                if entry.event is None:
+                    raise Refusal(
+                        Reason.INVALID_HANDLE,
+                        f"event {entry.handle} has not been recorded",
+                        fix="record both events, start first",
+                        details={"event": entry.handle},
+                    )
+            first, second = start.event, end.event
+            assert first is not None and second is not None
+
+            def answer() -> None:
+                elapsed = device.server.elapsed_ns(first, second)
+                origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=True, elapsed_ns=elapsed)))
+
+            device.tracks.watch(first, lambda: device.tracks.watch(second, answer))
+            return True
+
+        return Operation(origin, run, reads=(start, end))
+
+    def destroy_event(self, origin: Origin, command: commands_pb2.DestroyEvent) -> Operation:
+        event = origin.session.events.pop(command.event)
+
+        def run() -> bool:
+            if event.event is not None:
+                self._device.server.release_event(event.event)
+                event.event = None
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(event,))
+
+    # ---- waiting ----
+
+    def sync(self, origin: Origin, command: commands_pb2.Sync) -> Operation:
+        self._need_answer(origin, "sync")
+        session = origin.session
+
+        def run() -> bool:
+            if command.all_streams:
+                streams = list(session.streams.items.values())
+                tracks = session.tracks()
+            else:
+                streams = [origin.stream]
+                tracks = self._tracks_of(origin.stream)
+            self._device.telemetry.sync_points += 1
+            self._device.tracks.after_all(tracks, partial(self._answer, origin, streams))
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,), barrier=command.all_streams)
+
+    def flush(self, origin: Origin, _command: commands_pb2.Flush) -> Operation:
+        self._need_answer(origin, "flush")
+
+        def run() -> bool:
+            self._answer(origin, [origin.stream])
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,))
+
+    @staticmethod
+    def _tracks_of(stream: LogicalStream) -> list[Track]:
+        return [stream.track] if stream.collectives is None else [stream.track, stream.collectives]
+
+    @staticmethod
+    def _answer(origin: Origin, streams: list[LogicalStream]) -> None:
+        failures: list[Failure] = []
+        for stream in streams:
+            failures += stream.errors.take()
+        if failures:
+            failures.sort(key=lambda failure: (failure.seq, failure.index))
+            origin.reply_error(surface(failures))
+        else:
+            origin.reply()
+
+    @staticmethod
+    def _need_answer(origin: Origin, what: str) -> None:
+        if not origin.answered:
+            raise Refusal(Reason.INVALID_ARGUMENT, f"a {what} needs a request number", fix="set Command.request")
+
+    # ---- profile ----
+
+    def start_profile(self, origin: Origin, command: commands_pb2.StartProfile) -> Operation:
+        """The device clock starts with the stream's next work, so that a compile in between is not counted."""
+        session = origin.session
+        profile = session.profiles.add(
+            command.profile, ProfileEntry(command.profile, origin.stream, time.perf_counter_ns())
+        )
+
+        def run() -> bool:
+            origin.stream.starting.append(profile)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream, profile))
+
+    def end_profile(self, origin: Origin, command: commands_pb2.EndProfile) -> Operation:
+        self._need_answer(origin, "profile end")
+        session = origin.session
+        profile = session.profiles.find(command.profile)
+        if profile.stream is not origin.stream:
+            raise Refusal(
+                Reason.PROFILE_INVALID,
+                f"profile {command.profile} was started on stream {profile.stream.handle}, "
+                f"not on {origin.stream.handle}",
+                fix="end it on the stream where it was started",
+            )
+        session.profiles.pop(command.profile)
+        return Operation(origin, partial(self._end_profile, origin, profile), writes=(origin.stream, profile))
+
+    def _end_profile(self, origin: Origin, profile: ProfileEntry) -> bool:
+        device = self._device
+        device.begin(origin.stream)
+        start = profile.start
+        assert start is not None, "started with the stream's work, at the latest just now"
+        end = device.server.record(origin.stream.track.stream, timing=True)
+
+        def answer() -> None:
+            failures = origin.stream.errors.take()
+            elapsed = device.server.elapsed_ns(start, end)
+            device.server.release_event(start)
+            device.server.release_event(end)
+            if failures:
+                origin.reply_error(surface(failures))
+                return
+            device.telemetry.profiles += 1
+            wall = time.perf_counter_ns() - profile.started_ns
+            origin.reply(commands_pb2.Result(profile=commands_pb2.ProfileResult(device_ns=elapsed, wall_ns=wall)))
+
+        device.tracks.watch(end, answer)
+        return True

@@ -1,0 +1,50 @@
+"""Addresses as the configuration writes them, and where the Unix socket is when nobody says."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this host reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(text: str) -> Address:
+    """`host:port`, `[v6]:port` or `:port` (every interface). Raises `ValueError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f'{text!r} is no address; write "host:port", e.g. "127.0.0.1:7421"')
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f'{text!r} is no address; write an IPv6 address in brackets, e.g. "[::1]:{port}"')
+    return Address(host or "0.0.0.0", int(port))
+
+
+def default_unix_path(environ: Mapping[str, str]) -> str:
+    """`/run/hearth/hearth.sock` where that directory is writable or can be made, else
+    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, else `~/.cache/hearth/hearth.sock`. Clients look in the same places."""
+    run = Path("/run/hearth")
+    if os.access(run, os.W_OK | os.X_OK) or (not run.exists() and os.access(run.parent, os.W_OK | os.X_OK)):
+        return str(run / "hearth.sock")
+    base = environ.get("XDG_RUNTIME_DIR")
+    directory = Path(base) if base else Path("~/.cache").expanduser()
+    return str(directory / "hearth" / "hearth.sock")

@@ -1,0 +1,134 @@
+"""The single calls: a table from RPC to command to result, and the one way all of them go."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+from hearthd.front.channel import Channel
+from hearthd.front.refusals import Context
+from hearthd.front.rpc import StatusError
+
+MAX_CALLS = 256
+"""Calls of one session that may be under way on one device."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One single call: `command` is its field in Command, `result` the one of Result that answers it."""
+
+    rpc: str
+    command: str
+    result: str
+    then: str = ""
+    """A describing command, on the same handle, whose result is the answer."""
+
+    @property
+    def request(self) -> type[Message]:
+        message: type[Message] = getattr(device_pb2, f"{self.rpc}Request")
+        return message
+
+    @property
+    def handle(self) -> str:
+        """The field that names the object in the command and in the command that describes it."""
+        return self.then.removeprefix("describe_")
+
+
+CALLS = (
+    Call("Allocate", "allocate", "done"),
+    Call("Free", "free", "done"),
+    Call("Copy", "copy", "done"),
+    Call("Fill", "fill", "done"),
+    Call("CreateStream", "create_stream", "done"),
+    Call("DestroyStream", "destroy_stream", "done"),
+    Call("RecordEvent", "record_event", "done"),
+    Call("WaitEvent", "wait_event", "done"),
+    Call("QueryEvent", "query_event", "event"),
+    Call("ElapsedTime", "elapsed_time", "event"),
+    Call("DestroyEvent", "destroy_event", "done"),
+    Call("LoadModule", "load_module", "module", then="describe_module"),
+    Call("UnloadModule", "unload_module", "done"),
+    Call("GetFunction", "get_function", "function", then="describe_function"),
+    Call("GetGlobal", "get_global", "global"),
+    Call("Launch", "launch", "done"),
+    Call("Sync", "sync", "done"),
+    Call("Flush", "flush", "done"),
+    Call("MemoryUsage", "memory_usage", "memory_usage"),
+    Call("MemoryCleanup", "memory_cleanup", "done"),
+    Call("StartProfile", "start_profile", "done"),
+    Call("EndProfile", "end_profile", "profile"),
+    Call("AllReduce", "all_reduce", "done"),
+    Call("SyncCollective", "sync_collective", "done"),
+)
+
+Opener = Callable[[device_pb2.Target], Awaitable[Channel]]
+
+
+def build_command(kind: str, message: Message | None, stream: int) -> commands_pb2.Command:
+    """`message` as the command of field `kind`; its request number is set where it is sent."""
+    command = commands_pb2.Command(stream=stream)
+    field = getattr(command, kind)
+    field.SetInParent()
+    if message is not None:
+        field.CopyFrom(message)
+    return command
+
+
+async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb2.Result:
+    """The command's result. Raises `StatusError` with the device's own status where it failed."""
+    if channel.calls >= MAX_CALLS:
+        raise Refusal(
+            Reason.QUEUE_FULL,
+            f"{channel.calls} calls of the session are under way on this device; the most is {MAX_CALLS}.",
+            fix="Wait for some, or send the commands in batches on Execute.",
+            details={"requested": channel.calls + 1, "allowed": MAX_CALLS},
+            retry_after_s=0.05,
+        )
+    result = await channel.call(command)
+    if result.HasField("error"):
+        raise StatusError(result.error)
+    return result
+
+
+async def perform(call: Call, request: Any, channel: Channel) -> Message:
+    """Sends the command of a single call and returns its answer."""
+    result = await submit(channel, build_command(call.command, request.command, request.target.stream))
+    if call.then:
+        command = build_command(call.then, None, request.target.stream)
+        setattr(getattr(command, call.then), call.handle, getattr(request.command, call.handle))
+        result = await submit(channel, command)
+    answer: Message = getattr(result, call.result)
+    if result.WhichOneof("kind") not in (call.result, None):
+        raise Refusal(
+            Reason.INTERNAL,
+            f"The device process answered {call.rpc} with {result.WhichOneof('kind')} instead of {call.result}.",
+        )
+    return answer
+
+
+def behaviour(call: Call, using: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]) -> Any:
+    """The handler of one single call; `using` gives it the target's channel and keeps its session alive."""
+
+    async def handle(request: Any, context: Context) -> Any:
+        async def work(channel: Channel) -> Message:
+            return await perform(call, request, channel)
+
+        return await using(request.target, work)
+
+    return handle
+
+
+def method_handler(call: Call, handle: Any) -> grpc.RpcMethodHandler:
+    return grpc.unary_unary_rpc_method_handler(
+        handle, request_deserializer=call.request.FromString, response_serializer=serialize
+    )
+
+
+def serialize(message: Message) -> bytes:
+    return message.SerializeToString()

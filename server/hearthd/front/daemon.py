@@ -1,0 +1,297 @@
+"""The daemon assembled: start, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from hearth_proto.v1 import device_pb2
+
+from hearthd import version
+from hearthd.config import Config
+from hearthd.front import backends, device_service, health, listen, node_service
+from hearthd.front.addresses import Address, parse_address
+from hearthd.front.collective_router import CollectiveRouter
+from hearthd.front.execute import Window
+from hearthd.front.http import HttpServer
+from hearthd.front.launcher import ForkServerLauncher, Launcher
+from hearthd.front.metrics import Metrics
+from hearthd.front.notify import Notifier
+from hearthd.front.sessions import SessionTable
+from hearthd.front.supervisor import SERVING, Policy, Supervisor
+from hearthd.spec import Backend
+
+log = structlog.get_logger("hearthd")
+
+_GRPC_OPTIONS = (
+    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),  # else a second daemon would share the port in silence
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the daemon listens; empty: not at all."""
+
+    grpc: str = ""
+    http: str = ""
+    unix: str = ""
+
+    def __str__(self) -> str:
+        named = (("grpc", self.grpc), ("http", self.http), ("unix", self.unix))
+        return " ".join(f"{name}={value}" for name, value in named if value)
+
+
+class Daemon:
+    """One node's daemon. `launcher` is replaced in tests and by embedders."""
+
+    def __init__(self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None = None) -> None:
+        self.config = config
+        self.addresses = Addresses()
+        self._launcher = launcher or ForkServerLauncher(backend)
+        self._policy = Policy(
+            start_timeout=config.devices.start_timeout,
+            ping_timeout=config.devices.ping_timeout,
+            ping_interval=min(2.0, config.devices.ping_timeout / 4),
+            max_restarts=config.devices.max_restarts,
+            restart_window=config.devices.restart_window,
+        )
+        specs = backends.device_specs(config, backend, devices)
+        self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
+        self.supervisor = Supervisor(
+            specs, self._launcher, self._policy, self.collectives.on_frame, self.collectives.on_device_lost
+        )
+        self.metrics = Metrics()
+        self.sessions = SessionTable(
+            config.sessions.lease, config.sessions.max, on_close=self.collectives.on_session_closed
+        )
+        limits = device_service.Limits(
+            max_inline_bytes=config.limits.max_inline_bytes,
+            max_chunk_bytes=config.limits.max_chunk_bytes,
+            max_code_bytes=config.limits.max_code_bytes,
+            window=Window(
+                max_batch_bytes=config.limits.max_batch_bytes,
+                max_batches=config.limits.max_batches_in_flight,
+                max_unacked_bytes=config.limits.max_unacked_bytes,
+            ),
+        )
+        self.device_service = device_service.DeviceService(self.sessions, self.supervisor, limits, self.metrics)
+        self.node_service = node_service.NodeService(
+            self.sessions, self.supervisor, limits, self.metrics, self.begin_drain
+        )
+        self._notifier = Notifier()
+        self._health: health.Health | None = None
+        self._http: HttpServer | None = None
+        self._unix: listen.UnixSocket | None = None
+        self._server: grpc.aio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._signals = 0
+        self._asked_to_stop = asyncio.Event()
+        self._asked_again = asyncio.Event()
+
+    # ---- start ----
+
+    async def start(self) -> None:
+        """Listens and starts the devices; returns when each of them serves or has failed. Raises `ListenError`."""
+        try:
+            await self._listen()
+        except BaseException:
+            await self._close_listeners(0)
+            await self._launcher.stop()
+            raise
+        self.supervisor.start()
+        self._tasks = [
+            asyncio.create_task(self._reap(), name="leases"),
+            asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
+        ]
+        log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
+        await self.supervisor.settled()
+
+    async def _listen(self) -> None:
+        config = self.config.listen
+        server = grpc.aio.server(options=_GRPC_OPTIONS)
+        self._server = server
+        self._health = health.Health(self.supervisor)
+        server.add_generic_rpc_handlers((self.node_service.handler(), self.device_service.handler()))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        names = (node_service.NAME, device_service.NAME, health.NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        grpc_address = http_address = ""
+        if config.grpc:
+            grpc_address = str(self._listen_tcp(server, parse_address(config.grpc)))
+        unix = self.config.unix_path
+        if unix:
+            self._listen_unix(server, unix)
+        await server.start()
+        if config.http:
+            self._http = HttpServer(self.supervisor, self.sessions, self.metrics)
+            http_address = str(await self._http.start(parse_address(config.http)))
+        self.addresses = Addresses(grpc_address, http_address, unix)
+
+    def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
+        listen.check_free(address, "grpc")
+        try:
+            port = server.add_insecure_port(str(address))
+        except RuntimeError as error:
+            raise listen.ListenError(f"listen.grpc: {address} cannot be listened on: {error}") from None
+        return Address(address.host, port)
+
+    def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
+        self._unix = listen.UnixSocket(path)
+        self._unix.claim()
+        before = os.umask(0o177)
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise listen.ListenError(f"listen.unix: {path} cannot be listened on: {error}") from None
+        finally:
+            os.umask(before)
+
+    # ---- life ----
+
+    def _healthy(self) -> bool:
+        """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
+        most = 2 * (self._policy.ping_timeout + self._policy.ping_interval)
+        now = time.monotonic()
+        return all(now - device.last_pong < most for device in self.supervisor if device.state == SERVING)
+
+    async def _reap(self) -> None:
+        """Closes sessions whose lease has run out."""
+        tick = min(1.0, self.sessions.lease / 4)
+        closing: set[asyncio.Task[None]] = set()
+        while True:
+            for session in self.sessions.expired():
+                task = asyncio.create_task(self.sessions.close(session, "its lease ran out"))
+                closing.add(task)
+                task.add_done_callback(closing.discard)
+            await asyncio.sleep(tick)
+
+    async def run(self) -> None:
+        """Serves until a signal: the first drains, the second stops at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            starting = asyncio.create_task(self.start())
+            asked = asyncio.create_task(self._asked_to_stop.wait())
+            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                self._announce_ready()
+                await asked
+                await self.drain()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            asked.cancel()
+        finally:
+            await self.stop(at_once=self._asked_again.is_set())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _announce_ready(self) -> None:
+        log.info("ready", version=version(), devices=len(self.supervisor.devices), pid=os.getpid())
+        print(f"hearthd ready {self.addresses}", flush=True)
+        self._notifier.tell(f"READY=1\nSTATUS=Serving {len(self.supervisor.devices)} devices")
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop at once")
+        self._asked_to_stop.set()
+        if self._signals > 1:
+            self._asked_again.set()
+
+    # ---- end ----
+
+    def begin_drain(self) -> None:
+        """No new sessions from now on; not ready."""
+        if self.sessions.draining:
+            return
+        log.info("drain", sessions=len(self.sessions))
+        self.sessions.draining = True
+        if self._health is not None:
+            self._health.drain()
+
+    async def drain(self) -> None:
+        """Gives running sessions `drain_timeout` to end; returns earlier when all have, or at a second signal."""
+        self.begin_drain()
+        timeout = self.config.drain_timeout
+        deadline = time.monotonic() + timeout
+        self.sessions.drain_left = lambda: max(0.0, deadline - time.monotonic())
+        self._notifier.tell(f"STOPPING=1\nSTATUS=Draining {len(self.sessions)} sessions")
+        self.device_service.announce(
+            device_pb2.Event(draining=device_pb2.Draining(deadline_ns=int(timeout * 1e9)))
+        )
+        waits = {
+            asyncio.create_task(self.sessions.emptied.wait()),
+            asyncio.create_task(self._asked_again.wait()),
+        }
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def stop(self, at_once: bool = False) -> None:
+        """Ends sessions, devices and listeners, and removes what was made."""
+        self.begin_drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        grace = 0.0 if at_once else 2.0
+        await asyncio.gather(
+            *(self.sessions.close(session, "the daemon is stopping", timeout=grace) for session in self.sessions)
+        )
+        self.collectives.stop()
+        await self.supervisor.stop(at_once)
+        await self._close_listeners(grace)
+        log.info("stopped")
+
+    async def _close_listeners(self, grace: float) -> None:
+        if self._health is not None:
+            await self._health.stop()
+        if self._http is not None:
+            await self._http.stop()
+        if self._server is not None:
+            await self._server.stop(grace)
+        if self._unix is not None:
+            self._unix.release()
+
+
+def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> int:
+    """Runs the daemon until it is told to stop; its exit code: 0, 1 for a failure, 2 for a configuration that cannot
+    work here."""
+    import uvloop
+
+    from hearthd.config import ConfigError
+
+    try:
+        backend, devices = backends.choose(config)
+    except ConfigError as error:
+        on_error(f"hearthd: {error}")
+        return 2
+    launcher = ForkServerLauncher(backend)
+    launcher.warm_up()
+
+    async def main() -> None:
+        await Daemon(config, backend, devices, launcher).run()
+
+    try:
+        uvloop.run(main())
+    except listen.ListenError as error:
+        on_error(f"hearthd: {error}")
+        return 1
+    return 0

@@ -1,0 +1,139 @@
+"""Starts device processes from a forkserver that has their imports loaded, and sees them end.
+
+Starting blocks (a fork, and at first the forkserver's imports), so it runs in a thread of its own; one thread, because
+`multiprocessing`'s bookkeeping is not made for several. The forkserver, its children and the resource tracker are all
+gone when `stop` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerProcess
+from typing import Any, Protocol
+
+from hearthd.spec import DeviceSpec, device_main
+
+PRELOAD = ("hearthd.device.process",)
+PRELOAD_CUDA = ("cupy", "hearthd.device.cuda.server")
+
+
+class DeviceProcess(Protocol):
+    """A started device process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def socket(self) -> socket.socket: ...
+
+    def kill(self) -> None:
+        """At once; harmless where it has ended."""
+
+    async def ended(self) -> int | None:
+        """Its exit code, negative for a signal, when it has ended; None where nobody knows."""
+
+
+class Launcher(Protocol):
+    """What the supervisor needs to get device processes."""
+
+    async def launch(self, spec: DeviceSpec) -> DeviceProcess: ...
+
+    async def stop(self) -> None: ...
+
+
+class ForkServerLauncher:
+    """Device processes as children of one forkserver."""
+
+    def __init__(self, backend: str) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._preload = [*PRELOAD, *(PRELOAD_CUDA if backend == "cuda" else ())]
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
+
+    def warm_up(self) -> None:
+        """Starts the forkserver, whose imports then run beside the front's own start."""
+        self._context.set_forkserver_preload(self._preload)
+        if threading.current_thread() is not threading.main_thread():
+            forkserver.ensure_running()
+            return
+        # A Ctrl-C in a terminal reaches the whole process group: only the front shall act on it, the device processes
+        # (which inherit this) are told by the front.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    async def launch(self, spec: DeviceSpec) -> DeviceProcess:
+        """Starts one device process; returns before it is ready."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._start, spec)
+
+    def _start(self, spec: DeviceSpec) -> _Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            process = self._context.Process(
+                target=device_main, args=(theirs, spec), name=f"hearthd-device-{spec.ordinal}"
+            )
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return _Child(process, ours)
+
+    async def stop(self) -> None:
+        """Ends the forkserver and the resource tracker; device processes have ended before."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, _stop_servers)
+        self._executor.shutdown(wait=True)
+
+
+class _Child:
+    def __init__(self, process: ForkServerProcess, link: socket.socket) -> None:
+        self._process = process
+        self.socket = link
+        assert process.pid is not None
+        self.pid: int = process.pid
+        self._exit: asyncio.Future[int | None] | None = None
+
+    def kill(self) -> None:
+        if self._exit is None or not self._exit.done():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def ended(self) -> int | None:
+        loop = asyncio.get_running_loop()
+        if self._exit is None:
+            self._exit = loop.create_future()
+            loop.add_reader(self._process.sentinel, self._on_exit, loop)
+        return await asyncio.shield(self._exit)
+
+    def _on_exit(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._process.sentinel)
+        code = self._process.exitcode
+        self._process.close()
+        assert self._exit is not None
+        if not self._exit.done():
+            self._exit.set_result(None if code == _UNKNOWN else code)
+
+
+_UNKNOWN = 255
+"""What `multiprocessing` reports where the forkserver ended before its child."""
+
+
+def _stop_servers() -> None:
+    for owner, name in ((forkserver, "_forkserver"), (resource_tracker, "_resource_tracker")):
+        server: Any = getattr(owner, name, None)
+        stop = getattr(server, "_stop", None)
+        if stop is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stop()

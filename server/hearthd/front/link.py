@@ -1,0 +1,255 @@
+"""Frames to and from one device process: sends, receives, and knows who waits for what.
+
+The link always keeps reading: every queue behind it is bounded by a window or by credits, so that a device process is
+never held up by a slow client. Writing pushes back by `drain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from google.protobuf.message import DecodeError
+from hearth_proto import frames
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
+
+from hearthd.front.channel import Channel
+
+log = structlog.get_logger("hearthd.link")
+
+_SMALL = 64 << 10
+"""Payloads up to here are copied behind their header; longer ones are written from where they lie."""
+_HIGH_WATER = 4 << 20
+
+CollectiveSink = Callable[[int, "DeviceLink", dict[str, Any]], None]
+
+
+class DeviceLink(asyncio.Protocol):
+    """The front's end of the socket pair to one device process."""
+
+    def __init__(self, ordinal: int, generation: int, on_collective: CollectiveSink | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.ordinal = ordinal
+        self.generation = generation
+        self.ready: asyncio.Future[node_pb2.DeviceProperties] = loop.create_future()
+        self.fault: asyncio.Future[status_pb2.Status] = loop.create_future()
+        self.closed: asyncio.Future[str] = loop.create_future()
+        """Resolves when the socket is over; its text says why, empty for a plain end of file."""
+        self.loss: Refusal | None = None
+        self.channels: dict[int, Channel] = {}
+        self._on_collective = on_collective
+        self._reader = frames.FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._drained: asyncio.Future[None] | None = None
+        self._numbers = itertools.count(1)
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}  # PING and STATS, by id
+        self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
+
+    # ---- asyncio.Protocol ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)  # type: ignore[union-attr]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._dispatch(frame)
+        except frames.FrameError as error:
+            self.abandon(f"it sent bytes that are no frames: {error}")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._drained is not None:
+            if not self._drained.done():
+                self._drained.set_result(None)
+            self._drained = None
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._close(str(exc) if exc is not None else "")
+
+    def abandon(self, why: str) -> None:
+        """Gives the link up; the supervisor ends the process."""
+        self._close(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self, why: str) -> None:
+        if not self.closed.done():
+            self.closed.set_result(why)
+        self.resume_writing()
+
+    # ---- sending ----
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    async def drain(self) -> None:
+        """Returns when there is room to write; raises the loss when the device process is gone."""
+        while self._paused and self.loss is None:
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
+        if self.loss is not None:
+            raise self.loss
+
+    def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
+        """Writes one frame; silently nothing where the link is closed, whose loss is told to everyone by `fail`."""
+        transport = self._transport
+        if transport is None or self.closed.done():
+            return
+        head = frames.header(kind, len(payload), channel=channel, id=id, flags=flags)
+        if len(payload) <= _SMALL:
+            transport.write(head + payload)
+        else:
+            transport.writelines((head, payload))
+
+    def send_json(self, kind: int, body: dict[str, Any]) -> None:
+        self.send(kind, json.dumps(body, separators=(",", ":")).encode())
+
+    def open_channel(self, session_id: str, client_name: str) -> Channel:
+        """A new channel for a session."""
+        number = next(self._numbers)
+        channel = Channel(self, number, session_id)
+        self.channels[number] = channel
+        body = json.dumps({"session": session_id, "client": client_name}).encode()
+        self.send(Kind.OPEN, body, channel=number)
+        return channel
+
+    async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
+        """The device's answer to one command; raises `Refusal` where the device process is lost meanwhile."""
+        if self.loss is not None:
+            raise self.loss
+        ident = next(self._ids)
+        answer: asyncio.Future[commands_pb2.Result] = asyncio.get_running_loop().create_future()
+        self._calls[ident] = answer
+        command.request = ident
+        try:
+            self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=ident)
+            await self.drain()
+            return await answer
+        finally:
+            self._calls.pop(ident, None)
+
+    async def ping(self) -> None:
+        """Returns when the device process has answered."""
+        await self._ask(Kind.PING)
+
+    async def stats(self) -> dict[str, Any]:
+        """The counters and gauges of the device process."""
+        answer = await self._ask(Kind.STATS)
+        body = json.loads(answer)
+        return body if isinstance(body, dict) else {}
+
+    async def _ask(self, kind: Kind) -> bytes:
+        if self.loss is not None:
+            raise self.loss
+        ident = next(self._ids)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers[ident] = answer
+        try:
+            self.send(kind, id=ident)
+            return await answer
+        finally:
+            self._answers.pop(ident, None)
+
+    # ---- receiving ----
+
+    def _dispatch(self, frame: Frame) -> None:
+        kind, flags, number, ident, payload = frame
+        channel = self.channels.get(number)
+        if kind == Kind.ACK:
+            if channel is not None:
+                channel.on_ack(ident)
+        elif kind == Kind.RESPONSE:
+            if channel is not None:
+                channel.on_response(payload)
+        elif kind == Kind.RESULT:
+            self._on_result(ident, payload)
+        elif kind == Kind.CHUNK:
+            if channel is not None:
+                channel.on_chunk(ident, payload, flags)
+        elif kind == Kind.CREDIT:
+            if channel is not None:
+                channel.on_credit(ident, flags)
+        elif kind == Kind.ABORT:
+            if channel is not None:
+                channel.on_abort(ident, payload)
+        elif kind in (Kind.PONG, Kind.STATS):
+            answer = self._answers.get(ident)
+            if answer is not None and not answer.done():
+                answer.set_result(payload)
+        else:
+            self._dispatch_rare(frame)
+
+    def _dispatch_rare(self, frame: Frame) -> None:
+        kind, _, number, _, payload = frame
+        try:
+            if kind == Kind.CLOSED:
+                channel = self.channels.pop(number, None)
+                if channel is not None:
+                    channel.on_closed()
+            elif kind == Kind.COLLECTIVE:
+                if self._on_collective is not None:
+                    self._on_collective(self.ordinal, self, json.loads(payload))
+            elif kind == Kind.READY:
+                if not self.ready.done():
+                    self.ready.set_result(node_pb2.DeviceProperties.FromString(payload))
+            elif kind == Kind.FAULT:
+                if not self.fault.done():
+                    self.fault.set_result(status_pb2.Status.FromString(payload))
+            else:
+                log.warning("unknown_frame", device=self.ordinal, kind=kind)
+        except (DecodeError, ValueError) as error:
+            self.abandon(f"it sent a frame of kind {kind} that cannot be read: {error}")
+
+    def _on_result(self, ident: int, payload: bytes) -> None:
+        answer = self._calls.get(ident)
+        if answer is None or answer.done():
+            return  # the caller has gone
+        try:
+            answer.set_result(commands_pb2.Result.FromString(payload))
+        except DecodeError as error:
+            answer.set_exception(Refusal(Reason.INTERNAL, f"The device process answered what is no Result: {error}"))
+
+    # ---- the end ----
+
+    def fail(self, loss: Refusal, in_flight: list[str]) -> None:
+        """Tells everyone who waits for this device process that it is gone."""
+        if self.loss is not None:
+            return
+        self.loss = loss
+        event = device_pb2.ExecuteResponse(
+            event=device_pb2.Event(
+                device_lost=device_pb2.DeviceLost(
+                    device=self.ordinal, generation=self.generation, status=loss.to_status(), in_flight=in_flight
+                )
+            )
+        ).SerializeToString()
+        for future in (*self._calls.values(), *self._answers.values()):
+            if not future.done():
+                future.set_exception(loss)
+        self._calls.clear()
+        self._answers.clear()
+        channels, self.channels = list(self.channels.values()), {}
+        for channel in channels:
+            channel.on_lost(loss, event)
+        if self._transport is not None:
+            self._transport.abort()
+        self._close("")

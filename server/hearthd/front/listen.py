@@ -1,0 +1,119 @@
+"""Listening sockets: clear errors where an address is taken, and one daemon only on a Unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from hearthd.front.addresses import Address
+
+
+class ListenError(Exception):
+    """An address cannot be listened on; the text says which, why, and what to do."""
+
+
+def check_free(address: Address, setting: str) -> None:
+    """Raises `ListenError` where something else listens on `address`.
+
+    gRPC's own error says neither the reason nor the port; asking the kernel first does.
+    """
+    if not address.port:
+        return
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+            probe.listen(1)
+        except OSError as error:
+            raise listen_error(address, setting, error) from None
+
+
+def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
+    if error.errno == errno.EADDRINUSE:
+        return ListenError(
+            f"listen.{setting}: port {address.port} on {address.host} is in use, perhaps by another hearthd; "
+            f"`ss -ltnp 'sport = :{address.port}'` says by whom; stop it or configure another port"
+        )
+    return ListenError(f"listen.{setting}: {address} cannot be listened on: {error.strerror or error}")
+
+
+class UnixSocket:
+    """The right to a Unix socket's path, held by a lock beside it for as long as the daemon lives."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._lock_path = Path(f"{path}.lock")
+        self._lock = -1
+        self._made: Path | None = None
+
+    def claim(self) -> None:
+        """Takes the path: makes its directory, refuses where a daemon lives behind it, removes what a dead one left.
+        Raises `ListenError`."""
+        directory = self.path.parent
+        try:
+            if not directory.exists():
+                directory.mkdir(mode=0o700, parents=True)
+                self._made = directory
+            self._take_lock()
+            self._remove_stale()
+        except OSError as error:
+            self.release()
+            raise ListenError(f"listen.unix: {self.path} cannot be used: {error.strerror or error}") from None
+        except ListenError:
+            self.release()
+            raise
+
+    def _take_lock(self) -> None:
+        while True:
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(lock)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise self._taken() from None
+                raise
+            # The one who let go may have removed the file that was opened here: then the lock guards nothing.
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(lock).st_ino == self._lock_path.stat().st_ino:
+                    self._lock = lock
+                    return
+            os.close(lock)
+
+    def _remove_stale(self) -> None:
+        if not self.path.exists() and not self.path.is_symlink():
+            return
+        if not self.path.is_socket():
+            raise ListenError(f"listen.unix: {self.path} exists and is no socket; remove it or configure another path")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(self.path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                self.path.unlink(missing_ok=True)
+                return
+            except OSError as error:
+                raise self._taken() from error
+        raise self._taken()
+
+    def _taken(self) -> ListenError:
+        return ListenError(
+            f"listen.unix: a daemon already serves {self.path}; stop it, or give this one another path with --unix"
+        )
+
+    def release(self) -> None:
+        """Removes the socket and lets go of the path."""
+        if self._lock >= 0:
+            self.path.unlink(missing_ok=True)
+            self._lock_path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+        if self._made is not None:
+            with contextlib.suppress(OSError):  # others may have put something there
+                self._made.rmdir()
+            self._made = None

@@ -1,0 +1,101 @@
+"""How a refusal leaves over gRPC, and the refusals that more than one file makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal, from_status, stream_failures
+from hearth_proto.v1 import status_pb2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+MAX_MESSAGE = 1024
+MAX_DETAILS = 3072
+"""gRPC peers drop calls whose trailing metadata exceed 8 KiB (text percent-encoded, details base64-encoded); a longer
+status, a compiler's log for instance, is cut. It travels whole on the Execute stream, where it is a message."""
+
+
+async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
+    """Ends the call with `status`, its details in the trailing metadata."""
+    status = fitted(status)
+    code = _GRPC_CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    if code is grpc.StatusCode.OK:  # a failed command without a code: never report success
+        code = grpc.StatusCode.INTERNAL
+    await context.abort(code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
+
+
+def fitted(status: status_pb2.Status) -> status_pb2.Status:
+    """`status`, cut where it would not fit the trailing metadata: the message, then the longest values, then the
+    later failures of a stream."""
+    if len(status.message) <= MAX_MESSAGE and status.ByteSize() <= MAX_MESSAGE + MAX_DETAILS:
+        return status
+    refusal = from_status(status)
+    failures = stream_failures(status)
+    refusal.message = _cut(refusal.message, MAX_MESSAGE)
+    room = max(256, MAX_DETAILS // (4 if failures else 1))
+    while sum(len(key) + len(value) for key, value in refusal.details.items()) + len(refusal.fix) > room:
+        if len(refusal.fix) > room // 2:
+            refusal.fix = _cut(refusal.fix, room // 2)
+            continue
+        longest = max(refusal.details, key=lambda key: len(refusal.details[key]))
+        value = refusal.details[longest]
+        if len(value) <= 16:
+            refusal.details.clear()
+        else:
+            refusal.details[longest] = _cut(value, len(value) // 2)
+    for failure in failures:
+        failure.status.CopyFrom(fitted_message(failure.status))
+    cut = refusal.to_status(failures)
+    while failures and cut.ByteSize() > MAX_MESSAGE + MAX_DETAILS:
+        failures.pop()
+        cut = refusal.to_status(failures)
+    cut.code = status.code
+    return cut
+
+
+def fitted_message(status: status_pb2.Status) -> status_pb2.Status:
+    """`status` with its message cut and its details left out where they are long."""
+    small = status_pb2.Status(code=status.code, message=_cut(status.message, 256))
+    small.details.extend(detail for detail in status.details if len(detail.value) <= 512)
+    return small
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: max(0, length - 8)] + " ... cut"
+
+
+def session_expired() -> Refusal:
+    return Refusal(
+        Reason.SESSION_EXPIRED,
+        "The session token names no live session: unknown or expired session.",
+        fix="Open a new session with NodeService.OpenSession; a session ends when it is closed or stays away longer "
+        "than its lease.",
+    )
+
+
+def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
+    known = ", ".join(map(str, ordinals)) or "none"
+    return Refusal(
+        Reason.DEVICE_NOT_FOUND,
+        f"Device {ordinal} was asked for; this node has devices: {known}.",
+        fix="Use an ordinal that NodeService.Describe lists.",
+        details={"requested": ordinal, "allowed": known},
+    )
+
+
+def too_large(what: str, size: int, most: int, setting: str) -> Refusal:
+    return Refusal(
+        Reason.MESSAGE_TOO_LARGE,
+        f"{what} has {size} bytes; the most is {most}.",
+        fix=f"Send smaller messages; OpenSessionResponse.limits.{setting} says how large they may be.",
+        details={"requested": size, "allowed": most, "limit": setting},
+    )
+
+
+def malformed(message: str, fix: str) -> Refusal:
+    return Refusal(Reason.MALFORMED_MESSAGE, message, fix=fix)

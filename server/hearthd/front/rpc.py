@@ -1,0 +1,81 @@
+"""What every call goes through: refusals become statuses, surprises become INTERNAL, and all are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+from hearth_proto.reasons import Code, Reason, Refusal
+
+from hearthd.front.refusals import Context, abort
+
+log = structlog.get_logger("hearthd.rpc")
+
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+
+
+class CallObserver(Protocol):
+    """Whoever counts calls."""
+
+    def call_started(self, service: str, method: str) -> None: ...
+
+    def call_handled(self, service: str, method: str, code: str, seconds: float) -> None: ...
+
+
+class StatusError(Exception):
+    """A device's answer that already is a status; passed on as it came, failures of the stream included."""
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObserver) -> Behaviour:
+    """`behaviour` with its errors turned into statuses, counted under its name."""
+
+    async def serve(request: Any, context: Context) -> Any:
+        observer.call_started(service, method)
+        begin = time.monotonic()
+        code = "OK"
+        try:
+            try:
+                return await behaviour(request, context)
+            except Refusal as refusal:
+                code = refusal.code.name
+                await abort(context, refusal.to_status())
+            except StatusError as error:
+                code = Code(error.status.code).name if error.status.code in Code else "UNKNOWN"
+                await abort(context, error.status)
+            except asyncio.CancelledError:
+                code = "CANCELLED"
+                raise
+            except grpc.aio.AbortError:
+                code = "ABORTED"
+                raise
+            except (grpc.RpcError, grpc.aio.UsageError):
+                # The call was over before the answer was written: the client is gone.
+                code = "CANCELLED"
+                raise
+            except Exception as error:
+                if context.done() or context.cancelled():
+                    code = "CANCELLED"
+                    raise
+                code = "INTERNAL"
+                log.exception("call_failed", service=service, method=method)
+                await abort(
+                    context,
+                    Refusal(
+                        Reason.INTERNAL,
+                        f"{method} failed inside the daemon: {type(error).__name__}: {error}",
+                        fix="This is a defect of the daemon; its log has the traceback.",
+                    ).to_status(),
+                )
+        finally:
+            observer.call_handled(service, method, code, time.monotonic() - begin)
+
+    return serve

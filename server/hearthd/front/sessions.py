@@ -1,0 +1,179 @@
+"""Sessions and their leases. Times are those of the clock that is passed in; nothing here waits but `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto.reasons import Reason, Refusal
+
+from hearthd.front import refusals
+from hearthd.front.channel import Channel
+
+log = structlog.get_logger("hearthd.sessions")
+
+CLOSE_TIMEOUT = 10.0
+"""How long a device process may take to give a session's memory back before the close is answered without it."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One client. It lives while it is in use, and a lease beyond."""
+
+    id: str
+    client_name: str
+    client_version: str
+    opened_unix_ns: int
+    lease: float
+    touched: float
+    key: bytes
+    channels: dict[int, Channel] = field(default_factory=dict)
+    connections: int = 0
+    """Execute streams and calls under way."""
+    closing: bool = False
+
+    @property
+    def deadline(self) -> float:
+        """When it expires; never while it is in use."""
+        return float("inf") if self.connections else self.touched + self.lease
+
+
+class SessionTable:
+    """All sessions of the daemon."""
+
+    def __init__(
+        self,
+        lease: float = 30.0,
+        limit: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+        on_close: Callable[[str], None] = lambda session_id: None,
+    ) -> None:
+        self.lease = lease
+        self._limit = limit
+        self._clock = clock
+        self._on_close = on_close
+        self._sessions: dict[bytes, Session] = {}
+        self.draining = False
+        self.drain_left: Callable[[], float] = lambda: 0.0
+        self.emptied = asyncio.Event()
+        self.emptied.set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def open(self, client_name: str, client_version: str) -> tuple[Session, str]:
+        """A new session and its token. Raises `DRAINING` and `SESSION_LIMIT`."""
+        if self.draining:
+            raise Refusal(
+                Reason.DRAINING,
+                "The daemon is draining and takes no new sessions.",
+                fix="Try again when it has been restarted, or use another node.",
+                retry_after_s=max(1.0, self.drain_left()),
+            )
+        if len(self._sessions) >= self._limit:
+            raise Refusal(
+                Reason.SESSION_LIMIT,
+                f"{len(self._sessions)} sessions are open; the most is {self._limit}.",
+                fix="Close sessions that are no longer used, or raise sessions.max in the daemon's configuration.",
+                details={"requested": len(self._sessions) + 1, "allowed": self._limit},
+                retry_after_s=1.0,
+            )
+        token = secrets.token_urlsafe(24)
+        session = Session(
+            id=secrets.token_hex(4),
+            client_name=client_name[:200],
+            client_version=client_version[:100],
+            opened_unix_ns=time.time_ns(),
+            lease=self.lease,
+            touched=self._clock(),
+            key=_key(token),
+        )
+        self._sessions[session.key] = session
+        self.emptied.clear()
+        log.info("session_open", session=session.id, client=session.client_name)
+        return session, token
+
+    def find(self, token: str) -> Session:
+        """The session of a token, its lease renewed. Raises `SESSION_EXPIRED`.
+
+        The table is keyed by a hash of the token, so that the time of a look-up tells nothing about live tokens.
+        """
+        session = self._sessions.get(_key(token))
+        now = self._clock()
+        if session is None or session.closing or session.deadline <= now:
+            raise refusals.session_expired()
+        session.touched = now
+        return session
+
+    @contextmanager
+    def using(self, session: Session) -> Iterator[None]:
+        """Keeps the session from expiring."""
+        session.connections += 1
+        try:
+            yield
+        finally:
+            session.connections -= 1
+            session.touched = self._clock()
+
+    def lease_left(self, session: Session) -> float:
+        """Seconds; the whole lease while the session is in use."""
+        return session.lease if session.connections else max(0.0, session.deadline - self._clock())
+
+    def expired(self) -> list[Session]:
+        """Those whose lease has run out."""
+        now = self._clock()
+        return [session for session in self if session.deadline <= now and not session.closing]
+
+    async def close(self, session: Session, why: str, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Ends a session and waits, within bounds, until the devices have given back what it held."""
+        if session.closing:
+            return
+        session.closing = True
+        self._sessions.pop(session.key, None)
+        if not self._sessions:
+            self.emptied.set()
+        self._on_close(session.id)
+        refusal = Refusal(
+            Reason.SESSION_EXPIRED,
+            f"Session {session.id} has ended: {why}.",
+            fix="Open a new session; what the old one held is gone.",
+        )
+        channels, session.channels = list(session.channels.values()), {}
+        closes = [asyncio.create_task(channel.close(refusal)) for channel in channels]
+        if closes:
+            _, late = await asyncio.wait(closes, timeout=timeout)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("session_close_slow", session=session.id, devices=len(late), seconds=timeout)
+        log.info("session_close", session=session.id, client=session.client_name, why=why)
+
+
+def negotiate(minimum: int, maximum: int) -> int:
+    """The newest protocol version that both sides speak; 0 and 0 (a plain gRPC tool) stand for the daemon's own."""
+    if not minimum and not maximum:
+        return PROTOCOL_MAX
+    chosen = min(maximum, PROTOCOL_MAX)
+    if chosen < max(minimum, PROTOCOL_MIN):
+        older = maximum < PROTOCOL_MIN
+        raise Refusal(
+            Reason.VERSION_UNSUPPORTED,
+            f"The client speaks protocol versions {minimum} to {maximum}, the daemon {PROTOCOL_MIN} to {PROTOCOL_MAX}.",
+            fix=f"Upgrade the {'client' if older else 'daemon'}.",
+            details={"requested": f"{minimum} to {maximum}", "allowed": f"{PROTOCOL_MIN} to {PROTOCOL_MAX}"},
+        )
+    return chosen
+
+
+def _key(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,218 @@
+"""The streams that carry bulk bytes: Upload and Download beside Execute, and the single calls Write and Read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+from hearthd.front import refusals
+from hearthd.front.calls import build_command, submit
+from hearthd.front.channel import Channel
+from hearthd.front.refusals import Context
+from hearthd.front.rpc import StatusError
+
+FRONT_TRANSFERS = 1 << 63
+"""Transfers from here on are the front's own; clients use lower numbers."""
+SLACK = 4096
+"""What a chunk's message may have beside its data."""
+_DATA_TAG = 0x22
+
+_minted = itertools.count(FRONT_TRANSFERS)
+OnBytes = Callable[[int, int], None]
+
+
+def check_transfer(transfer: int) -> None:
+    """Raises where a client names no transfer, or one of the front's."""
+    if not 0 < transfer < FRONT_TRANSFERS:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"Transfer {transfer} was asked for; clients number transfers from 1 to {FRONT_TRANSFERS - 1}.",
+            fix="Use the number that the Write or Read command named.",
+            details={"requested": transfer, "allowed": f"1 to {FRONT_TRANSFERS - 1}"},
+        )
+
+
+def parse_upload(message: bytes) -> device_pb2.UploadRequest:
+    try:
+        return device_pb2.UploadRequest.FromString(message)
+    except DecodeError as error:
+        raise refusals.malformed(f"A message of Upload is no UploadRequest: {error}.", "Send UploadRequest.") from None
+
+
+def data_length(message: bytes) -> int:
+    """How many bytes of data an UploadRequest carries, read from its head where it has nothing else."""
+    if message and message[0] == _DATA_TAG:
+        length = shift = 0
+        for position in range(1, min(len(message), 11)):
+            byte = message[position]
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                if position + 1 + length == len(message):
+                    return length
+                break
+    return len(parse_upload(message).data)
+
+
+def _broken() -> Refusal:
+    return Refusal(Reason.TRANSFER_ABORTED, "The client's stream ended before the transfer was complete.")
+
+
+async def upload(
+    first: bytes, messages: AsyncIterator[bytes], channel: Channel, transfer: int, most: int, on_bytes: OnBytes
+) -> device_pb2.UploadResponse:
+    """Passes the messages of an Upload on; answers when all of them are on their way."""
+    flow = channel.upload(transfer)
+    received = 0
+    why = _broken()
+    try:
+        message: bytes | None = first
+        while message is not None:
+            if len(message) > most + SLACK:
+                raise refusals.too_large("A message of Upload", len(message), most, "max_chunk_bytes")
+            size = data_length(message)
+            if size:
+                await flow.send(message)
+                received += size
+                on_bytes(size, 0)
+            message = await anext(messages, None)
+        await flow.finish()
+    except Refusal as refusal:
+        why = refusal
+        raise
+    finally:
+        flow.close(why)
+    return device_pb2.UploadResponse(received=received)
+
+
+async def download(context: Context, channel: Channel, transfer: int, on_bytes: OnBytes) -> None:
+    """Writes the chunks of a transfer to the client, as they come."""
+    flow = channel.download(transfer)
+    try:
+        last = False
+        while not last:
+            payload, last = await flow.receive()
+            if payload:
+                await context.write(payload)
+                on_bytes(0, len(payload))
+            flow.consumed()
+    finally:
+        flow.close(_broken())
+
+
+async def write(
+    first: device_pb2.WriteRequest, messages: AsyncIterator[Any], channel: Channel, most_inline: int, most: int,
+    on_bytes: OnBytes,
+) -> commands_pb2.Done:  # fmt: skip
+    """The single call Write: inline where all of it came in the first message, else on a transfer of the front's."""
+    command, stream = first.command, first.target.stream
+    data = command.data + first.data
+    size = command.size or len(data)
+    if len(data) == size <= most_inline:
+        await _no_more(messages, size)
+        inline = commands_pb2.Write(buffer=command.buffer, offset=command.offset, data=data)
+        on_bytes(size, 0)
+        return (await submit(channel, build_command("write", inline, stream))).done
+    transfer = next(_minted)
+    announced = commands_pb2.Write(buffer=command.buffer, offset=command.offset, transfer=transfer, size=size)
+    flow = channel.upload(transfer)
+    result = asyncio.create_task(submit(channel, build_command("write", announced, stream)))
+    sender = asyncio.create_task(_send_chunks(flow, data, messages, size, most, on_bytes))
+    why = _broken()
+    try:
+        # A command that is refused ends the upload; a refused upload ends the command.
+        await asyncio.wait({result, sender}, return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            result.result()
+        await sender
+        return (await result).done
+    except Refusal as refusal:
+        why = refusal
+        if result.done():  # the command's own error says more than the transfer's
+            result.result()
+        raise
+    finally:
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+        flow.close(why)
+        result.cancel()
+        await asyncio.gather(result, return_exceptions=True)
+
+
+async def _send_chunks(
+    flow: Any, data: bytes, messages: AsyncIterator[Any], size: int, most: int, on_bytes: OnBytes
+) -> None:
+    sent = 0
+    piece: bytes | None = data
+    while piece is not None:
+        if sent + len(piece) > size:
+            raise _wrong_size(sent + len(piece), size)
+        view = memoryview(piece)
+        for start in range(0, len(piece), most):
+            chunk = device_pb2.UploadRequest(data=bytes(view[start : start + most]))
+            await flow.send(chunk.SerializeToString())
+        sent += len(piece)
+        on_bytes(len(piece), 0)
+        message = await anext(messages, None)
+        piece = None if message is None else message.data
+    if sent != size:
+        raise _wrong_size(sent, size)
+    await flow.finish()
+
+
+async def _no_more(messages: AsyncIterator[Any], size: int) -> None:
+    async for message in messages:
+        if message.data:
+            raise _wrong_size(size + len(message.data), size)
+
+
+def _wrong_size(sent: int, size: int) -> Refusal:
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"Write.size announces {size} bytes, the stream carries {sent}{'' if sent < size else ' or more'}.",
+        fix="Set Write.size, in the first message, to the number of bytes that follow.",
+        details={"requested": sent, "allowed": size},
+    )
+
+
+async def read(request: device_pb2.ReadRequest, context: Context, channel: Channel, on_bytes: OnBytes) -> None:
+    """The single call Read: a transfer of the front's, its chunks passed on as they are."""
+    transfer = next(_minted)
+    command = build_command("read", request.command, request.target.stream)
+    command.read.transfer = transfer
+    flow = channel.download(transfer)
+    result = asyncio.create_task(submit(channel, command))
+
+    def on_result(task: asyncio.Task[commands_pb2.Result]) -> None:
+        # A read that failed has no chunks, and an empty one need not have any.
+        if not task.cancelled():
+            error = task.exception()
+            if isinstance(error, Refusal):
+                flow.on_abort(error)
+            elif error is not None or not task.result().read.size:
+                flow.on_chunk(b"", 1)
+
+    result.add_done_callback(on_result)
+    try:
+        last = False
+        while not last:
+            payload, last = await flow.receive()
+            if payload:
+                await context.write(payload)
+                on_bytes(0, len(payload))
+            flow.consumed()
+        await result
+    except Refusal:
+        if result.done() and isinstance(result.exception(), StatusError):
+            result.result()
+        raise
+    finally:
+        flow.close(_broken())
+        result.cancel()
+        await asyncio.gather(result, return_exceptions=True)

@@ -1,0 +1,32 @@
+"""A fake daemon and a node connected to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import hearth
+from fake_daemon import FakeDaemon
+
+
+@pytest.fixture
+def daemon() -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon()
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture
+def node(daemon: FakeDaemon) -> Iterator[hearth.Node]:
+    with hearth.connect(daemon.target) as node:
+        yield node
+
+
+@pytest.fixture
+def gpu(node: hearth.Node) -> hearth.Device:
+    return node.device(0)

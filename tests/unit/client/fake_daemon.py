@@ -1,0 +1,288 @@
+"""A daemon small enough to reason about: one device, buffers as bytearrays, launches recorded, faults on demand.
+
+It speaks NodeService and DeviceService over a real gRPC server in this process. `gate` holds back execution (and with it
+acks), so that tests see batching and back-pressure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from hearth_proto import launches, reasons
+from hearth_proto.v1 import commands_pb2, device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc, status_pb2
+
+Response = device_pb2.ExecuteResponse
+Kind = commands_pb2.Command
+
+
+class _Broken(Exception):
+    """Ends an Execute stream with a status."""
+
+    def __init__(self, refusal: reasons.Refusal) -> None:
+        self.refusal = refusal
+
+
+class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServiceServicer):
+    def __init__(self, *, devices: int = 1, lease_s: float = 30.0, **limits: int) -> None:
+        self.limits = {
+            "max_inline_bytes": 1 << 20, "max_chunk_bytes": 1 << 16, "max_batch_bytes": 4 << 20,
+            "max_batches_in_flight": 4, "max_code_bytes": 1 << 20,
+        } | limits  # fmt: skip
+        self.device_count = devices
+        self.lease_s = lease_s
+        self.generation = 1
+        self.gate = threading.Event()
+        self.gate.set()
+        self.lock = threading.Lock()
+        self.buffers: dict[int, bytearray] = {}
+        self.batches: list[device_pb2.ExecuteRequest] = []
+        self.commands: list[Any] = []
+        self.records: list[launches.Record] = []
+        self.stream_errors: dict[int, list[status_pb2.CommandFailure]] = defaultdict(list)
+        self.fail_next: dict[str, reasons.Refusal] = {}  # command kind -> what it fails with, once
+        self.closed_tokens: list[str] = []
+        self.renewals = 0
+        self.attaches = 0
+        self.refuse_attach: list[reasons.Refusal] = []
+        self.lose_on: str | None = None  # command kind that loses the device
+        self.break_on: str | None = None  # command kind on which the connection just ends
+        self.never_answer: set[str] = set()
+        self.uploads: dict[int, tuple[threading.Event, bytearray]] = defaultdict(
+            lambda: (threading.Event(), bytearray())
+        )
+        self.downloads: dict[int, tuple[threading.Event, list[bytes]]] = defaultdict(lambda: (threading.Event(), []))
+        self.server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.max_receive_message_length", 32 << 20)])
+        node_pb2_grpc.add_NodeServiceServicer_to_server(self, self.server)
+        device_pb2_grpc.add_DeviceServiceServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.server.start()
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        self.gate.set()
+        self.server.stop(None)
+
+    def count(self, kind: str) -> int:
+        with self.lock:
+            return sum(command.WhichOneof("kind") == kind for command in self.commands)
+
+    # ---- NodeService ----
+
+    def _devices(self) -> list[node_pb2.Device]:
+        properties = node_pb2.DeviceProperties(name="fake", backend="cpu", max_grid_dim=[2**31 - 1, 65535, 65535])
+        return [
+            node_pb2.Device(ordinal=i, state=node_pb2.DEVICE_STATE_SERVING, generation=self.generation,
+                            properties=properties)
+            for i in range(self.device_count)
+        ]  # fmt: skip
+
+    def Describe(self, request: Any, context: Any) -> node_pb2.DescribeResponse:
+        protocol = node_pb2.VersionRange(min=1, max=1)
+        return node_pb2.DescribeResponse(node="fake", server_version="0", protocol=protocol, devices=self._devices())
+
+    def OpenSession(self, request: Any, context: Any) -> node_pb2.OpenSessionResponse:
+        return node_pb2.OpenSessionResponse(
+            session_id="s", session_token="t", protocol=1, server_version="0", lease_ns=int(self.lease_s * 1e9),
+            limits=node_pb2.SessionLimits(**self.limits), devices=self._devices(), node="fake",
+        )  # fmt: skip
+
+    def RenewSession(self, request: Any, context: Any) -> node_pb2.RenewSessionResponse:
+        self.renewals += 1
+        return node_pb2.RenewSessionResponse()
+
+    def CloseSession(self, request: Any, context: Any) -> node_pb2.CloseSessionResponse:
+        self.closed_tokens.append(request.session_token)
+        return node_pb2.CloseSessionResponse()
+
+    def ListSessions(self, request: Any, context: Any) -> node_pb2.ListSessionsResponse:
+        return node_pb2.ListSessionsResponse(sessions=[node_pb2.SessionInfo(session_id="s", client_name="c")])
+
+    # ---- DeviceService ----
+
+    def Execute(self, requests: Iterator[Any], context: Any) -> Iterator[Response]:
+        attach = next(requests)
+        assert attach.WhichOneof("kind") == "attach"
+        self.attaches += 1
+        if self.refuse_attach:
+            _abort(context, self.refuse_attach.pop(0))
+        yield Response(
+            attached=device_pb2.Attached(
+                generation=self.generation,
+                max_batch_bytes=self.limits["max_batch_bytes"],
+                max_batches_in_flight=self.limits["max_batches_in_flight"],
+            )
+        )
+        expected = 1
+        try:
+            for request in requests:
+                with self.lock:
+                    self.batches.append(request)
+                assert request.batch.seq == expected, (request.batch.seq, expected)
+                expected += 1
+                self.gate.wait()
+                for command in request.batch.commands:
+                    yield from self._execute(command)
+                yield Response(ack=device_pb2.Ack(seq=request.batch.seq))
+        except _Broken as broken:
+            _abort(context, broken.refusal)
+
+    def _execute(self, command: Any) -> Iterator[Response]:
+        kind = command.WhichOneof("kind")
+        with self.lock:
+            self.commands.append(command)
+        if kind == self.lose_on:
+            self.lose_on = None
+            refusal = reasons.Refusal(reasons.Reason.DEVICE_LOST, "the device process died.")
+            lost = device_pb2.DeviceLost(generation=self.generation, status=refusal.to_status(), in_flight=["saxpy"])
+            self.generation += 1
+            self.buffers.clear()
+            yield Response(event=device_pb2.Event(device_lost=lost))
+            raise _Broken(refusal)
+        if kind == self.break_on:
+            self.break_on = None
+            raise _Broken(reasons.Refusal(reasons.Reason.DEVICE_UNAVAILABLE, "going away"))
+        result = commands_pb2.Result(request=command.request)
+        refusal = self.fail_next.pop(kind, None)
+        if refusal is None:
+            try:
+                self._do(kind, command, result)
+            except reasons.Refusal as error:
+                refusal = error
+        if refusal is not None:
+            if command.request:
+                result.error.CopyFrom(refusal.to_status())
+            else:
+                failure = status_pb2.CommandFailure(command=kind, stream=command.stream, status=refusal.to_status())
+                self.stream_errors[command.stream].append(failure)
+        if command.request and kind not in self.never_answer:
+            if result.WhichOneof("kind") is None and not result.HasField("error"):
+                result.done.SetInParent()
+            yield Response(result=result)
+
+    def _raise_errors(self, stream: int | None) -> None:
+        keys = list(self.stream_errors) if stream is None else [stream]
+        failures = [failure for key in keys for failure in self.stream_errors.pop(key, [])]
+        if failures:
+            first = reasons.from_status(failures[0].status)
+            raise _Listed(first, failures)
+
+    def _do(self, kind: str, command: Any, result: Any) -> None:
+        part = getattr(command, kind)
+        handler = getattr(self, f"_do_{kind}", None)
+        if handler is not None:
+            handler(command, part, result)
+
+    def _do_launches(self, command: Any, part: bytes, result: Any) -> None:
+        with self.lock:
+            self.records.extend(launches.unpack(part))
+
+    def _do_allocate(self, command: Any, part: Any, result: Any) -> None:
+        self.buffers[part.buffer] = bytearray(part.size)
+
+    def _do_free(self, command: Any, part: Any, result: Any) -> None:
+        for buffer in part.buffers:
+            del self.buffers[buffer]
+
+    def _do_write(self, command: Any, part: Any, result: Any) -> None:
+        data = part.data
+        if part.transfer:
+            done, arrived = self.uploads[part.transfer]
+            assert done.wait(10)
+            data = bytes(arrived)
+            assert len(data) == part.size
+        self.buffers[part.buffer][part.offset : part.offset + len(data)] = data
+
+    def _do_read(self, command: Any, part: Any, result: Any) -> None:
+        self._raise_errors(command.stream)
+        data = bytes(self.buffers[part.buffer][part.offset : part.offset + part.size])
+        result.read.size = len(data)
+        if part.transfer:
+            ready, chunks = self.downloads[part.transfer]
+            chunks.append(data)
+            ready.set()
+        else:
+            result.read.data = data
+
+    def _do_copy(self, command: Any, part: Any, result: Any) -> None:
+        data = self.buffers[part.source][part.source_offset : part.source_offset + part.size]
+        self.buffers[part.destination][part.destination_offset : part.destination_offset + part.size] = data
+
+    def _do_fill(self, command: Any, part: Any, result: Any) -> None:
+        data = part.pattern * (part.size // len(part.pattern))
+        self.buffers[part.buffer][part.offset : part.offset + part.size] = data
+
+    def _do_sync(self, command: Any, part: Any, result: Any) -> None:
+        self._raise_errors(None if part.all_streams else command.stream)
+
+    def _do_flush(self, command: Any, part: Any, result: Any) -> None:
+        self._raise_errors(command.stream)
+
+    def _do_end_profile(self, command: Any, part: Any, result: Any) -> None:
+        self._raise_errors(command.stream)
+        result.profile.device_ns, result.profile.wall_ns = 5, 7
+
+    def _do_query_event(self, command: Any, part: Any, result: Any) -> None:
+        result.event.done = True
+
+    def _do_elapsed_time(self, command: Any, part: Any, result: Any) -> None:
+        result.event.elapsed_ns = 1_500_000
+
+    def _do_describe_module(self, command: Any, part: Any, result: Any) -> None:
+        result.module.functions.append("f")
+        result.module.log = "a warning"
+
+    def _do_describe_function(self, command: Any, part: Any, result: Any) -> None:
+        result.function.registers = 12
+
+    def _do_get_global(self, command: Any, part: Any, result: Any) -> None:
+        self.buffers[part.buffer] = bytearray(16)
+        getattr(result, "global").size = 16
+
+    def _do_memory_usage(self, command: Any, part: Any, result: Any) -> None:
+        result.memory_usage.allocations = len(self.buffers)
+
+    def Upload(self, requests: Iterator[Any], context: Any) -> device_pb2.UploadResponse:
+        done = arrived = None
+        for request in requests:
+            if done is None:
+                assert request.session_token == "t"
+                done, arrived = self.uploads[request.transfer]
+            arrived += request.data
+        assert done is not None and arrived is not None
+        done.set()
+        return device_pb2.UploadResponse(received=len(arrived))
+
+    def Download(self, request: Any, context: Any) -> Iterator[device_pb2.DownloadResponse]:
+        ready, chunks = self.downloads[request.transfer]
+        while not ready.wait(0.05):
+            if not context.is_active():
+                return
+        data, size = chunks[0], self.limits["max_chunk_bytes"]
+        for start in range(0, len(data), size):
+            yield device_pb2.DownloadResponse(offset=start, data=data[start : start + size])
+
+
+class _Listed(reasons.Refusal):
+    """A refusal that lists a stream's failures."""
+
+    def __init__(self, first: reasons.Refusal, failures: list[status_pb2.CommandFailure]) -> None:
+        super().__init__(first.reason, first.message, fix=first.fix, details=first.details)
+        self.failures = failures
+
+    def to_status(self, failures: Any = ()) -> status_pb2.Status:
+        return super().to_status(self.failures)
+
+
+def _abort(context: Any, refusal: reasons.Refusal) -> None:
+    status = refusal.to_status()
+    context.set_trailing_metadata(((reasons.STATUS_DETAILS_KEY, status.SerializeToString()),))
+    code = next(code for code in grpc.StatusCode if code.value[0] == status.code)
+    context.abort(code, status.message)
