@@ -30,7 +30,8 @@ def configure(level: str = "info", format: str = "auto") -> None:
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, _name], processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final]
+        foreign_pre_chain=[*shared, _name],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)

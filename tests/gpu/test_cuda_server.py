@@ -688,7 +688,7 @@ def test_what_nccl_cannot_reduce_is_refused_by_name(server: CudaServer) -> None:
 def test_a_group_of_one(server: CudaServer, stream: Stream) -> None:
     if "nccl" not in server.properties.features:
         pytest.skip("no NCCL on this machine")
-    unique = server.communicators.unique_id()
+    unique = server.communicators.unique_id(1)
     assert len(unique) == 128
     alone = server.communicators.join(unique, 0, 1)
     memory = server.allocate(12, stream)
@@ -714,7 +714,7 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
 
     server = CudaServer(DeviceSpec(ordinal=rank, backend="cuda", index=rank))
     if rank == 0:
-        pipe.send(server.communicators.unique_id())
+        pipe.send(server.communicators.unique_id(2))
     unique = pipe.recv()
     communicator = server.communicators.join(unique, rank, 2)
     stream = server.create_stream()
@@ -754,9 +754,7 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
 def pair(vanish: bool) -> tuple[list[Any], list[Connection]]:
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(2)]
-    processes = [
-        context.Process(target=member, args=(rank, pipes[rank][1], vanish), daemon=True) for rank in range(2)
-    ]
+    processes = [context.Process(target=member, args=(rank, pipes[rank][1], vanish), daemon=True) for rank in range(2)]
     for process in processes:
         process.start()
     ours = [pipe[0] for pipe in pipes]

@@ -124,7 +124,7 @@ def behaviour(call: Call, using: Callable[[Any, Callable[[Channel], Awaitable[An
     return handle
 
 
-def method_handler(call: Call, handle: Any) -> grpc.RpcMethodHandler:
+def method_handler(call: Call, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=call.request.FromString, response_serializer=serialize
     )

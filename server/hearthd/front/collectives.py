@@ -81,7 +81,9 @@ class Matcher:
         """When `expire` is due next."""
         return min((match.deadline for match in self._pending.values()), default=None)
 
-    def present(self, session: str, device: int, body: Mapping[str, Any], now: float) -> tuple[list[Send], Match | None]:
+    def present(
+        self, session: str, device: int, body: Mapping[str, Any], now: float
+    ) -> tuple[list[Send], Match | None]:
         """One rank's part has come: what to tell whom, and the operation if it is complete and all ranks agree."""
         channel = int(body["channel"])
         devices = [int(ordinal) for ordinal in body["devices"]]
@@ -192,8 +194,8 @@ def mismatch(match: Match) -> Refusal | None:
         odd_values = ", ".join(f"device {device}: {values[device]!r}" for device in odd)
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
-            f"Operation {match.key.sequence} of group {list(match.key.devices)} does not match in {name}: {odd_values}; "
-            f"devices {', '.join(map(str, rest))}: {values[rest[0]]!r}.",
+            f"Operation {match.key.sequence} of group {list(match.key.devices)} does not match in {name}: "
+            f"{odd_values}; devices {', '.join(map(str, rest))}: {values[rest[0]]!r}.",
             fix=f"Present the same {name} on every device.",
             details={
                 "field": name,

@@ -253,7 +253,7 @@ class Daemon:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         grace = 0.0 if at_once else 2.0
         await asyncio.gather(
-            *(self.sessions.close(session, "the daemon is stopping", timeout=grace) for session in self.sessions)
+            *(self.sessions.close(session, "the daemon is stopping", patience=grace) for session in self.sessions)
         )
         self.collectives.stop()
         await self.supervisor.stop(at_once)

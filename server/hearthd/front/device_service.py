@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -21,7 +21,7 @@ from hearthd.front.supervisor import Supervisor
 NAME = "hearth.v1.DeviceService"
 
 
-class Traffic(CallObserver):
+class Traffic(CallObserver, Protocol):
     """Whoever counts calls and bytes."""
 
     def execute_traffic(self, batches: int, received: int, sent: int) -> None: ...
@@ -36,7 +36,7 @@ class Limits:
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
     max_code_bytes: int = 16 << 20
-    window: execute.Window = execute.Window()
+    window: execute.Window = field(default_factory=execute.Window)
 
     def message(self) -> node_pb2.SessionLimits:
         return node_pb2.SessionLimits(
@@ -58,7 +58,7 @@ class DeviceService:
         self._traffic = traffic
         self.attachments: set[execute.Attachment] = set()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """What the gRPC server registers. Execute, Upload, Download and Read travel as bytes, undecoded."""
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),

@@ -18,6 +18,7 @@ from hearthd.front.channel import Channel
 from hearthd.front.refusals import Context
 from hearthd.front.sessions import Session
 
+EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 _EVENT_TAG = 0x22
 """First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
 _SETTLE = 5.0
@@ -40,7 +41,7 @@ class Window:
 
 def parse_attach(message: object) -> device_pb2.Attach:
     """The first message of a stream."""
-    if message is grpc.aio.EOF or not isinstance(message, bytes):
+    if message is EOF or not isinstance(message, bytes):
         raise refusals.malformed("The stream ended before its Attach.", "Send ExecuteRequest.attach first.")
     try:
         request = device_pb2.ExecuteRequest.FromString(message)
@@ -172,7 +173,7 @@ class Attachment:
         read = self._context.read
         channel, window, sizes = self._channel, self._window, self._sizes
         link = channel.link
-        eof = grpc.aio.EOF
+        eof = EOF
         while self._end is None:
             message: bytes = await read()
             if message is eof or self._end is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 
 from hearthd.front import device_service, node_service
 from hearthd.front.supervisor import FENCED, SERVING, Supervisor

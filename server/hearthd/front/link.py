@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
-from google.protobuf.message import DecodeError
 from hearth_proto import frames
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 
 from hearthd.front.channel import Channel
@@ -52,6 +51,20 @@ class DeviceLink(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}  # PING and STATS, by id
         self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
+        self._handlers: dict[int, Callable[[Frame], None]] = {
+            Kind.ACK: self._on_ack,
+            Kind.RESPONSE: self._on_response,
+            Kind.RESULT: self._on_result,
+            Kind.CHUNK: self._on_chunk,
+            Kind.CREDIT: self._on_credit,
+            Kind.ABORT: self._on_abort,
+            Kind.CLOSED: self._on_closed,
+            Kind.PONG: self._on_answer,
+            Kind.STATS: self._on_answer,
+            Kind.COLLECTIVE: self._on_collective_frame,
+            Kind.READY: self._on_ready,
+            Kind.FAULT: self._on_fault,
+        }
 
     # ---- asyncio.Protocol ----
 
@@ -172,61 +185,66 @@ class DeviceLink(asyncio.Protocol):
     # ---- receiving ----
 
     def _dispatch(self, frame: Frame) -> None:
-        kind, flags, number, ident, payload = frame
-        channel = self.channels.get(number)
-        if kind == Kind.ACK:
-            if channel is not None:
-                channel.on_ack(ident)
-        elif kind == Kind.RESPONSE:
-            if channel is not None:
-                channel.on_response(payload)
-        elif kind == Kind.RESULT:
-            self._on_result(ident, payload)
-        elif kind == Kind.CHUNK:
-            if channel is not None:
-                channel.on_chunk(ident, payload, flags)
-        elif kind == Kind.CREDIT:
-            if channel is not None:
-                channel.on_credit(ident, flags)
-        elif kind == Kind.ABORT:
-            if channel is not None:
-                channel.on_abort(ident, payload)
-        elif kind in (Kind.PONG, Kind.STATS):
-            answer = self._answers.get(ident)
-            if answer is not None and not answer.done():
-                answer.set_result(payload)
-        else:
-            self._dispatch_rare(frame)
-
-    def _dispatch_rare(self, frame: Frame) -> None:
-        kind, _, number, _, payload = frame
+        handler = self._handlers.get(frame.kind)
+        if handler is None:
+            log.warning("unknown_frame", device=self.ordinal, kind=frame.kind)
+            return
         try:
-            if kind == Kind.CLOSED:
-                channel = self.channels.pop(number, None)
-                if channel is not None:
-                    channel.on_closed()
-            elif kind == Kind.COLLECTIVE:
-                if self._on_collective is not None:
-                    self._on_collective(self.ordinal, self, json.loads(payload))
-            elif kind == Kind.READY:
-                if not self.ready.done():
-                    self.ready.set_result(node_pb2.DeviceProperties.FromString(payload))
-            elif kind == Kind.FAULT:
-                if not self.fault.done():
-                    self.fault.set_result(status_pb2.Status.FromString(payload))
-            else:
-                log.warning("unknown_frame", device=self.ordinal, kind=kind)
-        except (DecodeError, ValueError) as error:
-            self.abandon(f"it sent a frame of kind {kind} that cannot be read: {error}")
+            handler(frame)
+        except ValueError as error:  # DecodeError and JSONDecodeError are ValueErrors both
+            self.abandon(f"it sent a frame of kind {frame.kind} that cannot be read: {error}")
 
-    def _on_result(self, ident: int, payload: bytes) -> None:
-        answer = self._calls.get(ident)
-        if answer is None or answer.done():
-            return  # the caller has gone
-        try:
-            answer.set_result(commands_pb2.Result.FromString(payload))
-        except DecodeError as error:
-            answer.set_exception(Refusal(Reason.INTERNAL, f"The device process answered what is no Result: {error}"))
+    def _on_ack(self, frame: Frame) -> None:
+        channel = self.channels.get(frame.channel)
+        if channel is not None:
+            channel.on_ack(frame.id)
+
+    def _on_response(self, frame: Frame) -> None:
+        channel = self.channels.get(frame.channel)
+        if channel is not None:
+            channel.on_response(frame.payload)
+
+    def _on_chunk(self, frame: Frame) -> None:
+        channel = self.channels.get(frame.channel)
+        if channel is not None:
+            channel.on_chunk(frame.id, frame.payload, frame.flags)
+
+    def _on_credit(self, frame: Frame) -> None:
+        channel = self.channels.get(frame.channel)
+        if channel is not None:
+            channel.on_credit(frame.id, frame.flags)
+
+    def _on_abort(self, frame: Frame) -> None:
+        channel = self.channels.get(frame.channel)
+        if channel is not None:
+            channel.on_abort(frame.id, frame.payload)
+
+    def _on_closed(self, frame: Frame) -> None:
+        channel = self.channels.pop(frame.channel, None)
+        if channel is not None:
+            channel.on_closed()
+
+    def _on_answer(self, frame: Frame) -> None:
+        answer = self._answers.get(frame.id)
+        if answer is not None and not answer.done():
+            answer.set_result(frame.payload)
+
+    def _on_collective_frame(self, frame: Frame) -> None:
+        if self._on_collective is not None:
+            self._on_collective(self.ordinal, self, json.loads(frame.payload))
+
+    def _on_ready(self, frame: Frame) -> None:
+        if not self.ready.done():
+            self.ready.set_result(node_pb2.DeviceProperties.FromString(frame.payload))
+
+    def _on_fault(self, frame: Frame) -> None:
+        if not self.fault.done():
+            self.fault.set_result(status_pb2.Status.FromString(frame.payload))
+
+    def _on_result(self, frame: Frame) -> None:
+        answer = self._calls.get(frame.id)
+        if answer is not None and not answer.done():  # else the caller has gone
+            answer.set_result(commands_pb2.Result.FromString(frame.payload))
 
     # ---- the end ----
 

@@ -129,8 +129,10 @@ def _of_devices(stats: Mapping[int, Mapping[str, Any]]) -> Iterator[Metric]:
         for name, samples in sorted(names.items()):
             words = name.replace("_", " ")
             # A name of the front's own would appear twice on the page, which is then no valid exposition.
-            own = f"hearth_{name}" in _OWN or name.startswith("front_")
-            metric = family(f"hearth_device_{name}" if own else f"hearth_{name}", f"Of the device process: {words}.", labels=["device"])
+            full = f"hearth_{name}"
+            if full in _OWN or name.startswith("front_"):
+                full = f"hearth_device_process_{name}"
+            metric = family(full, f"Of the device process: {words}.", labels=["device"])
             for ordinal, value in samples:
                 metric.add_metric([str(ordinal)], value)
             yield metric

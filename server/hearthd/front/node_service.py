@@ -43,7 +43,7 @@ class NodeService:
         self._on_drain = on_drain
         self._node = socket.gethostname()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """What the gRPC server registers."""
         behaviours: dict[str, Any] = {
             "Describe": self.describe,

@@ -134,7 +134,7 @@ class SessionTable:
         now = self._clock()
         return [session for session in self if session.deadline <= now and not session.closing]
 
-    async def close(self, session: Session, why: str, timeout: float = CLOSE_TIMEOUT) -> None:
+    async def close(self, session: Session, why: str, patience: float = CLOSE_TIMEOUT) -> None:
         """Ends a session and waits, within bounds, until the devices have given back what it held."""
         if session.closing:
             return
@@ -151,11 +151,11 @@ class SessionTable:
         channels, session.channels = list(session.channels.values()), {}
         closes = [asyncio.create_task(channel.close(refusal)) for channel in channels]
         if closes:
-            _, late = await asyncio.wait(closes, timeout=timeout)
+            _, late = await asyncio.wait(closes, timeout=patience)
             for task in late:
                 task.cancel()
             if late:
-                log.warning("session_close_slow", session=session.id, devices=len(late), seconds=timeout)
+                log.warning("session_close_slow", session=session.id, devices=len(late), seconds=patience)
         log.info("session_close", session=session.id, client=session.client_name, why=why)
 
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from hearth_proto.frames import Kind
@@ -170,6 +171,8 @@ class Device:
             self._lost(None, cause)
             return cause
         self._process, self.pid = process, process.pid
+        if self._stopping:  # it was asked to while the process was being started
+            process.kill()
         exited = asyncio.ensure_future(process.ended())
         link = DeviceLink(self.ordinal, self.generation, self._owner.on_collective)
         try:
@@ -190,7 +193,7 @@ class Device:
 
     async def _watch(self, link: DeviceLink, exited: asyncio.Future[int | None], begin: float) -> Cause:
         """Waits for the process's readiness, then for its end."""
-        ends: set[asyncio.Future[object]] = {link.closed, link.fault, exited}  # type: ignore[arg-type]
+        ends: set[asyncio.Future[Any]] = {link.closed, link.fault, exited}
         await asyncio.wait(
             {*ends, link.ready}, timeout=self._policy.start_timeout, return_when=asyncio.FIRST_COMPLETED
         )

@@ -97,7 +97,7 @@ class Toolchain:
 
         def build(scratch: Path) -> None:
             sources = sorted(str(path) for path in RUNTIME.glob("*.cpp"))
-            options = ["-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
+            options = [*self._options(), "-std=gnu++17", "-fvisibility=default", "-shared", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
             done = self.run([*options, *sources, "-o", "runtime.so"], cwd=scratch)
             if done.status != 0:
                 raise _broken(self, done)

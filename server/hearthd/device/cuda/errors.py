@@ -69,6 +69,7 @@ def translate(
     status = int(getattr(error, "status", 0))
     if status in FATAL:
         return DeviceFault(f"{doing}: {FATAL[status]} ({error}, CUDA error {status})")
+    doing = doing[:1].upper() + doing[1:]
     named = {"cuda_error": str(error).partition(":")[0], "cuda_status": status, **(details or {})}
     if status == OUT_OF_MEMORY:
         return Refusal(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import driver as cu
@@ -161,10 +160,8 @@ class LaunchOperations:
                 details={"log": log} if log else None,
             ) from error
 
-    def unload(self, module: server.Module) -> None:
+    def unload(self, module: Module) -> None:
         """The caller has seen the last launch from it end. A second time does nothing."""
-        if TYPE_CHECKING:
-            assert isinstance(module, Module)
         pointer, module.pointer = module.pointer, 0
         if pointer:
             try:
@@ -174,16 +171,13 @@ class LaunchOperations:
 
     def launch(
         self,
-        function: server.Function,
+        function: Function,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_mem: int,
-        stream: server.Stream,
+        stream: Stream,
         params: bytearray,
     ) -> None:
-        if TYPE_CHECKING:
-            assert isinstance(function, Function)
-            assert isinstance(stream, Stream)
         if shared_mem > function.dynamic_limit:
             function.allow_shared(shared_mem)
         size = len(params)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 from cupy_backends.cuda.api import runtime
@@ -222,15 +222,10 @@ class MemoryOperations:
     pool: Pool
     host: HostPool
 
-    def allocate(self, size: int, stream: server.Stream) -> Memory:
-        if TYPE_CHECKING:
-            assert isinstance(stream, Stream)
+    def allocate(self, size: int, stream: Stream) -> Memory:
         return self.pool.allocate(size, stream)
 
-    def free(self, memory: server.Memory, stream: server.Stream) -> None:
-        if TYPE_CHECKING:
-            assert isinstance(memory, Memory)
-            assert isinstance(stream, Stream)
+    def free(self, memory: Memory, stream: Stream) -> None:
         self.pool.free(memory, stream)
 
     def memory_info(self) -> server.MemoryInfo:
@@ -245,36 +240,26 @@ class MemoryOperations:
     def allocate_host(self, size: int) -> HostBuffer:
         return self.host.take(size)
 
-    def free_host(self, buffer: server.HostBuffer) -> None:
-        if TYPE_CHECKING:
-            assert isinstance(buffer, HostBuffer)
+    def free_host(self, buffer: HostBuffer) -> None:
         self.host.give(buffer)
 
-    def upload(
-        self, destination: int, source: server.HostBuffer, offset: int, size: int, stream: server.Stream
-    ) -> None:
+    def upload(self, destination: int, source: HostBuffer, offset: int, size: int, stream: Stream) -> None:
         _copy(destination, source.address + offset, size, runtime.memcpyHostToDevice, stream)
 
-    def download(
-        self, destination: server.HostBuffer, offset: int, source: int, size: int, stream: server.Stream
-    ) -> None:
+    def download(self, destination: HostBuffer, offset: int, source: int, size: int, stream: Stream) -> None:
         _copy(destination.address + offset, source, size, runtime.memcpyDeviceToHost, stream)
 
-    def copy(self, destination: int, source: int, size: int, stream: server.Stream) -> None:
+    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
         _copy(destination, source, size, runtime.memcpyDeviceToDevice, stream)
 
-    def fill(self, address: int, pattern: bytes, size: int, stream: server.Stream) -> None:
-        if TYPE_CHECKING:
-            assert isinstance(stream, Stream)
+    def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         try:
             fill(address, pattern, size, stream.pointer)
         except CudaError as error:
             raise translate(error, f"filling {size} bytes") from error
 
 
-def _copy(destination: int, source: int, size: int, kind: int, stream: server.Stream) -> None:
-    if TYPE_CHECKING:
-        assert isinstance(stream, Stream)
+def _copy(destination: int, source: int, size: int, kind: int, stream: Stream) -> None:
     if size:
         try:
             runtime.memcpyAsync(destination, source, size, kind, stream.pointer)

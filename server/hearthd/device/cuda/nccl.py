@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 from cupy.cuda import nccl
 from cupy_backends.cuda.api import runtime
 from hearth_proto.reasons import Reason, Refusal
 
-from hearthd.device import server
 from hearthd.device.cuda.errors import CudaError, raise_status, translate
 from hearthd.device.cuda.streams import Stream
 
@@ -38,11 +37,7 @@ class NcclCommunicator:
         self._lock = threading.Lock()
         self._aborted = False
 
-    def all_reduce(
-        self, source: int, destination: int, count: int, dtype: str, op: str, stream: server.Stream
-    ) -> None:
-        if TYPE_CHECKING:
-            assert isinstance(stream, Stream)
+    def all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: Stream) -> None:
         check(dtype, op)
         failure = self._failure
         if failure:
@@ -112,7 +107,7 @@ class NcclCommunicators:
         self._require()
         check(dtype, op)
 
-    def unique_id(self) -> bytes:
+    def unique_id(self, ranks: int) -> bytes:
         self._require()
         try:
             unique = nccl.get_unique_id()

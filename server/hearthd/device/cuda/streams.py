@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import eventQuery, eventRecord, streamWaitEvent
 
-from hearthd.device import server
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
 
 
@@ -54,12 +52,10 @@ class StreamOperations:
         self._streams.add(stream)
         return stream
 
-    def destroy_stream(self, stream: server.Stream) -> None:
+    def destroy_stream(self, stream: Stream) -> None:
         """The driver keeps the stream until what it has been given is done. A second time does nothing."""
         if stream not in self._streams:
             return
-        if TYPE_CHECKING:
-            assert isinstance(stream, Stream)
         self._streams.discard(stream)
         pointer = stream.pointer
         del stream.pointer
@@ -68,9 +64,7 @@ class StreamOperations:
         except CudaError as error:
             raise translate(error, "destroying a stream") from error
 
-    def record(self, stream: server.Stream, *, timing: bool = False) -> Event:
-        if TYPE_CHECKING:
-            assert isinstance(stream, Stream)
+    def record(self, stream: Stream, *, timing: bool = False) -> Event:
         free = self._timers if timing else self._events
         try:
             pointer = (
@@ -83,18 +77,13 @@ class StreamOperations:
             raise translate(error, "recording an event") from error
         return Event(pointer, timing)
 
-    def wait(self, stream: server.Stream, event: server.Event) -> None:
-        if TYPE_CHECKING:
-            assert isinstance(stream, Stream)
-            assert isinstance(event, Event)
+    def wait(self, stream: Stream, event: Event) -> None:
         try:
             streamWaitEvent(stream.pointer, event.pointer)
         except CudaError as error:
             raise translate(error, "making a stream wait for an event") from error
 
-    def done(self, event: server.Event) -> bool:
-        if TYPE_CHECKING:
-            assert isinstance(event, Event)
+    def done(self, event: Event) -> bool:
         status: int = eventQuery(event.pointer)
         if status == 0:
             return True
@@ -102,22 +91,17 @@ class StreamOperations:
             raise_status(status, "waiting for an event")
         return False
 
-    def elapsed_ns(self, start: server.Event, end: server.Event) -> int:
+    def elapsed_ns(self, start: Event, end: Event) -> int:
         """CUDA measures with a resolution of about 0.5 us (cudaEventElapsedTime)."""
-        if TYPE_CHECKING:
-            assert isinstance(start, Event)
-            assert isinstance(end, Event)
         try:
             milliseconds: float = runtime.eventElapsedTime(start.pointer, end.pointer)
         except CudaError as error:
             raise translate(error, "measuring the time between two events") from error
         return round(milliseconds * 1e6)
 
-    def release_event(self, event: server.Event) -> None:
+    def release_event(self, event: Event) -> None:
         """The event may still be pending, and streams may still wait for it: a new record does not change what they
         wait for. A second time does nothing."""
-        if TYPE_CHECKING:
-            assert isinstance(event, Event)
         if event.pointer:
             (self._timers if event.timing else self._events).append(event.pointer)
             event.pointer = 0

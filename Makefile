@@ -1,0 +1,65 @@
+# Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
+#   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
+#   make test    lint and tests
+#   make bench   measures, with its baselines, into tests/bench/results/
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+comma := ,
+
+# A C++ compiler of the system, else the one that comes as a Python package.
+COMPILER_EXTRA := $(shell command -v g++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,cpu)
+# CuPy for the driver that is installed, if one is.
+CUDA_VERSION := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
+CUDA_EXTRA := $(if $(CUDA_VERSION),$(if $(filter 12,$(CUDA_VERSION)),$(comma)cuda12,$(comma)cuda13))
+
+.PHONY: demo test lint typecheck proto proto-check bench clean serve
+
+demo: $(VENV)/.server
+	$(BIN)/hearthd demo
+
+test: $(VENV)/.dev $(VENV)-proto/.tools
+	$(BIN)/ruff check client server proto tests
+	$(BIN)/ruff format --check -q client server proto tests
+	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check client server proto tests
+	$(BIN)/ruff format --check client server proto tests
+	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
+
+serve: $(VENV)/.server
+	$(BIN)/hearthd serve
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m tests.bench
+
+# The generator lives in an environment of its own: see proto/generate.py.
+proto: $(VENV)-proto/.tools
+	$(VENV)-proto/bin/python proto/generate.py
+
+proto-check: $(VENV)-proto/.tools
+	$(VENV)-proto/bin/python proto/generate.py --check
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -U pip
+
+$(VENV)/.server: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install -q --disable-pip-version-check -e ".[server$(COMPILER_EXTRA)$(CUDA_EXTRA)]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install -q --disable-pip-version-check -e ".[dev$(COMPILER_EXTRA)$(CUDA_EXTRA)]"
+	touch $@ $(VENV)/.server
+
+$(VENV)-proto/.tools: Makefile
+	$(PYTHON) -m venv $(VENV)-proto
+	$(VENV)-proto/bin/pip install -q --disable-pip-version-check grpcio-tools==1.76.0
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
