@@ -118,7 +118,7 @@ def build_app() -> Any:
         """Run the demonstration."""
         import importlib
 
-        importlib.import_module("hearthd.demo").main()
+        raise typer.Exit(importlib.import_module("hearthd.demo").main())
 
     return app
 

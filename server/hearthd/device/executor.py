@@ -16,7 +16,8 @@ from hearthd.device.context import Device
 from hearthd.device.launch import LaunchCommands
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.modules import ModuleCommands
-from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.server import DeviceFault
 from hearthd.device.tables import BatchEntry, Session
 from hearthd.device.transfers import Transfers
 from hearthd.device.waits import WaitCommands
@@ -220,6 +221,10 @@ class Executor:
                 submit(operation)
         except Refusal as refusal:
             origin.fail(refusal)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            origin.fail(internal_error(origin.name, error))
 
     def _protocol_error(self, session: Session, why: str) -> None:
         refusal = Refusal(

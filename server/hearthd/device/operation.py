@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
-from hearth_proto.reasons import Refusal
+from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, status_pb2
 
 from hearthd.device.policy.errors import Failure, poisoned, skipped
+from hearthd.device.server import DeviceFault
 from hearthd.device.tables import BatchEntry, Buffer, LogicalStream, Session
 
 
@@ -131,6 +134,10 @@ class Operation:
                 self.after()
         except Refusal as refusal:
             self.origin.fail(refusal, self.spoils)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self.origin.fail(internal_error(self.origin.name, error), self.spoils)
         return self._finish()
 
     def abandon(self, refusal: Refusal) -> None:
@@ -147,6 +154,16 @@ class Operation:
             if not batch.left:
                 self.origin.replies.acknowledge(self.origin.session, batch)
         return True
+
+
+def internal_error(name: str, error: Exception) -> Refusal:
+    """A fault of our own: it costs the command, not the device, and leaves its trace in the log."""
+    traceback.print_exception(error, file=sys.stderr)
+    return Refusal(
+        Reason.INTERNAL,
+        f"{name} met an error inside the daemon: {type(error).__name__}: {error}",
+        fix="report it with the daemon's log",
+    )
 
 
 def submit(operation: Operation) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Sequence
 
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
@@ -93,6 +94,9 @@ class DeviceProcess:
             self.loop.run()
         except DeviceFault as fault:
             self._die(f"the device failed: {fault}")
+        except Exception as error:
+            traceback.print_exc()
+            self._die(f"an error inside the daemon: {type(error).__name__}: {error}", fix="report it with the log")
         self._outbox.send_all()
         self._device.compiler.close()
         self._server.close()

@@ -40,9 +40,7 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
         return backend, list(range(count))
     strangers = [index for index in visible if index >= count]
     if strangers:
-        raise ConfigError(
-            f"devices.visible names {strangers}; the {backend} backend has devices 0 to {count - 1} here"
-        )
+        raise ConfigError(f"devices.visible names {strangers}; the {backend} backend has devices 0 to {count - 1} here")
     return backend, list(visible)
 
 

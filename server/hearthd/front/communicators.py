@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import status_pb2
 
@@ -58,7 +59,7 @@ class Communicators:
             comm = Communicator(next(self._ids), match.key.devices, match.deadline)
             self._by_devices[comm.devices] = self._by_id[comm.id] = comm
             comm.queue.append(match)
-            return [Send(comm.devices[0], {"op": "create_id", "comm": comm.id})]
+            return [Send(comm.devices[0], {"op": "create_id", "comm": comm.id, "ranks": len(comm.devices)})]
         if comm.ready:
             return _go(comm, match)
         comm.queue.append(match)
@@ -174,6 +175,6 @@ def _go(comm: Communicator, match: Match) -> list[Send]:
 def _reason(body: Mapping[str, Any]) -> str:
     try:
         status = status_pb2.Status.FromString(base64.b64decode(str(body.get("status", ""))))
-    except ValueError:  # DecodeError and binascii.Error are ValueErrors both
+    except (DecodeError, ValueError):
         return "no reason given"
     return from_status(status).message or "no reason given"

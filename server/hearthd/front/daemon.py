@@ -44,6 +44,9 @@ _GRPC_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
+_SAME_SIGNAL = 0.2
+"""Seconds within which a second signal is the first one, sent to the process and to its group."""
+
 
 @dataclass(frozen=True)
 class Addresses:
@@ -102,6 +105,7 @@ class Daemon:
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0
+        self._signalled = 0.0
         self._asked_to_stop = asyncio.Event()
         self._asked_again = asyncio.Event()
 
@@ -210,7 +214,10 @@ class Daemon:
         self._notifier.tell(f"READY=1\nSTATUS=Serving {len(self.supervisor.devices)} devices")
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._signals += 1
+        now = time.monotonic()
+        if self._signals and now - self._signalled < _SAME_SIGNAL:
+            return
+        self._signals, self._signalled = self._signals + 1, now
         log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop at once")
         self._asked_to_stop.set()
         if self._signals > 1:
@@ -234,9 +241,7 @@ class Daemon:
         deadline = time.monotonic() + timeout
         self.sessions.drain_left = lambda: max(0.0, deadline - time.monotonic())
         self._notifier.tell(f"STOPPING=1\nSTATUS=Draining {len(self.sessions)} sessions")
-        self.device_service.announce(
-            device_pb2.Event(draining=device_pb2.Draining(deadline_ns=int(timeout * 1e9)))
-        )
+        self.device_service.announce(device_pb2.Event(draining=device_pb2.Draining(deadline_ns=int(timeout * 1e9))))
         waits = {
             asyncio.create_task(self.sessions.emptied.wait()),
             asyncio.create_task(self._asked_again.wait()),

@@ -63,13 +63,14 @@ class ForkServerLauncher:
         if threading.current_thread() is not threading.main_thread():
             forkserver.ensure_running()
             return
-        # A Ctrl-C in a terminal reaches the whole process group: only the front shall act on it, the device processes
-        # (which inherit this) are told by the front.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A Ctrl-C in a terminal, and many a service manager, signals the whole process group: only the front shall act
+        # on it. The forkserver and the device processes inherit this, and are told to end by the front.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             forkserver.ensure_running()
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def launch(self, spec: DeviceSpec) -> DeviceProcess:
         """Starts one device process; returns before it is ready."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+from google.protobuf.message import DecodeError
 from hearth_proto import frames
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
@@ -191,7 +192,7 @@ class DeviceLink(asyncio.Protocol):
             return
         try:
             handler(frame)
-        except ValueError as error:  # DecodeError and JSONDecodeError are ValueErrors both
+        except (DecodeError, ValueError) as error:
             self.abandon(f"it sent a frame of kind {frame.kind} that cannot be read: {error}")
 
     def _on_ack(self, frame: Frame) -> None:

@@ -92,9 +92,7 @@ class Download(Transfer):
         self._chunks: deque[tuple[bytes, bool]] = deque()
 
     def begin(self) -> None:
-        self._channel.link.send(
-            Kind.DOWNLOAD, channel=self._channel.number, id=self._transfer, flags=DOWNLOAD_CREDITS
-        )
+        self._channel.link.send(Kind.DOWNLOAD, channel=self._channel.number, id=self._transfer, flags=DOWNLOAD_CREDITS)
 
     def on_chunk(self, payload: bytes, flags: int) -> None:
         last = bool(flags & Flag.LAST)

@@ -64,11 +64,16 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
     return final
 
 
+def _remove(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not in a forked child of the process that made it
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _process_dir() -> Path:
     pid = os.getpid()
     with _lock:
         if pid not in _temporary:
             path = Path(tempfile.mkdtemp(prefix="hearth-cpu-"))
             _temporary[pid] = path
-            atexit.register(lambda: os.getpid() == pid and shutil.rmtree(path, ignore_errors=True))
+            atexit.register(_remove, path, pid)
         return _temporary[pid]

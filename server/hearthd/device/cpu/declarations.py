@@ -72,7 +72,7 @@ def scan(tokens: Sequence[Token]) -> Declarations:
     return found
 
 
-def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]:
+def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]:  # noqa: PLR0912 - a case a shape
     """Indices of the names that the variable declaration in `[start, end)` declares (`int a, *b[2], (*f)(int);`)."""
     names: list[int] = []
     candidate: int | None = None
@@ -123,7 +123,7 @@ class _Scanner:
         while at < end:
             at = self.statement(at, end, names, owner, extern_c)
 
-    def statement(  # noqa: PLR0911, PLR0912 - one case for each shape a declaration takes
+    def statement(  # noqa: PLR0911, PLR0912, PLR0915 - one case for each shape a declaration takes
         self, start: int, end: int, names: tuple[str, ...], owner: str | None, extern_c: bool
     ) -> int:
         tokens = self.tokens
@@ -146,7 +146,8 @@ class _Scanner:
                 if text == "namespace" and function is None:
                     opening = self._find(at, end, ("{", ";", "="))
                     if opening < end and tokens[opening].text == "{":
-                        inner = tuple(t.text for t in tokens[at + 1 : opening] if t.kind == "name" and t.text != "inline")
+                        words = (t.text for t in tokens[at + 1 : opening] if t.kind == "name")
+                        inner = tuple(word for word in words if word != "inline")
                         closing = matching(tokens, opening, end)
                         self.scope(opening + 1, closing, names + inner, None, extern_c)
                         return closing + 1
@@ -167,8 +168,8 @@ class _Scanner:
                     function = (at, opening)
                     at = matching(tokens, opening, end)
             elif text == "<" and not initialised and tokens[at - 1].kind == "name":
-                closing = matching_angle(tokens, at, end)
-                at = closing if closing is not None else at
+                angle = matching_angle(tokens, at, end)
+                at = angle if angle is not None else at
             elif text == "=":
                 initialised = True
             elif text == "(":
@@ -249,7 +250,8 @@ class _Scanner:
         tokens = self.tokens
         head = self._after_template(start, end)
         words = {token.text for token in tokens[head : function[1] if function else end] if token.kind == "name"}
-        linkage = extern_c or (tokens[start].text == "extern" and start + 1 < end and tokens[start + 1].kind == "string")
+        single = tokens[start].text == "extern" and start + 1 < end and tokens[start + 1].kind == "string"
+        linkage = extern_c or single
         if function is not None:
             name, opening = function
             self.found.functions.append(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
+
 from hearthd.device.cpu.elf import thread_local_sizes
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 
@@ -129,9 +130,10 @@ class CpuModule:
 
     def __init__(self, image: bytes, toolchain: Toolchain | None = None) -> None:
         self.runtime = load_runtime(toolchain)
-        self._library = _load(image)
+        library = _load(image)
+        self._library: ctypes.CDLL | None = library
         try:
-            table = _Module.in_dll(self._library, "hearth_module")
+            table = _Module.in_dll(library, "hearth_module")
         except ValueError:
             self.close()
             raise Refusal(Reason.MODULE_INVALID, "The image is no module of the CPU backend.") from None
@@ -192,7 +194,7 @@ class CpuModule:
             _ctypes.dlclose(library._handle)
 
 
-def _load(image: bytes) -> ctypes.CDLL | None:
+def _load(image: bytes) -> ctypes.CDLL:
     descriptor = os.memfd_create("hearth-module", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:

@@ -28,6 +28,10 @@ _WITH_VALUE = {
     "-maxrregcount": "-maxrregcount=", "--maxrregcount": "-maxrregcount=", "-Xptxas": "-Xptxas=",
     "--ptxas-options": "--ptxas-options=", "-include": "-include=", "--pre-include": "-include=",
 }  # fmt: skip
+_LONG_FORMS = {
+    "--define-macro=": "-D", "--undefine-macro=": "-U", "--include-path=": "-I", "--std=": "-std=",
+    "--gpu-architecture=": "-arch=", "--pre-include=": "-include=",
+}  # fmt: skip
 _MACRO = re.compile(r"[A-Za-z_]\w*(\([\w\s,.]*\))?")
 
 
@@ -57,8 +61,7 @@ def parse(options: Sequence[str], has_headers: bool) -> CompileOptions:
 
 
 def _apply(result: CompileOptions, option: str, has_headers: bool) -> None:  # noqa: PLR0912 - one case an option
-    for long, short in (("--define-macro=", "-D"), ("--undefine-macro=", "-U"), ("--include-path=", "-I"),
-                        ("--std=", "-std="), ("--gpu-architecture=", "-arch="), ("--pre-include=", "-include=")):  # fmt: skip
+    for long, short in _LONG_FORMS.items():
         if option.startswith(long):
             option = short + option[len(long) :]
     if option.startswith("-D"):

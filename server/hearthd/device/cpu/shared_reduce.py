@@ -11,16 +11,15 @@ import math
 import mmap
 import os
 import threading
-from typing import Literal
 
 from hearth_proto.reasons import Reason, Refusal
+
 from hearthd.device.cpu.module import load_runtime
 from hearthd.device.cpu.toolchain import Toolchain
 
-Op = Literal["sum", "mean", "min", "max", "prod"]
-
 DTYPES = (
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64",
 )  # fmt: skip
 OPS = ("sum", "mean", "min", "max", "prod")
 MAX_RANKS = 128
@@ -131,7 +130,7 @@ class SharedReduce:
         return cls(library, memory, rank, ranks, descriptor)
 
     def all_reduce(
-        self, src_addr: int, dst_addr: int, count: int, dtype: str, op: Op, timeout_s: float | None = None
+        self, src_addr: int, dst_addr: int, count: int, dtype: str, op: str, timeout_s: float | None = None
     ) -> None:
         """Combine `count` elements at `src_addr` of all ranks into `dst_addr` of each; both may be the same.
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
+
 from hearthd.device.cpu import unsupported
 from hearthd.device.cpu.declarations import SPACE_MARKERS, Declarations, Function, scan
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
@@ -224,7 +225,8 @@ class _Rewriter:
             if function.body is None or function.body[0] < after:
                 continue
             places = range(function.parameters[0], function.body[1])
-            uses = [i for i in places if self.tokens[i].text == name and self.tokens[i - 1].text not in (".", "->", "::")]
+            named = (i for i in places if self.tokens[i].text == name)
+            uses = [i for i in named if self.tokens[i - 1].text not in (".", "->", "::")]
             if any(self._declares(i) for i in uses):
                 continue
             for index in uses:

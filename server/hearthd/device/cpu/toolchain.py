@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
+
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
 
 INCLUDE = Path(__file__).parent / "include"
@@ -27,9 +28,10 @@ PRELUDE = "hearth_prelude.h"
 # Signed overflow wraps and pointers may be cast freely, as programs for GPUs expect; multiply and add are fused, as a
 # GPU's compiler does by default.
 _OPTIONS = (
-    "-O3 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -fno-exceptions -fno-strict-aliasing -fwrapv "
-    "-fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-semantic-interposition -pthread -w"
-).split()
+    "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-exceptions", "-fno-strict-aliasing",
+    "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-semantic-interposition", "-pthread",
+    "-w",
+)  # fmt: skip
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
 
 
@@ -97,16 +99,14 @@ class Toolchain:
 
         def build(scratch: Path) -> None:
             sources = sorted(str(path) for path in RUNTIME.glob("*.cpp"))
-            options = [*self._options(), "-std=gnu++17", "-fvisibility=default", "-shared", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
-            done = self.run([*options, *sources, "-o", "runtime.so"], cwd=scratch)
+            options = [*self._options(), "-std=gnu++17", "-fvisibility=default", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
+            done = self.run([*options, "-shared", *sources, "-o", "runtime.so"], cwd=scratch)
             if done.status != 0:
                 raise _broken(self, done)
 
         return build_once(self.cache_dir, f"runtime-{self.identity().hex()[:24]}", build) / "runtime.so"
 
-    def run(
-        self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None
-    ) -> Completed:
+    def run(self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None) -> Completed:
         """Run the compiler; raises `Refusal` (COMPILE_FAILED) when it takes longer than `timeout_s` seconds."""
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
         # A session of its own: the driver's children must go with it when it is stopped.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hearth_proto.reasons import Reason, Refusal
+
 from hearthd.device.cpu.tokens import SourceMap, Token
 
 _ASM = "inline PTX (asm)"
@@ -36,7 +37,7 @@ _PATTERNS = (
     (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
     (re.compile(r"__pipeline_\w+|__mbarrier_\w+"), _BARRIER),
 )
-_CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipeline_shared_state", "thread_scope_block"}
+_CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipeline_shared_state"}
 
 MARK = "HEARTH-UNSUPPORTED:"
 """What our headers put into the compiler's message where it is the compiler that finds an unsupported use."""
@@ -70,12 +71,9 @@ def check(source: SourceMap, tokens: Sequence[Token]) -> None:
                 feature = next((kind for pattern, kind in _PATTERNS if pattern.fullmatch(token.text)), None)
         elif token.text == "<" and [t.text for t in tokens[index + 1 : index + 3]] == ["<", "<"]:
             adjacent = tokens[index + 2].end - token.start == 3
-            feature = _DYNAMIC if adjacent and index and tokens[index - 1].text in (">", *_word(tokens, index)) else None
+            callee = index > 0 and (tokens[index - 1].kind == "name" or tokens[index - 1].text == ">")
+            feature = _DYNAMIC if adjacent and callee else None
         if feature is not None:
             file, line = source.location(token.start)
             name = "<<<...>>>" if token.text == "<" else token.text
             raise refuse(feature, file, line, name)
-
-
-def _word(tokens: Sequence[Token], index: int) -> tuple[str, ...]:
-    return (tokens[index - 1].text,) if tokens[index - 1].kind == "name" else ()

@@ -68,7 +68,7 @@ class Pool(ABC):
             return Memory(0, 0, 0)
         reserved = -(-size // GRANULARITY) * GRANULARITY
         if self._limit and self._held + reserved > self._limit:
-            raise self._refusal(size, f"{self._held} bytes of this device's limit of {self._limit} are in use")
+            raise self._refusal(size, f"this device's limit is {self._limit} and {self._held} are in use")
         try:
             address, owner = self._take(reserved, stream)
         except CudaError as error:

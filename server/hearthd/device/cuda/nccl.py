@@ -51,15 +51,16 @@ class NcclCommunicator:
             raise self._refusal("all_reduce", str(error)) from error
 
     def failed(self) -> str:
-        if not self._failure:
-            try:
-                self._communicator.check_async_error()
-            except nccl.NcclError as error:
-                if error.status != _IN_PROGRESS:
-                    self._failure = self._failure or str(error)
-            except KeyError:  # CuPy has no text for "in progress"
-                pass
-        return self._failure
+        with self._lock:  # so that `abort` does not free the communicator while it is asked
+            if not self._failure:
+                try:
+                    self._communicator.check_async_error()
+                except nccl.NcclError as error:
+                    if error.status != _IN_PROGRESS:
+                        self._failure = str(error)
+                except KeyError:  # CuPy has no text for "in progress"
+                    pass
+            return self._failure
 
     def abort(self) -> None:
         with self._lock:

@@ -1,0 +1,168 @@
+"""Kernel arguments against what C does with them."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import hearth
+import ml_dtypes
+import numpy as np
+import pytest
+from hearth import arguments
+from hearth.memory import Memory, OnDevice, Space
+from hearth_proto import launches
+from hypothesis import given
+from hypothesis import strategies as st
+
+SPACE = Space(1)
+
+
+class Array(OnDevice):
+    def __init__(self, handle: int, offset: int) -> None:
+        self._memory = Memory(SPACE, handle, 0, owned=False)
+        self._offset = offset
+
+
+def scalars(kind: type[Any], c_type: Any) -> st.SearchStrategy[tuple[Any, Any]]:
+    info = np.iinfo(kind)
+    return st.integers(int(info.min), int(info.max)).map(lambda value: (kind(value), c_type(value)))
+
+
+floats = st.floats(allow_nan=False, width=32)
+ARGUMENTS = st.one_of(
+    *(scalars(getattr(np, name), getattr(ctypes, "c_" + name))
+      for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")),
+    st.booleans().map(lambda value: (np.bool_(value), ctypes.c_bool(value))),
+    st.booleans().map(lambda value: (value, ctypes.c_bool(value))),
+    floats.map(lambda value: (np.float32(value), ctypes.c_float(value))),
+    floats.map(lambda value: (np.float64(value), ctypes.c_double(value))),
+    floats.map(lambda value: (value, ctypes.c_double(value))),
+    st.integers(-(2**63), 2**63 - 1).map(lambda value: (value, ctypes.c_int64(value))),
+    st.integers(0, 2**40).map(lambda value: (Array(9, value), ctypes.c_uint64(value))),
+    st.integers(0, 2**15).map(lambda value: (np.array(value, np.int16), ctypes.c_int16(value))),
+)  # fmt: skip
+
+
+def record(args: tuple[Any, ...]) -> launches.Record:
+    signature = arguments.signature(args)
+    head = signature.head(3, 4, (1, 2, 3), (4, 5, 6), 7, 0, 8)
+    (unpacked,) = launches.unpack(head + signature.tail(args))
+    return unpacked
+
+
+@given(st.lists(ARGUMENTS, max_size=12))
+def test_the_block_is_laid_out_as_c_lays_out_a_struct(pairs: list[tuple[Any, Any]]) -> None:
+    args = tuple(arg for arg, _ in pairs)
+    fields = [(f"f{index}", type(value)) for index, (_, value) in enumerate(pairs)]
+    c_struct = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
+    expected = c_struct(*(value.value for _, value in pairs))
+    unpacked = record(args)
+    layout = launches.unpack_layout(unpacked.layout)
+    assert len(layout) == len(args)
+    for (name, _), (offset, size, pointer), arg in zip(fields, layout, args, strict=True):
+        field = getattr(c_struct, name)
+        assert (offset, size, pointer) == (field.offset, field.size, isinstance(arg, Array))
+        assert unpacked.params[offset : offset + size] == bytes(expected)[offset : offset + size]
+    assert unpacked.buffers == tuple(9 for arg in args if isinstance(arg, Array))
+    assert unpacked[:2] == (3, 4) and unpacked.grid == (1, 2, 3) and unpacked.block == (4, 5, 6)
+    assert (unpacked.shared_mem, unpacked.timeout_ns) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("arg", "size", "alignment", "data"),
+    [
+        (np.float16(1.5), 2, 2, struct.pack("<e", 1.5)),
+        (ml_dtypes.bfloat16(1.5), 2, 2, b"\xc0\x3f"),
+        (ml_dtypes.float8_e4m3fn(1), 1, 1, b"\x38"),
+        (np.complex64(1 + 2j), 8, 8, struct.pack("<2f", 1, 2)),
+        (np.complex128(1 + 2j), 16, 16, struct.pack("<2d", 1, 2)),
+        (1 + 2j, 16, 16, struct.pack("<2d", 1, 2)),
+        (b"abcdefghij", 10, 8, b"abcdefghij"),
+        (hearth.Struct(b"abc", align=1), 3, 1, b"abc"),
+        (hearth.Struct(bytes(32), align=16), 32, 16, bytes(32)),
+        (np.array(5, ">i4"), 4, 4, struct.pack("<i", 5)),
+        (np.datetime64(7, "ns"), 8, 8, struct.pack("<q", 7)),
+    ],
+)
+def test_other_types(arg: Any, size: int, alignment: int, data: bytes) -> None:
+    unpacked = record((np.int8(1), arg))
+    (_, (offset, got, pointer)) = launches.unpack_layout(unpacked.layout)
+    assert (offset, got, pointer) == (alignment, size, False)
+    assert unpacked.params[offset:] == data
+
+
+def test_structured_scalars_follow_their_dtype() -> None:
+    dtype = np.dtype([("a", np.int8), ("b", np.float64)], align=True)
+    value = np.array([(1, 2.5)], dtype)[0]
+    unpacked = record((np.int32(1), value))
+    assert launches.unpack_layout(unpacked.layout)[1] == (8, 16, False)
+    assert struct.unpack_from("<b7xd", unpacked.params, 8) == (1, 2.5)
+
+
+def test_structs_of_different_length_do_not_share_a_signature() -> None:
+    assert len(record((b"12345678",)).params) == 8
+    assert len(record((b"1234567812345678",)).params) == 16
+
+
+@pytest.mark.parametrize(
+    ("arg", "words"),
+    [
+        (np.zeros(3), "host memory"),
+        ([1, 2], "a list"),
+        ("text", "a str"),
+        (None, "None"),
+        (object(), "builtins.object"),
+        (np.str_("x"), "a str"),
+        (np.array(None, object), "NumPy array"),
+    ],
+)
+def test_what_cannot_be_passed_is_named(arg: Any, words: str) -> None:
+    with pytest.raises(hearth.LaunchError, match="argument 1") as caught:
+        arguments.signature((1, arg))
+    assert words in caught.value.message
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.fix and caught.value.details["argument"] == "1"
+
+
+def test_an_int_that_does_not_fit_says_so() -> None:
+    signature = arguments.signature((1, 2))
+    with pytest.raises(hearth.LaunchError, match=r"argument 1 is .*64-bit"):
+        signature.tail((1, 2**63))
+
+
+def test_too_many_bytes() -> None:
+    with pytest.raises(hearth.LaunchError, match="32764"):
+        arguments.signature((bytes(32760), 1))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(4, (4, 1, 1)), ((4,), (4, 1, 1)), ((1, 2, 3), (1, 2, 3)), ([5, np.int64(6)], (5, 6, 1)), (2**32 - 1, None)],
+)
+def test_dimensions(value: Any, expected: Any) -> None:
+    assert arguments.dimensions("grid", value) == (expected or (value, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ((4, 0), r"grid\.y is 0"),
+        ((-1,), r"grid\.x is -1"),
+        ((1, 1, 2**32), r"grid\.z is 4294967296"),
+        ((), "0 axes"),
+        ((1, 1, 1, 1), "4 axes"),
+        ((1.5,), r"grid\.x is 1\.5"),
+        (True, r"grid\.x is True"),
+        ("12", r"grid\.x"),
+    ],
+)
+def test_wrong_dimensions_name_the_axis(value: Any, words: str) -> None:
+    with pytest.raises(hearth.LaunchError, match=words):
+        arguments.dimensions("grid", value)
+
+
+def test_alignment_is_a_power_of_two() -> None:
+    with pytest.raises(hearth.LaunchError):
+        hearth.Struct(b"", align=3)

@@ -1,0 +1,57 @@
+"""What `import hearth` costs and needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hearth
+
+ALLOWED = {"numpy", "grpc", "google", "hearth", "hearth_proto"}
+
+PROBE = """
+import sys
+for blocked in ("cupy", "cuda", "hearthd", "ml_dtypes"):
+    sys.modules[blocked] = None
+before = set(sys.modules)
+import hearth
+assert "numpy" not in sys.modules and "grpc" not in sys.modules, "import hearth is heavy"
+for name in hearth.__all__:
+    getattr(hearth, name)
+import hearth.transport.grpc
+third_party = set()
+for name in set(sys.modules) - before:
+    module = sys.modules[name]
+    top = name.partition(".")[0]
+    file = getattr(module, "__file__", None) or ""
+    if top not in sys.stdlib_module_names and not top.startswith("_") and file:
+        third_party.add(top)
+print(" ".join(sorted(third_party)))
+"""
+
+
+def run(code: str) -> str:
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_needs_grpc_protobuf_and_numpy_only() -> None:
+    assert set(run(PROBE).split()) <= ALLOWED
+
+
+def test_it_is_quick() -> None:
+    code = "import time; t = time.perf_counter(); import hearth; print(time.perf_counter() - t)"
+    assert min(float(run(code)) for _ in range(3)) < 0.2
+
+
+def test_the_public_names_are_there() -> None:
+    assert sorted(hearth.__all__) == sorted(set(hearth.__all__))
+    assert set(hearth._HOME_OF) | {"__version__"} == set(hearth.__all__)
+    assert dir(hearth) == sorted(hearth.__all__)
+    assert (Path(hearth.__file__).parent / "py.typed").exists()

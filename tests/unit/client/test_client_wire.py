@@ -1,0 +1,88 @@
+"""Hand-made messages against the generated classes; targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hearth
+import pytest
+from hearth import target, wire
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(st.integers(1, 2**64 - 1), st.lists(st.binary(max_size=300), max_size=5))
+def test_batches(seq: int, payloads: list[bytes]) -> None:
+    commands = [commands_pb2.Command(stream=3, write=commands_pb2.Write(data=data)) for data in payloads]
+    expected = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=seq, commands=commands))
+    data = wire.batch_request(seq, [command.SerializeToString() for command in commands])
+    assert device_pb2.ExecuteRequest.FromString(data) == expected
+
+
+@given(st.lists(st.binary(max_size=300)))
+def test_launches(records: list[bytes]) -> None:
+    data = wire.launches_command(records, sum(map(len, records)))
+    assert commands_pb2.Command.FromString(data) == commands_pb2.Command(launches=b"".join(records))
+
+
+@given(st.binary(max_size=1000))
+def test_uploads(data: bytes) -> None:
+    head = device_pb2.UploadRequest(session_token="t", device=1, transfer=2)
+    expected = device_pb2.UploadRequest(session_token="t", device=1, transfer=2, data=data)
+    assert (
+        device_pb2.UploadRequest.FromString(wire.upload_request(head.SerializeToString(), memoryview(data))) == expected
+    )
+
+
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=1000))
+def test_downloads(offset: int, data: bytes) -> None:
+    message = device_pb2.DownloadResponse(offset=offset, data=data).SerializeToString()
+    got, view = wire.download_response(message)
+    assert (got, bytes(view)) == (offset, data)
+
+
+@pytest.mark.parametrize("message", [b"\x12\x05abc", b"\x08\x80", b"\x1a\x00", b"\x12"])
+def test_broken_downloads(message: bytes) -> None:
+    with pytest.raises(ValueError):
+        wire.download_response(message)
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "loopback"),
+    [
+        ("gpu7", "gpu7:7421", False),
+        ("gpu7:99", "gpu7:99", False),
+        ("127.0.0.1:99", "127.0.0.1:99", True),
+        ("localhost", "localhost:7421", True),
+        ("::1", "[::1]:7421", True),
+        ("[::1]:99", "[::1]:99", True),
+        ("unix:/a/b.sock", "unix:/a/b.sock", True),
+        ("unix:///a/b.sock", "unix:/a/b.sock", True),
+    ],
+)
+def test_targets(given: str, address: str, loopback: bool) -> None:
+    assert target.resolve(given)[:2] == (address, loopback)
+
+
+@pytest.mark.parametrize("given", ["", "unix:", "http://gpu7:99", "gpu7:x", "gpu7:0", "gpu7:99999", ":99"])
+def test_wrong_targets(given: str) -> None:
+    with pytest.raises(hearth.ArgumentError):
+        target.resolve(given)
+
+
+def test_where_a_target_comes_from(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEARTH_TARGET", "elsewhere:1")
+    assert target.resolve(None).address == "elsewhere:1"
+    assert target.resolve("here:2").address == "here:2"
+    monkeypatch.delenv("HEARTH_TARGET")
+    monkeypatch.setattr(target, "SYSTEM_SOCKET", str(tmp_path / "absent.sock"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert target.resolve(None).address == "127.0.0.1:7421"
+    import socket
+
+    (tmp_path / "hearth").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "hearth" / "hearth.sock"))
+        assert target.resolve(None).address == f"unix:{tmp_path}/hearth/hearth.sock"
