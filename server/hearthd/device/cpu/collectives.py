@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Reason, Refusal
@@ -13,6 +14,7 @@ TIMEOUT_S = 600.0
 
 if TYPE_CHECKING:
     from hearthd.device.cpu.shared_reduce import SharedReduce
+    from hearthd.device.cpu.toolchain import Toolchain
 
 OPS = ("sum", "mean", "min", "max", "prod")
 
@@ -41,7 +43,10 @@ class CpuCommunicator:
 
 
 class CpuCommunicators:
-    """Groups by the descriptor of their segment."""
+    """Groups by the descriptor of their segment. `toolchain` says which build of the runtime this process uses."""
+
+    def __init__(self, toolchain: Callable[[], Toolchain]) -> None:
+        self._toolchain = toolchain
 
     def check(self, dtype: str, op: str) -> None:
         if op not in OPS:
@@ -50,9 +55,9 @@ class CpuCommunicators:
     def unique_id(self, ranks: int) -> bytes:
         from hearthd.device.cpu.shared_reduce import SharedReduce  # builds the runtime: only where it is needed
 
-        return SharedReduce.create(ranks)
+        return SharedReduce.create(ranks, self._toolchain())
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> CpuCommunicator:
         from hearthd.device.cpu.shared_reduce import SharedReduce
 
-        return CpuCommunicator(SharedReduce.attach(unique_id, rank, ranks))
+        return CpuCommunicator(SharedReduce.attach(unique_id, rank, ranks, self._toolchain()))

@@ -105,7 +105,7 @@ class CpuServer:
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
         self._compiler = CpuCompiler(spec.cache_dir, spec.compile_timeout)
-        self._communicators = CpuCommunicators()
+        self._communicators = CpuCommunicators(self._compiler.toolchain)
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
