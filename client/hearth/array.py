@@ -7,14 +7,15 @@ Everything is ordered on a stream and sent one way; `get`, `np.asarray` and `ite
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hearth_proto.v1 import commands_pb2
 
 from hearth import bulk, progress, shapes, stream, transfer
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
-from hearth.memory import Memory, OnDevice
+from hearth.memory import Memory
+from hearth.views import Views
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 _PATTERNS = (1, 2, 4, 8, 16)
 
 
-class DeviceArray(OnDevice):
+class DeviceArray(Views):
     """An array in a device's memory. Made by `Device.asarray`, `empty`, `zeros` and their like."""
 
-    __slots__ = ("__weakref__", "_connection", "_device", "_dtype", "_nbytes", "_shape")
+    __slots__ = ("__weakref__", "_connection", "_device", "_nbytes")
 
     def __init__(
         self, device: Device, memory: Memory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -45,43 +46,6 @@ class DeviceArray(OnDevice):
     def device(self) -> Device:
         """Where it lies."""
         return self._device
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        """Elements."""
-        return math.prod(self._shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self._dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self._nbytes
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next along each axis."""
-        return shapes.strides_of(self._shape, self._dtype.itemsize)
-
-    def __len__(self) -> int:
-        if not self._shape:
-            raise TypeError("len() of an array without axes")
-        return self._shape[0]
 
     def __repr__(self) -> str:
         freed = ", freed" if self._memory.owner is None else ""
@@ -211,53 +175,6 @@ class DeviceArray(OnDevice):
         fresh = allocate(self._device, self._shape, self._dtype, stream)
         fresh.copy_from(self, stream)
         return fresh
-
-    # ---- views ----
-
-    def __getitem__(self, index: Any) -> DeviceArray:
-        """A view: an element or a slice of step 1 of the first axis; `...` for all."""
-        if index is Ellipsis:
-            return self._view(0, self._shape, self._dtype)
-        if not self._shape:
-            raise IndexError("an array without axes has no elements to index")
-        length, row = self._shape[0], shapes.strides_of(self._shape, self._dtype.itemsize)[0]
-        if isinstance(index, slice):
-            start, stop, step = index.indices(length)
-            if step == 1:
-                return self._view(start * row, (max(0, stop - start), *self._shape[1:]), self._dtype)
-        elif hasattr(index, "__index__"):
-            at = index.__index__()
-            if not -length <= at < length:
-                raise IndexError(f"index {at} is out of bounds for axis 0 with size {length}")
-            return self._view(at % length * row, self._shape[1:], self._dtype)
-        raise UnsupportedError(
-            f"{index!r} does not select contiguous memory.",
-            reason="UNSUPPORTED",
-            fix="index the first axis with an integer or a slice of step 1, or use x.get()[...].",
-        )
-
-    def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> DeviceArray:
-        """A view of another shape; one axis may be -1."""
-        axes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        return self._view(0, shapes.reshaped(self.size, axes), self._dtype)
-
-    def ravel(self) -> DeviceArray:
-        """A view with one axis."""
-        return self._view(0, (self.size,), self._dtype)
-
-    def view(self, dtype: Any) -> DeviceArray:
-        """The same bytes as another dtype; the last axis changes as in NumPy."""
-        fresh = shapes.dtype_of(dtype)
-        if fresh.itemsize == self._dtype.itemsize:
-            return self._view(0, self._shape, fresh)
-        if not self._shape or self._shape[-1] * self._dtype.itemsize % fresh.itemsize:
-            raise ArgumentError(
-                f"the last axis of shape {self._shape} of {self._dtype} does not divide into {fresh}.",
-                reason="INVALID_ARGUMENT",
-                fix="reshape or slice first.",
-            )
-        last = self._shape[-1] * self._dtype.itemsize // fresh.itemsize
-        return self._view(0, (*self._shape[:-1], last), fresh)
 
     def free(self) -> None:
         """Gives the memory back now, for all views; using any of them afterwards is an error."""

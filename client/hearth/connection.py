@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.05
 _RETRY_MAX_S = 0.5
-_RETRIED = ("DEVICE_LOST", "DEVICE_UNAVAILABLE")
+_RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
+"""Retried without being told to: a device on its way back, and a daemon that has yet to see the old stream end."""
 
 
 class Connection:
@@ -84,8 +85,8 @@ class Connection:
                     break
                 except HearthError as error:
                     wait = error.retry_after if error.retry_after is not None else pause
-                    told_to = error.retry_after is not None or error.reason == "DEVICE_LOST"
-                    if error.reason not in _RETRIED or not told_to or time.monotonic() + wait > deadline:
+                    told_to = error.reason == "DEVICE_UNAVAILABLE" and error.retry_after is not None
+                    if not (told_to or error.reason in _RETRIED) or time.monotonic() + wait > deadline:
                         raise
                     time.sleep(wait)
                     pause = min(2 * pause, _RETRY_MAX_S)

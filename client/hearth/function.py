@@ -16,7 +16,7 @@ from hearth_proto.v1 import commands_pb2
 
 from hearth import arguments
 from hearth import stream as streams
-from hearth.errors import ArgumentError, HearthError, LaunchError, UnsupportedError
+from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError, UnsupportedError
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -68,6 +68,12 @@ class Function:
         `shared_mem`: dynamic shared memory in bytes; `timeout` in seconds, after which the device process is ended.
         Raises `LaunchError` for what can be seen here; the rest surfaces at the next sync, read or flush.
         """
+        if not isinstance(args, tuple | list):
+            raise LaunchTypeError(
+                f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
+                reason="LAUNCH_INVALID",
+                fix="write f(grid, block, (x,)), with the comma.",
+            )
         connection = self._connection
         attachment = connection._attachment
         if attachment is None or not attachment.alive:

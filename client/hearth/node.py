@@ -38,7 +38,8 @@ class Node:
     def __init__(self, session: NodeSession) -> None:
         self._session = session
         self._devices: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
-        self._finalizer = weakref.finalize(self, session.close)
+        self._finalizer = weakref.finalize(self, session.abandon)
+        self._finalizer.atexit = False  # the session sees to that, and waits
 
     @property
     def name(self) -> str:
@@ -83,12 +84,13 @@ class Node:
 
     def close(self) -> None:
         """Sends what is queued, ends the session and frees all that it holds on the devices."""
-        self._finalizer()
+        self._session.close()
+        self._finalizer.detach()
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return not self._finalizer.alive
+        return self._session.closed
 
     def __enter__(self) -> Node:
         return self

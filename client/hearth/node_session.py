@@ -6,12 +6,14 @@ a node that nobody holds any more is closed by the garbage collector.
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import sys
 import threading
 import weakref
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
@@ -50,12 +52,13 @@ class NodeSession:
         self.group_lock = threading.Lock()
         self.group_sequences: dict[tuple[int, ...], int] = {}
         """Operations so far of each set of devices, all `Group` objects together."""
+        self.closed = False
         self._closing = threading.Lock()
-        self._closed = threading.Event()
-        self._lease_s = opened.lease_ns / 1e9
-        if self._lease_s > 0:
-            threading.Thread(target=_renew, args=(weakref.ref(self), self._closed, self._lease_s / 3),
-                             name="hearth-lease", daemon=True).start()  # fmt: skip
+        self._keeper: SimpleQueue[NodeSession | None] = SimpleQueue()
+        interval = opened.lease_ns / 3e9 or None
+        threading.Thread(
+            target=_keep, args=(weakref.ref(self), self._keeper, interval), name="hearth-keeper", daemon=True
+        ).start()
         _sessions.add(self)
 
     def call(self, method: str, request: Any, response_type: Any) -> Any:
@@ -73,9 +76,10 @@ class NodeSession:
         if os.getpid() != self.pid:
             return  # the session is the parent's
         with self._closing:
-            if self._closed.is_set():
+            if self.closed:
                 return
-            self._closed.set()
+            self.closed = True
+            self._keeper.put(None)
             self.refusal = self.refusal or closed()
             for connection in self.connections.values():
                 connection.close(_SETTLE_S)
@@ -85,6 +89,11 @@ class NodeSession:
             except HearthError:
                 pass  # the daemon is gone, or closes it when the lease ends
             self.transport.close()
+
+    def abandon(self) -> None:
+        """Closes it from another thread: the garbage collector, which calls this, may have interrupted anything, also
+        the holder of a lock that closing needs. `SimpleQueue.put` is made for that."""
+        self._keeper.put(self)
 
     def renew(self) -> None:
         """Prolongs the lease while no stream does."""
@@ -146,13 +155,26 @@ def _limits(message: node_pb2.SessionLimits) -> Limits:
     )
 
 
-def _renew(session: weakref.ref[NodeSession], closed: threading.Event, interval: float) -> None:
-    while not closed.wait(interval):
-        alive = session()
-        if alive is None or alive.pid != os.getpid():
-            return
-        alive.renew()
-        del alive
+def _keep(session: weakref.ref[NodeSession], orders: SimpleQueue[NodeSession | None], interval: float | None) -> None:
+    """Renews the lease until the session is closed, or closes it when it was abandoned."""
+    while True:
+        try:
+            abandoned = orders.get(timeout=interval)
+        except Empty:
+            alive = session()
+            if alive is None:
+                return
+            alive.renew()
+            del alive
+            continue
+        if abandoned is not None:
+            abandoned.close()
+        return
+
+
+def _at_exit() -> None:
+    for session in list(_sessions):
+        session.close()
 
 
 def _after_fork() -> None:
@@ -160,4 +182,5 @@ def _after_fork() -> None:
         session.forked()
 
 
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)

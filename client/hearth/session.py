@@ -67,6 +67,7 @@ class Session:
         self._queue: deque[tuple[bytes, int]] = deque()  # serialized command, how many launches it carries (or 1)
         self._run: list[bytes] = []
         self._run_bytes = 0
+        self._run_limit = self._limit_of_run()
         self._replies: dict[int, ReplyLike] = {}
         self._sent_oneway = 0
         self._settled = 0
@@ -76,27 +77,21 @@ class Session:
 
     def launch(self, record: bytes) -> None:
         """One packed launch."""
-        self._run.append(record)
         size = len(record)
+        if self._run_bytes + size > self._run_limit:
+            self._make_room(size)
+        self._run.append(record)
         self._run_bytes += size
         self.queued_bytes += size
         self.queued += 1
         self._sent_oneway += 1
-        if self._run_bytes >= RUN_BYTES:
-            self._close_run()
 
     def add(self, command: bytes, request: int = 0, reply: ReplyLike | None = None, *, barrier: bool = False) -> None:
         """One serialized command; with `request`, `reply` gets its answer.
 
         `barrier`: its success says that everything added before is done (a sync of all streams).
         """
-        if len(command) + 2 * wire.FRAMING > self.limits.max_batch_bytes:
-            raise HearthError(
-                f"a command of {len(command)} bytes does not fit a batch; "
-                f"the daemon takes {self.limits.max_batch_bytes} bytes.",
-                reason="MESSAGE_TOO_LARGE",
-                fix="make it smaller: fewer or shorter headers, code or options.",
-            )
+        self._check_size(len(command))
         if self._run:
             self._close_run()
         self._queue.append((command, 1))
@@ -214,6 +209,7 @@ class Session:
             attached.max_batches_in_flight or self.limits.max_batches_in_flight,
             self.limits.max_code_bytes,
         )
+        self._run_limit = self._limit_of_run()
 
     def _acknowledge(self, seq: int) -> None:
         if seq >= self.next_seq:
@@ -257,6 +253,24 @@ class Session:
             f"the daemon broke the protocol: {what}.", reason="MALFORMED_MESSAGE",
             fix="update client and daemon to the same version.",
         )  # fmt: skip
+
+    def _limit_of_run(self) -> int:
+        return min(RUN_BYTES, self.limits.max_batch_bytes - 3 * wire.FRAMING)
+
+    def _make_room(self, size: int) -> None:
+        if size > self._run_limit:
+            self._check_size(size)
+        if self._run:
+            self._close_run()
+
+    def _check_size(self, size: int) -> None:
+        if size + 2 * wire.FRAMING > self.limits.max_batch_bytes:
+            raise HearthError(
+                f"a command of {size} bytes does not fit a batch; "
+                f"the daemon takes {self.limits.max_batch_bytes} bytes.",
+                reason="MESSAGE_TOO_LARGE",
+                fix="make it smaller: fewer or shorter headers, code, options or arguments.",
+            )
 
     def _close_run(self) -> None:
         command = wire.launches_command(self._run, self._run_bytes)

@@ -7,8 +7,8 @@ device. Work without a stream of its own goes to the current one, at first the d
 from __future__ import annotations
 
 import threading
-from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from hearth_proto.v1 import commands_pb2
 
@@ -20,13 +20,22 @@ if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
 
-_current: ContextVar[dict[int, Stream] | None] = ContextVar("hearth_current_streams", default=None)
+
+class _Scope(NamedTuple):
+    """What one `with` made current, by device; `outer` comes back at its end. Never changed, so that a stream can be
+    entered in several threads at once."""
+
+    streams: dict[int, Stream]
+    outer: _Scope | None
+
+
+_current: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", default=None)
 
 
 def current(connection: Connection) -> Stream | None:
     """The stream that `with` made current here for the connection's device; None: the default stream."""
-    streams = _current.get()
-    return None if streams is None else streams.get(id(connection))
+    scope = _current.get()
+    return None if scope is None else scope.streams.get(id(connection))
 
 
 def resolve(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
@@ -54,7 +63,6 @@ class Stream:
         self._attachment: Attachment | None = None
         self._handle = 0
         self._making = threading.Lock()
-        self._tokens: list[Token[dict[int, Stream] | None]] = []
         if not default:
             self._handle_on(connection.attachment())
 
@@ -104,15 +112,17 @@ class Stream:
         return self.record().done
 
     def __enter__(self) -> Stream:
-        streams = dict(_current.get() or {})
+        outer = _current.get()
+        streams = {} if outer is None else dict(outer.streams)
         streams[id(self._connection)] = self
-        self._tokens.append(_current.set(streams))
+        _current.set(_Scope(streams, outer))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _current.reset(self._tokens.pop())
+        scope = _current.get()
+        _current.set(None if scope is None else scope.outer)
 
     def __repr__(self) -> str:
         name = "default" if self._default else str(self._handle)

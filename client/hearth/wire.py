@@ -17,8 +17,8 @@ _UPLOAD_DATA = b"\x22"  # UploadRequest.data, length-delimited
 _OFFSET_TAG = 0x08  # DownloadResponse.offset, varint
 _DATA_TAG = 0x12  # DownloadResponse.data, length-delimited
 
-FRAMING = 12
-"""The most bytes that a tag and a length add to a command."""
+FRAMING = 16
+"""More than a tag and a length add to a command, and than the rest of a request adds to its commands."""
 
 
 def varint(value: int) -> bytes:
@@ -68,9 +68,20 @@ def download_response(message: bytes) -> tuple[int, memoryview]:
             at += value
             if len(data) != value:
                 raise ValueError(f"{value} bytes of data are announced, {len(data)} are there")
-        else:
-            raise ValueError(f"a DownloadResponse has no field with tag {tag:#x}")
+        else:  # a field of a newer daemon, or no such message at all
+            return _any_download_response(message)
     return offset, data
+
+
+def _any_download_response(message: bytes) -> tuple[int, memoryview]:
+    from google.protobuf.message import DecodeError
+    from hearth_proto.v1 import device_pb2
+
+    try:
+        response = device_pb2.DownloadResponse.FromString(message)
+    except DecodeError as error:
+        raise ValueError(f"this is no DownloadResponse: {error}") from None
+    return response.offset, memoryview(response.data)
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:

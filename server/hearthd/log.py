@@ -20,7 +20,7 @@ def configure(level: str = "info", format: str = "auto") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if format == "json":
-        final: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        final: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         final = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     structlog.configure(

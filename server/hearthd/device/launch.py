@@ -52,6 +52,7 @@ class LaunchCommands:
         deferred = session.deferred
         unpack_header = HEADER.unpack_from
         default_timeout = self._device.spec.launch_timeout
+        tracks = self._device.tracks
         at = 0
         size = len(data)
         count = 0
@@ -75,7 +76,7 @@ class LaunchCommands:
                 or plan.timeout_ns
                 or default_timeout
                 or plan.length != length
-                or stream.track.budget <= 0
+                or (stream.track.budget <= 0 and not tracks.reap(stream.track))
                 or not self._launch_again(session, stream, plan, data, at)
             ):
                 self._submit(session, data[at : at + length], batch=batch, index=index + count)

@@ -138,6 +138,10 @@ class DeviceProcess:
             self._die(f"the front's link has lost its framing: {error}")
         for frame in frames:
             self._frame(frame)
+            if len(frames) > 1:
+                # A long run of batches must not hold up the answers to what has finished meanwhile.
+                self._poll()
+                self._outbox.send()
 
     def _frame(self, frame: Frame) -> None:
         if frame.kind == Kind.PING:

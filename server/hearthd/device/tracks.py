@@ -131,14 +131,9 @@ class Tracks:
         done = self._server.done
         pending = False
         for track in self.all:
-            queue = track.pending
-            while queue and done(queue[0][1]):
-                position, event, callback = queue.popleft()
-                self._server.release_event(event)
-                track.done_position = position
-                self.completions += 1
-                callback()
-            pending = pending or bool(queue)
+            if track.pending:
+                self.reap(track)
+                pending = pending or bool(track.pending)
         if self._watched:
             watched, self._watched = self._watched, []
             for event, callback in watched:
@@ -152,6 +147,18 @@ class Tracks:
             return None
         waited = time.perf_counter() - self._armed_at
         return 0.0 if waited < SPIN_S else min(1e-3, max(20e-6, waited / 8))
+
+    def reap(self, track: Track) -> bool:
+        """Calls back for what is done on one track; whether it takes more commands."""
+        done = self._server.done
+        queue = track.pending
+        while queue and done(queue[0][1]):
+            position, event, callback = queue.popleft()
+            self._server.release_event(event)
+            track.done_position = position
+            self.completions += 1
+            callback()
+        return track.budget > 0
 
     def in_flight(self) -> list[str]:
         """Names of kernels that were launched and are not known to be done, oldest first."""

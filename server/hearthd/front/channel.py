@@ -43,6 +43,9 @@ class Channel:
         """The number of the last batch of an ended Execute stream, while that is not yet executed."""
         self.calls = 0
         self.loss: Refusal | None = None
+        self.told = False
+        """Whether a single call has been answered with the loss; the first one after it is, so that a launch that
+        took the device with it cannot be followed by a Sync that knows nothing of it."""
         self._transfers: dict[int, Transfer] = {}
         self._aborted: OrderedDict[int, Refusal] = OrderedDict()
         self._settled: asyncio.Future[None] | None = None
@@ -176,6 +179,7 @@ class Channel:
 
     def on_lost(self, loss: Refusal, event: bytes) -> None:
         self.loss = loss
+        self.told = self.calls > 0
         self.end(loss, event)
         if not self._closed.done():
             self._closed.set_result(None)

@@ -89,9 +89,16 @@ class Device:
             detail=self.detail,
         )
 
-    async def channel(self, session: Session) -> Channel:
+    async def channel(self, session: Session, attaching: bool = False) -> Channel:
         """The session's channel to the process that serves now, opened where there is none. Waits a little for a
-        process that is being replaced; raises `DEVICE_UNAVAILABLE` after that."""
+        process that is being replaced; raises `DEVICE_UNAVAILABLE` after that.
+
+        Raises `DEVICE_LOST`, once, where the session's last process was lost and nobody has told it; an Execute
+        stream (`attaching`) is told by the generation that it attaches to."""
+        last = session.channels.get(self.ordinal)
+        if last is not None and last.loss is not None and not last.told and not attaching:
+            last.told = True
+            raise last.loss
         while True:
             link = await self._serving()
             if session.closing:

@@ -116,7 +116,7 @@ class DeviceService:
         session = self._sessions.find(attach.session_token)
         device = self._supervisor.find(attach.device)
         with self._sessions.using(session):
-            channel = await device.channel(session)
+            channel = await device.channel(session, attaching=True)
             if channel.sink is not None:
                 raise Refusal(
                     Reason.HANDLE_IN_USE,

@@ -16,6 +16,7 @@ from hearthd.front.refusals import Context, abort
 
 log = structlog.get_logger("hearthd.rpc")
 
+_CODE_NAMES = {int(code): code.name for code in Code}
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
@@ -49,7 +50,7 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
                 code = refusal.code.name
                 await abort(context, refusal.to_status())
             except StatusError as error:
-                code = Code(error.status.code).name if error.status.code in Code else "UNKNOWN"
+                code = _CODE_NAMES.get(error.status.code, "UNKNOWN")
                 await abort(context, error.status)
             except asyncio.CancelledError:
                 code = "CANCELLED"

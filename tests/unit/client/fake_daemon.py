@@ -1,7 +1,7 @@
 """A daemon small enough to reason about: one device, buffers as bytearrays, launches recorded, faults on demand.
 
-It speaks NodeService and DeviceService over a real gRPC server in this process. `gate` holds back execution (and with it
-acks), so that tests see batching and back-pressure.
+It speaks NodeService and DeviceService over a real gRPC server in this process. `gate` holds back execution (and with
+it acks), so that tests see batching and back-pressure.
 """
 
 from __future__ import annotations

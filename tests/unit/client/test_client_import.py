@@ -9,11 +9,11 @@ from pathlib import Path
 
 import hearth
 
-ALLOWED = {"numpy", "grpc", "google", "hearth", "hearth_proto"}
+ALLOWED = {"numpy", "grpc", "google", "hearth", "hearth_proto", "typing_extensions"}  # the last is grpcio's own
 
 PROBE = """
 import sys
-for blocked in ("cupy", "cuda", "hearthd", "ml_dtypes"):
+for blocked in ("cupy", "cuda", "hearthd", "ml_dtypes", "grpc_health", "grpc_reflection", "grpc_status"):
     sys.modules[blocked] = None
 before = set(sys.modules)
 import hearth
@@ -34,9 +34,8 @@ print(" ".join(sorted(third_party)))
 
 def run(code: str) -> str:
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

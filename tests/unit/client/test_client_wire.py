@@ -43,7 +43,12 @@ def test_downloads(offset: int, data: bytes) -> None:
     assert (got, bytes(view)) == (offset, data)
 
 
-@pytest.mark.parametrize("message", [b"\x12\x05abc", b"\x08\x80", b"\x1a\x00", b"\x12"])
+def test_downloads_with_further_fields() -> None:
+    offset, data = wire.download_response(b"\x1a\x01x\x12\x02ab\x08\x07")
+    assert (offset, bytes(data)) == (7, b"ab")
+
+
+@pytest.mark.parametrize("message", [b"\x12\x05abc", b"\x08\x80", b"\x1a\x05", b"\x12"])
 def test_broken_downloads(message: bytes) -> None:
     with pytest.raises(ValueError):
         wire.download_response(message)

@@ -132,13 +132,14 @@ class _Scanner:
         function: tuple[int, int] | None = None  # name, opening parenthesis
         initialised = False
         class_key: int | None = None
+        declarators = head  # where they can begin: behind the class that the statement may define
         while at < end:
             text = tokens[at].text
             if at < head:
                 at = head
                 continue
             if text == ";":
-                self._declared(start, at + 1, function, None, names, owner, extern_c)
+                self._declared(start, at + 1, function, None, names, owner, extern_c, declarators)
                 return at + 1
             if text == ":" and owner is not None and tokens[at - 1].text in ("public", "private", "protected"):
                 return at + 1
@@ -188,12 +189,13 @@ class _Scanner:
                 if function is not None and not initialised:
                     in_initialisers = any(t.text == ":" for t in tokens[function[1] : at])
                     if not in_initialisers or previous in (")", "}"):
-                        self._declared(start, closing + 1, function, (at, closing + 1), names, owner, extern_c)
+                        self._declared(start, closing + 1, function, (at, closing + 1), names, owner, extern_c, head)
                         return closing + 1
                 elif class_key is not None and not initialised:
                     name = self._class_name(class_key, at)
                     self.scope(at + 1, closing, (), name, False)
                     class_key = None
+                    declarators = closing + 1
                 at = closing
             elif text == "}":
                 return at + 1
@@ -237,6 +239,17 @@ class _Scanner:
             at += 1
         return ""
 
+    def _own_words(self, at: int, end: int) -> set[str]:
+        """The statement's words outside braces: those within belong to what is declared there."""
+        words: set[str] = set()
+        while at < end:
+            if self.tokens[at].text == "{":
+                at = matching(self.tokens, at, end)
+            elif self.tokens[at].kind == "name":
+                words.add(self.tokens[at].text)
+            at += 1
+        return words
+
     def _declared(
         self,
         start: int,
@@ -246,10 +259,10 @@ class _Scanner:
         names: tuple[str, ...],
         owner: str | None,
         extern_c: bool,
+        declarators: int,
     ) -> None:
         tokens = self.tokens
-        head = self._after_template(start, end)
-        words = {token.text for token in tokens[head : function[1] if function else end] if token.kind == "name"}
+        words = self._own_words(self._after_template(start, end), function[1] if function else end)
         single = tokens[start].text == "extern" and start + 1 < end and tokens[start + 1].kind == "string"
         linkage = extern_c or single
         if function is not None:
@@ -262,8 +275,8 @@ class _Scanner:
             )  # fmt: skip
             return
         if owner is None and words & SPACE_MARKERS and "__shared__" not in words and "typedef" not in words:
-            for index in declarator_names(tokens, head, end):
+            for index in declarator_names(tokens, declarators, end):
                 if tokens[index].text not in SPACE_MARKERS:
                     self.found.variables.append(Variable(tokens[index].text, names, (start, end), linkage))
-        for index in declarator_names(tokens, head, end):
+        for index in declarator_names(tokens, declarators, end):
             self.found.others.append((tokens[index].text, (start, end)))

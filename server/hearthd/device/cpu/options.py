@@ -61,38 +61,39 @@ def parse(options: Sequence[str], has_headers: bool) -> CompileOptions:
 
 
 def _apply(result: CompileOptions, option: str, has_headers: bool) -> None:  # noqa: PLR0912 - one case an option
+    given = option
     for long, short in _LONG_FORMS.items():
         if option.startswith(long):
             option = short + option[len(long) :]
     if option.startswith("-D"):
         name, equals, value = option[2:].partition("=")
         if not _MACRO.fullmatch(name) or "\n" in value:
-            raise _refuse(option, "does not define a macro")
+            raise _refuse(given, "does not define a macro")
         result.prologue.append(f"#define {name} {value if equals else '1'}")
     elif option.startswith("-U"):
         if not _MACRO.fullmatch(option[2:]):
-            raise _refuse(option, "does not name a macro")
+            raise _refuse(given, "does not name a macro")
         result.prologue.append(f"#undef {option[2:]}")
     elif option.startswith("-I"):
         if not has_headers:
-            raise _refuse(option, "names a directory, and the daemon reads no directories", "Send the headers along.")
+            raise _refuse(given, "names a directory, and the daemon reads no directories", "Send the headers along.")
         result.include_dirs.append(option[2:])
     elif option.startswith("-include="):
         result.prologue.append(f'#include "{option[9:]}"')
     elif option.startswith("-std="):
         standard = option.removeprefix("-std=").removeprefix("c++").removeprefix("gnu++")
         if standard not in _STANDARDS:
-            raise _refuse(option, "is not one of c++11, c++14, c++17 and c++20")
+            raise _refuse(given, "is not one of c++11, c++14, c++17 and c++20")
         result.standard = _STANDARDS[standard]
     elif option.startswith("-arch="):
         match = _ARCHITECTURE.fullmatch(option[6:])
         if match is None:
-            raise _refuse(option, "is not an architecture such as sm_80 or compute_90")
+            raise _refuse(given, "is not an architecture such as sm_80 or compute_90")
         result.architecture = int(match[1]) * 10
     elif option in ("-use_fast_math", "--use_fast_math"):
         result.prologue.append("#define __USE_FAST_MATH__ 1")  # the exact functions serve: nothing else changes
     elif option and not _IGNORED.fullmatch(option):
-        raise _refuse(option, "is not known to the CPU backend", "Remove it; see NVRTC's list of options.")
+        raise _refuse(given, "is not known to the CPU backend", "Remove it; see NVRTC's list of options.")
 
 
 def _refuse(option: str, why: str, fix: str = "") -> Refusal:

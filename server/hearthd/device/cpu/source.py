@@ -33,6 +33,7 @@ _SYNCHRONISING = re.compile(
     r"|__activemask|__nanosleep|cooperative_groups|this_thread_block|tiled_partition|coalesced_threads|this_grid"
     r"|binary_partition|labeled_partition"
 )
+_REPORTING = frozenset({"__trap", "__brkpt", "hearth_assert_failed"})  # say which thread they were reached by
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
 _HERE = "const ::hearth::Here hearth_here"
@@ -327,6 +328,7 @@ class _Table:
             pending += fresh
         fibers = any(_SYNCHRONISING.fullmatch(each) for each in names)
         needs_record = kernel.name in self.rewriter.slow_kernels or not reached.isdisjoint(_BUILTINS)
+        needs_record |= not names.isdisjoint(_REPORTING)
         shared_in = " ".join(sorted((entered | {kernel.name}) & self.rewriter.shared_in))
         flags = f"{str(fibers).lower()}, {str(needs_record).lower()}"
         return (

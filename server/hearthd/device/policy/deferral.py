@@ -1,24 +1,25 @@
 """Commands that cannot run yet, and what must stay behind them.
 
 A command waits for what it needs (a compile, bytes on their way, a peer, room) without holding up others: only those
-that share its logical stream or a buffer with it, in a way that matters, queue behind it. It is a scoreboard: each
-waiting command holds its keys; a later command goes ahead only if it conflicts with none of the keys held.
+that share its logical stream or a buffer with it, in a way that matters, queue behind it. Each waiting command counts
+the waiting commands that it conflicts with; when one has run, those behind it are let go. Submitting and finishing cost
+what the command's own keys cost, however many wait.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
 class Deferrable(Protocol):
-    """What the queue needs of a command. Keys are logical streams and buffers."""
+    """What the queue needs of a command. Keys are logical streams, buffers, modules."""
 
     @property
-    def writes(self) -> Iterable[Hashable]: ...
+    def writes(self) -> Sequence[Hashable]: ...
     @property
-    def reads(self) -> Iterable[Hashable]: ...
+    def reads(self) -> Sequence[Hashable]: ...
     @property
     def barrier(self) -> bool:
         """Conflicts with everything."""
@@ -32,31 +33,62 @@ class Deferrable(Protocol):
 C = TypeVar("C", bound=Deferrable)
 
 
-class Deferred(Generic[C]):
-    """The waiting commands of one session, in the order of submission."""
+class _Waiting(Generic[C]):
+    """A waiting command, what it waits behind, and who waits behind it."""
+
+    __slots__ = ("ahead", "behind", "command", "done")
+
+    def __init__(self, command: C) -> None:
+        self.command = command
+        self.ahead = 0
+        self.behind: list[_Waiting[C]] = []
+        self.done = False
+
+
+class _Key(Generic[C]):
+    """The waiting commands that hold a key: the last writer, and the readers since."""
+
+    __slots__ = ("readers", "writer")
 
     def __init__(self) -> None:
-        self._waiting: list[C] = []
-        self._writes: Counter[Hashable] = Counter()
-        self._reads: Counter[Hashable] = Counter()
-        self._barriers = 0
+        self.writer: _Waiting[C] | None = None
+        self.readers: list[_Waiting[C]] = []
+
+
+class Deferred(Generic[C]):
+    """The waiting commands of one session."""
+
+    def __init__(self) -> None:
+        self._all: dict[_Waiting[C], None] = {}  # in the order of submission
+        self._keys: dict[Hashable, _Key[C]] = {}
+        self._barrier: _Waiting[C] | None = None
+        self._ready: deque[_Waiting[C]] = deque()
         self._pumping = False
         self._again = False
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._all)
 
     def __iter__(self) -> Iterator[C]:
-        return iter(list(self._waiting))
+        return iter([waiting.command for waiting in self._all])
 
     def submit(self, command: C) -> bool:
         """Runs the command now if nothing before it and nothing of its own stands in the way; True if it ran."""
-        if not self._conflicts(command, self._writes, self._reads, self._barriers, bool(self._waiting)) and (
-            command.step()
-        ):
-            return True
-        self._waiting.append(command)
-        self._hold(command)
+        if not self._all:
+            if command.step():
+                return True
+            waiting = _Waiting(command)
+        else:
+            waiting = _Waiting(command)
+            ahead = self._ahead(command)
+            for other in ahead:
+                other.behind.append(waiting)
+            waiting.ahead = len(ahead)
+            if not ahead and command.step():
+                return True
+        self._hold(waiting)
+        if not waiting.ahead:
+            self._ready.append(waiting)
         return False
 
     def pump(self) -> list[C]:
@@ -69,64 +101,78 @@ class Deferred(Generic[C]):
         try:
             while True:
                 self._again = False
-                finished += self._pass()
+                self._pass(finished)
                 if not self._again:
                     return finished
         finally:
             self._pumping = False
 
     def clear(self) -> list[C]:
-        """Gives up all that wait."""
-        waiting, self._waiting = self._waiting, []
-        self._writes.clear()
-        self._reads.clear()
-        self._barriers = 0
-        return waiting
+        """Gives up all that wait; oldest first."""
+        commands = list(self)
+        self._all.clear()
+        self._keys.clear()
+        self._ready.clear()
+        self._barrier = None
+        return commands
 
-    def _pass(self) -> list[C]:
-        finished: list[C] = []
-        held_writes: set[Hashable] = set()
-        held_reads: set[Hashable] = set()
-        barriers = 0
-        any_waiting = False
-        for command in list(self._waiting):
-            blocked = self._conflicts(command, held_writes, held_reads, barriers, any_waiting)
-            if not blocked and command.step():
-                self._waiting.remove(command)
-                self._release(command)
-                finished.append(command)
+    def _pass(self, finished: list[C]) -> None:
+        """Tries every ready command once, and those that become ready on the way."""
+        ready, self._ready = self._ready, deque()
+        while ready:
+            waiting = ready.popleft()
+            if not waiting.command.step():
+                self._ready.append(waiting)
                 continue
-            any_waiting = True
-            held_writes.update(command.writes)
-            held_reads.update(command.reads)
-            barriers += command.barrier
-        return finished
+            self._release(waiting)
+            finished.append(waiting.command)
+            for follower in waiting.behind:
+                follower.ahead -= 1
+                if not follower.ahead:
+                    ready.append(follower)
 
-    @staticmethod
-    def _conflicts(
-        command: C,
-        writes: Counter[Hashable] | set[Hashable],
-        reads: Counter[Hashable] | set[Hashable],
-        barriers: int,
-        any_waiting: bool,
-    ) -> bool:
-        if not any_waiting:
-            return False
-        if barriers or command.barrier:
-            return True
-        return any(key in writes or key in reads for key in command.writes) or any(
-            key in writes for key in command.reads
-        )
+    def _ahead(self, command: C) -> set[_Waiting[C]]:
+        """The waiting commands that have to run first."""
+        if command.barrier:
+            return set(self._all)
+        ahead: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
+        for key in command.writes:
+            held = self._keys.get(key)
+            if held is not None:
+                ahead.update(held.readers)
+                if held.writer is not None:
+                    ahead.add(held.writer)
+        for key in command.reads:
+            held = self._keys.get(key)
+            if held is not None and held.writer is not None:
+                ahead.add(held.writer)
+        return {waiting for waiting in ahead if not waiting.done}
 
-    def _hold(self, command: C) -> None:
-        self._writes.update(command.writes)
-        self._reads.update(command.reads)
-        self._barriers += command.barrier
+    def _hold(self, waiting: _Waiting[C]) -> None:
+        self._all[waiting] = None
+        command = waiting.command
+        if command.barrier:
+            self._barrier = waiting
+            return
+        for key in command.reads:
+            self._keys.setdefault(key, _Key()).readers.append(waiting)
+        for key in command.writes:
+            held = self._keys.setdefault(key, _Key())
+            held.writer = waiting
+            held.readers.clear()  # they are ahead of the writer, and so of all that follow it
 
-    def _release(self, command: C) -> None:
-        for counter, keys in ((self._writes, command.writes), (self._reads, command.reads)):
-            for key in keys:
-                counter[key] -= 1
-                if not counter[key]:
-                    del counter[key]
-        self._barriers -= command.barrier
+    def _release(self, waiting: _Waiting[C]) -> None:
+        waiting.done = True
+        self._all.pop(waiting, None)
+        if self._barrier is waiting:
+            self._barrier = None
+        for key in (*waiting.command.reads, *waiting.command.writes):
+            held = self._keys.get(key)
+            if held is None:
+                continue
+            if held.writer is waiting:
+                held.writer = None
+            if waiting in held.readers:
+                held.readers.remove(waiting)
+            if held.writer is None and not held.readers:
+                del self._keys[key]

@@ -33,9 +33,6 @@
 #define __CUDA_ARCH_LIST__ __CUDA_ARCH__
 #define __HEARTH_CPU__ 1
 
-#undef assert
-#define assert(condition) \
-    (static_cast<bool>(condition) ? void(0) : hearth_assert_failed(#condition, __FILE__, __LINE__, __func__))
 #undef clock
 #define clock() hearth::clock_cycles<clock_t>()
 

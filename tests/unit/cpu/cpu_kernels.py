@@ -1,0 +1,45 @@
+"""Compiling and launching kernels without a daemon: a parameter block by C's rules."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hearthd.device.cpu.compiler import compile_source, find_toolchain
+from hearthd.device.cpu.module import CpuModule
+
+
+def pack(*values: Any) -> bytes:
+    """A parameter block: arrays become pointers, NumPy scalars and structured scalars themselves, aligned naturally."""
+    block = bytearray()
+    for value in values:
+        if isinstance(value, np.ndarray) and value.ndim:
+            data, align = struct.pack("=Q", value.ctypes.data), 8
+        elif isinstance(value, tuple):  # bytes of a struct and its alignment
+            data, align = value
+        else:
+            scalar = np.asarray(value)
+            data, align = scalar.tobytes(), scalar.dtype.alignment
+        block += b"\0" * (-len(block) % align) + data
+    return bytes(block)
+
+
+class Kernels:
+    """A compiled source whose kernels are called with NumPy arrays."""
+
+    def __init__(self, source: str, options: Sequence[str] = (), names: Sequence[str] = (), **headers: str) -> None:
+        self.image = compile_source(find_toolchain(), source, options, names, headers)
+        self.module = CpuModule(self.image)
+
+    def __call__(
+        self, name: str, grid: int | tuple[int, ...], block: int | tuple[int, ...], *args: Any, shared: int = 0
+    ) -> None:
+        self.module.function(name).launch(_three(grid), _three(block), shared, pack(*args))
+
+
+def _three(value: int | tuple[int, ...]) -> tuple[int, int, int]:
+    sizes = (value,) if isinstance(value, int) else value
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z

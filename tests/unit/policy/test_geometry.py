@@ -1,0 +1,71 @@
+"""Everything that is wrong with a launch is said at once, with the numbers; boundary values pass."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.geometry import KernelLimits, Limits, check, check_parameters, refuse
+
+LIMITS = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10)
+KERNEL = KernelLimits(1024, 0)
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"),
+    [((1, 1, 1), (1024, 1, 1)), ((2**31 - 1, 65535, 65535), (16, 1, 64)), ((1, 1, 1), (32, 32, 1))],
+)
+def test_boundary_values_pass(grid: tuple[int, int, int], block: tuple[int, int, int]) -> None:
+    assert check(LIMITS, KERNEL, grid, block, 227 << 10) == []
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared", "says"),
+    [
+        ((0, 1, 1), (1, 1, 1), 0, "grid.x is 0"),
+        ((1, 1, 1), (1, 0, 1), 0, "block.y is 0"),
+        ((2**31, 1, 1), (1, 1, 1), 0, "grid.x is 2147483648; the device's most is 2147483647"),
+        ((1, 65536, 1), (1, 1, 1), 0, "grid.y is 65536"),
+        ((1, 1, 1), (1, 1, 65), 0, "block.z is 65; the device's most is 64"),
+        ((1, 1, 1), (1024, 2, 1), 0, "the block has 2048 threads; the device's most is 1024"),
+        ((1, 1, 1), (2**31, 2**31, 4), 0, "the block has 18446744073709551616 threads"),
+        ((1, 1, 1), (1, 1, 1), (227 << 10) + 1, "232449 bytes of shared memory"),
+    ],
+)
+def test_each_failure_is_named(grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, says: str) -> None:
+    assert any(says in wrong for wrong in check(LIMITS, KERNEL, grid, block, shared))
+
+
+def test_all_failures_of_one_launch_in_one_message() -> None:
+    wrong = check(LIMITS, KernelLimits(1024, 1024), (0, 70000, 1), (1025, 1, 65), 227 << 10)
+    assert len(wrong) == 6
+    refusal = refuse("saxpy", wrong, (0, 70000, 1), (1025, 1, 65), 227 << 10)
+    assert all(each in refusal.message for each in wrong)
+    assert refusal.details["failures"] == "6"
+
+
+def test_the_kernels_own_bound() -> None:
+    assert "this kernel's most is 256" in check(LIMITS, KernelLimits(256, 0), (1, 1, 1), (512, 1, 1), 0)[0]
+
+
+def test_static_and_dynamic_shared_memory_add_up() -> None:
+    assert check(LIMITS, KernelLimits(1024, 8), (1, 1, 1), (1, 1, 1), (227 << 10) - 8) == []
+    assert "8 static" in check(LIMITS, KernelLimits(1024, 8), (1, 1, 1), (1, 1, 1), 227 << 10)[0]
+
+
+sizes = st.lists(st.integers(1, 64), max_size=8)
+
+
+@given(sizes, sizes)
+def test_parameters_match_exactly_when_counts_and_sizes_do(given_sizes: list[int], real_sizes: list[int]) -> None:
+    given_layout = [(0, size, False) for size in given_sizes]
+    real = [(0, size) for size in real_sizes]
+    assert (check_parameters(given_layout, real) == []) == (given_sizes == real_sizes)
+
+
+def test_a_wrong_count_and_a_wrong_size_are_named() -> None:
+    assert check_parameters([(0, 4, False)], [(0, 4), (8, 8)]) == ["1 arguments are given; the kernel has 2 parameters"]
+    assert check_parameters([(0, 8, True)], [(0, 4)]) == [
+        "argument 0 has 8 bytes (a buffer); the kernel's parameter has 4"
+    ]

@@ -1,0 +1,67 @@
+"""Launch records come back as they went in, and what is no record is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.launches import HEADER, Record, RecordError, pack, pack_layout, unpack, unpack_layout
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+layouts = st.lists(st.tuples(st.integers(0, 2**15), st.integers(0, 2**15 - 1), st.booleans()), max_size=12)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    layout = draw(layouts)
+    return Record(
+        function=draw(u64),
+        stream=draw(u64),
+        grid=(draw(u32), draw(u32), draw(u32)),
+        block=(draw(u32), draw(u32), draw(u32)),
+        shared_mem=draw(u32),
+        flags=draw(st.integers(0, 2**16 - 1)),
+        timeout_ns=draw(u64),
+        layout=pack_layout(layout),
+        buffers=tuple(draw(u64) for _ in range(draw(st.integers(0, 8)))),
+        params=draw(st.binary(max_size=100)),
+    )
+
+
+@given(st.lists(records(), max_size=5))
+def test_round_trip(sent: list[Record]) -> None:
+    data = b"".join(pack(record) for record in sent)
+    assert len(data) % 8 == 0
+    assert list(unpack(data)) == sent
+
+
+@given(layouts)
+def test_layout_round_trip(layout: list[tuple[int, int, bool]]) -> None:
+    assert unpack_layout(pack_layout(layout)) == layout
+
+
+@given(records(), st.data())
+def test_a_truncated_record_is_refused(record: Record, data: st.DataObject) -> None:
+    packed = pack(record)
+    cut = data.draw(st.integers(1, len(packed) - 1))
+    with pytest.raises(RecordError):
+        list(unpack(packed[:cut]))
+
+
+@given(st.binary(min_size=1, max_size=300))
+def test_garbage_is_refused_or_consistent(data: bytes) -> None:
+    try:
+        parsed = list(unpack(data))
+    except RecordError:
+        return
+    # Padding is not kept, so it is the records that have to come back, not every byte.
+    assert list(unpack(b"".join(pack(record) for record in parsed))) == parsed
+
+
+def test_a_length_that_contradicts_the_counts_is_named() -> None:
+    record = bytearray(pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, b"", (), b"")))
+    record[0] = HEADER.size + 8
+    with pytest.raises(RecordError, match="says 72 bytes"):
+        list(unpack(bytes(record)))

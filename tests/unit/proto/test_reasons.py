@@ -1,0 +1,59 @@
+"""Refusals cross the wire whole, and Google's own library reads them."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from google.protobuf.any_pb2 import Any
+from google.rpc import error_details_pb2, status_pb2
+
+from hearth_proto.reasons import CODES, Code, Reason, Refusal, from_status, stream_failures
+from hearth_proto.v1.status_pb2 import CommandFailure, Status
+
+
+def test_every_reason_has_a_code() -> None:
+    assert set(CODES) == set(Reason)
+    assert Code.OK not in CODES.values()
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_round_trip(reason: Reason) -> None:
+    refusal = Refusal(reason, "asked for 5, has 3", fix="ask for 3", details={"requested": 5}, retry_after_s=0.25)
+    again = from_status(Status.FromString(refusal.to_status().SerializeToString()))
+    assert (again.reason, again.message, again.fix, again.details, again.retry_after_s) == (
+        reason, "asked for 5, has 3", "ask for 3", {"requested": "5"}, 0.25,
+    )  # fmt: skip
+    assert str(pickle.loads(pickle.dumps(refusal))) == str(refusal)
+
+
+def test_google_reads_it() -> None:
+    wire = Refusal(Reason.QUEUE_FULL, "full", details={"limit": 8}, retry_after_s=1.5).to_status().SerializeToString()
+    status = status_pb2.Status.FromString(wire)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    assert status.code == Code.RESOURCE_EXHAUSTED
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain, info.metadata["limit"]) == ("QUEUE_FULL", "hearth.v1", "8")
+    assert status.details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 1500
+
+
+def test_failures_travel_with_the_status() -> None:
+    inner = Refusal(Reason.LAUNCH_INVALID, "grid.x is 0")
+    failures = [CommandFailure(command="launch f", seq=n, status=inner.to_status()) for n in range(3)]
+    status = Status.FromString(inner.to_status(failures).SerializeToString())
+    assert [failure.seq for failure in stream_failures(status)] == [0, 1, 2]
+    assert stream_failures(inner.to_status()) == []
+
+
+def test_a_status_of_somebody_else() -> None:
+    assert from_status(Status(code=14, message="connection refused")).reason == Reason.DEVICE_UNAVAILABLE
+    broken = Status(code=5, details=[Any(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff")])
+    assert from_status(broken).reason == Reason.INVALID_HANDLE
+
+
+def test_a_reason_from_the_future_keeps_its_name() -> None:
+    status = Refusal(Reason.INTERNAL, "x").to_status()
+    info = error_details_pb2.ErrorInfo(reason="NOT_INVENTED_YET", domain="hearth.v1")
+    status.details[0].value = info.SerializeToString()
+    assert from_status(status).details["reason"] == "NOT_INVENTED_YET"

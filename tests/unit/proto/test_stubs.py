@@ -1,0 +1,19 @@
+"""The generated stubs are those of the .proto files."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+GENERATOR = ROOT / ".venv-proto" / "bin" / "python"
+
+
+@pytest.mark.skipif(not GENERATOR.exists(), reason="the pinned generator is not installed; `make proto-check` does")
+def test_stubs_are_fresh() -> None:
+    done = subprocess.run(
+        [GENERATOR, ROOT / "proto" / "generate.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
