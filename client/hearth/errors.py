@@ -205,7 +205,9 @@ def from_status(status: status_pb2.Status) -> HearthError:
         failures.append(Failure(entry.command, entry.stream, reason, cause.message, entry.merged))
     first = reasons.from_status(listed[0].status)
     reason = failures[0].reason
-    message = f"{failures[0].command}: {first.message}" if failures[0].command else first.message
+    message, command = first.message, failures[0].command
+    if command and command.rpartition(" ")[2] not in message:
+        message = f"{command}: {message}"
     more = len(failures) - 1 + sum(entry.merged for entry in failures)
     if more:
         message += f" ({more} more failed command{'s' if more > 1 else ''}: see .failures)"

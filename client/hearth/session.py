@@ -69,7 +69,8 @@ class Session:
         self._run_bytes = 0
         self._run_limit = self._limit_of_run()
         self._replies: dict[int, ReplyLike] = {}
-        self._sent_oneway = 0
+        self.submitted = 0
+        """One-way commands and launches so far."""
         self._settled = 0
         self._barriers: dict[int, int] = {}  # request of a device-wide sync -> one-way work that it covers
 
@@ -84,7 +85,7 @@ class Session:
         self._run_bytes += size
         self.queued_bytes += size
         self.queued += 1
-        self._sent_oneway += 1
+        self.submitted += 1
 
     def add(self, command: bytes, request: int = 0, reply: ReplyLike | None = None, *, barrier: bool = False) -> None:
         """One serialized command; with `request`, `reply` gets its answer.
@@ -98,11 +99,11 @@ class Session:
         self.queued_bytes += len(command)
         self.queued += 1
         if reply is None:
-            self._sent_oneway += 1
+            self.submitted += 1
             return
         self._replies[request] = reply
         if barrier:
-            self._barriers[request] = self._sent_oneway
+            self._barriers[request] = self.submitted
 
     @property
     def full(self) -> bool:
@@ -122,7 +123,7 @@ class Session:
     @property
     def unreported(self) -> bool:
         """Whether one-way work was added that no sync of all streams has covered since."""
-        return self._sent_oneway > self._settled
+        return self.submitted > self._settled
 
     # ---- out: batches ----
 

@@ -63,6 +63,8 @@ class Stream:
         self._attachment: Attachment | None = None
         self._handle = 0
         self._making = threading.Lock()
+        self._probe: tuple[tuple[Attachment, int], Event] | None = None
+        """What `done` recorded last, and after how many submissions: polling does not record ever anew."""
         if not default:
             self._handle_on(connection.attachment())
 
@@ -109,7 +111,14 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether everything submitted so far is done. Takes no errors."""
-        return self.record().done
+        attachment = self._connection.attachment()
+        probe = self._probe
+        if probe is None or probe[0] != (attachment, attachment.session.submitted):
+            event = self.record()
+            self._probe = probe = ((attachment, attachment.session.submitted), event)
+            if event.done:
+                return True  # else ask again: an idle stream needs a moment for the record itself
+        return probe[1].done
 
     def __enter__(self) -> Stream:
         outer = _current.get()

@@ -178,7 +178,9 @@ def test_user_code_written_for_other_compilers_too() -> None:
     #include <cuda.h>
     typedef unsigned int uint;
     typedef unsigned char uchar;
-    template <typename T> struct Max { __host__ __device__ __forceinline__ T operator()(T a, T b) const { return a > b ? a : b; } };
+    template <typename T> struct Max {
+        __host__ __device__ __forceinline__ T operator()(T a, T b) const { return a > b ? a : b; }
+    };
     template <typename T, template <class> class Op>
     __global__ void __launch_bounds__(256) fold(const T* __restrict__ in, T* out, int n) {
         Op<T> op; T best = in[0];

@@ -16,9 +16,9 @@ SOURCE = r"""
 #include <cstdio>
 #include <cuda/std/type_traits>
 
-#define UNARY_FLOAT(X) X(sinf) X(cosf) X(tanf) X(expf) X(exp2f) X(exp10f) X(logf) X(log2f) X(log10f) X(log1pf) X(expm1f) \
-    X(sqrtf) X(rsqrtf) X(cbrtf) X(rcbrtf) X(erff) X(erfcf) X(normcdff) X(tanhf) X(sinhf) X(coshf) X(atanf) X(asinhf) \
-    X(floorf) X(ceilf) X(truncf) X(roundf) X(rintf) X(fabsf) X(lgammaf) X(tgammaf) X(sinpif) X(cospif) X(__expf) \
+#define UNARY_FLOAT(X) X(sinf) X(cosf) X(tanf) X(expf) X(exp2f) X(exp10f) X(logf) X(log2f) X(log10f) X(log1pf) \
+    X(expm1f) X(sqrtf) X(rsqrtf) X(cbrtf) X(rcbrtf) X(erff) X(erfcf) X(normcdff) X(tanhf) X(sinhf) X(coshf) X(atanf) \
+    X(asinhf) X(floorf) X(ceilf) X(truncf) X(roundf) X(rintf) X(fabsf) X(lgammaf) X(tgammaf) X(sinpif) X(cospif) X(__expf) \
     X(__logf) X(__sinf) X(__cosf) X(__saturatef) X(__frcp_rn) X(__fsqrt_rn) X(erfcxf) X(cyl_bessel_i0f)
 #define NAME(f) #f,
 #define CALL(f) out[k++ * n + i] = f(x[i]);
@@ -37,7 +37,8 @@ extern "C" __global__ void doubles(const double* p, double* out) {
 extern "C" __global__ void binary(const float* a, const float* b, float* out, int n) {
     int i = threadIdx.x;
     float s, c; sincosf(a[i], &s, &c);
-    float all[] = {fmaf(a[i], b[i], 1.0f), __fdividef(a[i], b[i]), powf(a[i], b[i]), fmodf(a[i], b[i]), atan2f(a[i], b[i]),
+    float all[] = {fmaf(a[i], b[i], 1.0f), __fdividef(a[i], b[i]), powf(a[i], b[i]), fmodf(a[i], b[i]),
+                   atan2f(a[i], b[i]),
                    hypotf(a[i], b[i]), fminf(a[i], b[i]), max(a[i], b[i]), copysignf(a[i], -b[i]), s, c,
                    __fadd_rn(a[i], b[i]), __fmul_rn(a[i], b[i]), fdimf(a[i], b[i]), min(a[i], 2 * b[i]), fabs(-a[i])};
     for (int k = 0; k < 16; ++k) out[k * n + i] = all[k];
@@ -55,7 +56,8 @@ extern "C" __global__ void bits(const unsigned* in, unsigned* out, int n) {
 extern "C" __global__ void conversions(const float* x, int* out, unsigned* uout) {
     int i = threadIdx.x;
     int* mine = out + 4 * i;
-    mine[0] = __float2int_rn(x[i]); mine[1] = __float2int_rz(x[i]); mine[2] = __float2int_ru(x[i]); mine[3] = __float2int_rd(x[i]);
+    mine[0] = __float2int_rn(x[i]); mine[1] = __float2int_rz(x[i]);
+    mine[2] = __float2int_ru(x[i]); mine[3] = __float2int_rd(x[i]);
     uout[i] = __float2uint_rz(x[i]);
 }
 extern "C" __global__ void rounding(const float* a, const float* b, float* out, int n) {
@@ -74,7 +76,7 @@ template <class T> __global__ void integer_atomics(T* cells, T* old) {
     do { assumed = seen; seen = atomicCAS(&cells[8], assumed, assumed + 2); } while (seen != assumed);
 }
 extern "C" __global__ void float_atomics(float* f, double* d, unsigned* u, __half* h) {
-    atomicAdd(f, 0.5f); atomicAdd(d, 0.25); atomicMax(&f[1], float(threadIdx.x)); 
+    atomicAdd(f, 0.5f); atomicAdd(d, 0.25); atomicMax(&f[1], float(threadIdx.x));
     atomicInc(&u[0], 9); atomicDec(&u[1], 9); if (blockIdx.x == 0) atomicAdd(h, __float2half(1.0f));
     atomicAdd_block(&u[2], 1); atomicAdd(&u[3], 3);
 }
@@ -82,7 +84,8 @@ extern "C" __global__ void shared_atomics(const int* keys, int* histogram, int n
     __shared__ int local[16];
     if (threadIdx.x < 16) local[threadIdx.x] = 0;
     __syncthreads();
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) atomicAdd(&local[keys[i]], 1);
+    int step = blockDim.x * gridDim.x;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) atomicAdd(&local[keys[i]], 1);
     __syncthreads();
     if (threadIdx.x < 16) atomicAdd(&histogram[threadIdx.x], local[threadIdx.x]);
 }
@@ -108,7 +111,8 @@ extern "C" __global__ void bfloats(const __nv_bfloat16* a, const nv_bfloat16* b,
     __nv_bfloat16 x = a[i], y = b[i], z = x;
     z += y;
     __nv_bfloat162 two = __hmul2(__halves2bfloat162(x, y), __float2bfloat162_rn(2.0f));
-    __nv_bfloat16 all[] = {x + y, x * y, z, x / y, __float2bfloat16(__bfloat162float(x) * 3.0f), two.y, __hmin(x, y), -x};
+    __nv_bfloat16 all[] = {x + y, x * y, z, x / y, __float2bfloat16(__bfloat162float(x) * 3.0f), two.y,
+                           __hmin(x, y), -x};
     for (int k = 0; k < 8; ++k) out[k * n + i] = all[k];
 }
 extern "C" __global__ void half_reduce(const half* in, half* out) {
@@ -171,7 +175,8 @@ def test_binary_functions(kernels: Kernels) -> None:
     out = np.zeros((16, 200), np.float32)
     kernels("binary", 1, 200, a, b, out, np.int32(200))
     expected = [
-        a.astype(float) * b + 1, a / b, np.power(a, b), np.fmod(a, b), np.arctan2(a, b), np.hypot(a, b), np.minimum(a, b),
+        a.astype(float) * b + 1, a / b, np.power(a, b), np.fmod(a, b), np.arctan2(a, b), np.hypot(a, b),
+        np.minimum(a, b),
         np.maximum(a, b), -a, np.sin(a), np.cos(a), a + b, a * b, np.maximum(a - b, 0), np.minimum(a, 2 * b), a,
     ]  # fmt: skip
     np.testing.assert_allclose(out, np.array(expected), rtol=1e-5)
@@ -201,7 +206,8 @@ def test_bit_functions(kernels: Kernels) -> None:
         expected = [
             x.bit_count(), 32 - x.bit_length(), (x & -x).bit_length(), int(f"{x:032b}"[::-1], 2),
             byte(x, 0) | byte(y, 0) << 8 | byte(x, 1) << 16 | byte(y, 1) << 24, x * y >> 32, s(x) * s(y) >> 32,
-            s24(x) * s24(y), (x & 0xFFFFFF) * (y & 0xFFFFFF), (y << 32 | x) << 7 >> 32, (y << 32 | x) >> 7, x & 0x7F7FFFFF,
+            s24(x) * s24(y), (x & 0xFFFFFF) * (y & 0xFFFFFF), (y << 32 | x) << 7 >> 32, (y << 32 | x) >> 7,
+            x & 0x7F7FFFFF,
             sum(s8(x, k) * s8(y, k) for k in range(4)) + 5, abs(x - y) + 3, x.bit_count() + y.bit_count(),
             64 - x.bit_length(), sum(((byte(x, k) + byte(y, k)) & 255) << 8 * k for k in range(4)), max(s(x), 7),
             min(x, 7), (x + y) >> 1,

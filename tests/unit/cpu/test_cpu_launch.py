@@ -48,7 +48,9 @@ __device__ int counter, table[3][2] = {{1, 2}, {3, 4}, {5, 6}};
 }
 extern "C" __constant__ double lone;
 __device__ float (*chosen)(float) = sqrtf;
-extern "C" __global__ void evaluate(float* x) { x[threadIdx.x] = coefficients[threadIdx.x] * chosen(x[threadIdx.x]) + lone; }
+extern "C" __global__ void evaluate(float* x) {
+    x[threadIdx.x] = coefficients[threadIdx.x] * chosen(x[threadIdx.x]) + lone;
+}
 extern "C" __global__ void count() { atomicAdd(&counter, 1); }
 extern "C" __global__ void local_class(int* out) {
     struct Local { __device__ static int get() { return threadIdx.x; } };
