@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hearth.errors import SessionExpiredError as SessionExpiredError
     from hearth.errors import TimeoutError as TimeoutError
     from hearth.errors import TransferError as TransferError
+    from hearth.errors import UnavailableError as UnavailableError
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.function import Function as Function
     from hearth.group import Group as Group
@@ -81,6 +82,7 @@ _HOMES = {
         "SessionExpiredError",
         "TimeoutError",
         "TransferError",
+        "UnavailableError",
         "UnsupportedError",
     ),
     "function": ("Function",),
@@ -128,6 +130,7 @@ __all__ = [
     "Struct",
     "TimeoutError",
     "TransferError",
+    "UnavailableError",
     "UnsupportedError",
     "__version__",
     "connect",

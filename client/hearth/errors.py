@@ -119,7 +119,11 @@ class UnsupportedError(HearthError):
     """The daemon, the device or this version of the client cannot do this."""
 
 
-class ConnectError(HearthError, ConnectionError):
+class UnavailableError(HearthError):
+    """The daemon or the device does not take work: draining, or fenced after too many faults."""
+
+
+class ConnectError(UnavailableError, ConnectionError):
     """No daemon answers, or the connection to it broke."""
 
 
@@ -169,8 +173,8 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "PERMISSION_DENIED": AuthenticationError,
     "UNSUPPORTED": UnsupportedError,
     "VERSION_UNSUPPORTED": UnsupportedError,
-    "DEVICE_UNAVAILABLE": ConnectError,
-    "DRAINING": ConnectError,
+    "DEVICE_UNAVAILABLE": UnavailableError,
+    "DRAINING": UnavailableError,
     "TRANSFER_ABORTED": TransferError,
     "DEADLINE_EXCEEDED": TimeoutError,
     "INVALID_ARGUMENT": ArgumentError,

@@ -21,7 +21,7 @@ from hearth_proto.v1 import node_pb2
 
 from hearth.attachment import closed
 from hearth.connection import Connection
-from hearth.errors import ConnectError, HearthError
+from hearth.errors import ConnectError, HearthError, TimeoutError
 from hearth.session import Limits
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def open_session(target: Target, timeout: float, client_name: str | None) -> Nod
         opened = transport.call("OpenSession", request, node_pb2.OpenSessionResponse, timeout)
     except HearthError as error:
         transport.close()
-        if error.reason in ("DEVICE_UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        if isinstance(error, ConnectError | TimeoutError):
             raise ConnectError(
                 f"no daemon answers at {target.address} (from {target.origin}): {error.message}",
                 reason="DEVICE_UNAVAILABLE",

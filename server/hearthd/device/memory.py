@@ -40,9 +40,9 @@ class MemoryCommands:
 
     def _reserve(self, buffer: Buffer, session: Session) -> None:
         device = self._device
-        info = device.server.memory_info()
-        limit = device.spec.memory_limit or info.total
+        limit = device.spec.memory_limit or device.server.properties.total_memory
         if buffer.size > limit:
+            info = device.server.memory_info()
             device.telemetry.out_of_memory += 1
             raise Refusal(
                 Reason.OUT_OF_MEMORY,

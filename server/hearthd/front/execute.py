@@ -22,6 +22,9 @@ EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 _EVENT_TAG = 0x22
 """First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
 _SETTLE = 5.0
+_ACK_DELAY = 0.002
+"""An ack waits this long for company, unless an eighth of the window is waiting: each message costs both ends a
+wake-up, and what the client waits for is the result behind the ack."""
 _LAST_WORDS = 5.0
 """How long a client has to read what is queued for it when its stream has to end."""
 
@@ -77,7 +80,9 @@ class Attachment:
         self._unacked_bytes = 0
         self._sent = 0
         self._acked = 0
+        self._ack_sent = 0
         self._ack_due = False
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake_out: asyncio.Future[None] | None = None
@@ -107,9 +112,18 @@ class Attachment:
             self._unacked_bytes -= self._sizes.popleft()
         if seq > self._acked:
             self._acked = seq
-            self._ack_due = True
-            self._wake_writer()
+            if seq - self._ack_sent >= self._window.max_batches // 8:
+                self._make_ack_due()
+            elif self._ack_timer is None:
+                self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY, self._make_ack_due)
             self._wake_reader()
+
+    def _make_ack_due(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self._ack_due = True
+        self._wake_writer()
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
         if self._end is not None:
@@ -165,6 +179,8 @@ class Attachment:
             writer.result()
         finally:
             self.detach()
+            if self._ack_timer is not None:
+                self._ack_timer.cancel()
             for task in (reader, writer):
                 task.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
@@ -211,10 +227,11 @@ class Attachment:
                 self._on_traffic(0, 0, len(payload))
             if self._ack_due:
                 self._ack_due = False
+                self._ack_sent = self._acked
                 await write(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=self._acked)).SerializeToString())
                 self._wake_reader()
             if not out and not self._ack_due:
-                if self._end is not None or (self._half_closed and not self._sizes):
+                if self._end is not None or (self._half_closed and not self._sizes and self._ack_sent == self._acked):
                     return
                 self._wake_reader()
                 self._wake_out = asyncio.get_running_loop().create_future()

@@ -23,7 +23,7 @@ Kind = commands_pb2.Command
 class _Broken(Exception):
     """Ends an Execute stream with a status."""
 
-    def __init__(self, refusal: reasons.Refusal) -> None:
+    def __init__(self, refusal: reasons.Refusal | None) -> None:
         self.refusal = refusal
 
 
@@ -52,6 +52,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         self.lose_on: str | None = None  # command kind that loses the device
         self.break_on: str | None = None  # command kind on which the connection just ends
         self.never_answer: set[str] = set()
+        self.not_done = 0  # how many queries of events answer that they are not done
         self.uploads: dict[int, tuple[threading.Event, bytearray]] = defaultdict(
             lambda: (threading.Event(), bytearray())
         )
@@ -132,6 +133,8 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
                     yield from self._execute(command)
                 yield Response(ack=device_pb2.Ack(seq=request.batch.seq))
         except _Broken as broken:
+            if broken.refusal is None:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
             _abort(context, broken.refusal)
 
     def _execute(self, command: Any) -> Iterator[Response]:
@@ -148,7 +151,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
             raise _Broken(refusal)
         if kind == self.break_on:
             self.break_on = None
-            raise _Broken(reasons.Refusal(reasons.Reason.DEVICE_UNAVAILABLE, "going away"))
+            raise _Broken(None)
         result = commands_pb2.Result(request=command.request)
         refusal = self.fail_next.pop(kind, None)
         if refusal is None:
@@ -230,7 +233,8 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         result.profile.device_ns, result.profile.wall_ns = 5, 7
 
     def _do_query_event(self, command: Any, part: Any, result: Any) -> None:
-        result.event.done = True
+        result.event.done = command.query_event.wait or self.not_done <= 0
+        self.not_done -= 1
 
     def _do_elapsed_time(self, command: Any, part: Any, result: Any) -> None:
         result.event.elapsed_ns = 1_500_000

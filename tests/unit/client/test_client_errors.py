@@ -26,7 +26,8 @@ from hearth_proto.v1 import status_pb2
         ("SESSION_EXPIRED", hearth.SessionExpiredError),
         ("UNAUTHENTICATED", hearth.AuthenticationError),
         ("UNSUPPORTED", hearth.UnsupportedError),
-        ("DEVICE_UNAVAILABLE", hearth.ConnectError),
+        ("DEVICE_UNAVAILABLE", hearth.UnavailableError),
+        ("DRAINING", hearth.UnavailableError),
         ("TRANSFER_ABORTED", hearth.TransferError),
         ("INTERNAL", hearth.HearthError),
     ],
@@ -48,7 +49,7 @@ def test_every_reason_makes_an_error() -> None:
 
 def test_builtin_bases() -> None:
     assert issubclass(hearth.OutOfMemoryError, MemoryError)
-    assert issubclass(hearth.ConnectError, ConnectionError)
+    assert issubclass(hearth.ConnectError, ConnectionError) and issubclass(hearth.ConnectError, hearth.UnavailableError)
     assert issubclass(hearth.TimeoutError, builtins.TimeoutError)
 
 

@@ -72,6 +72,7 @@ def test_what_is_kept_from_launch_to_launch_is_kept_apart(
         (lambda f, x: f(1, (1, -2), ()), r"block\.y is -2"),
         (lambda f, x: f(1, 1, (x, np.zeros(3))), "argument 1"),
         (lambda f, x: f(1, 1, (x, 2**64)), "argument 1"),
+        (lambda f, x: f(1, 1, x), r"args is a DeviceArray.*\(x,\)"),
         (lambda f, x: f(1, 1, (), shared_mem=-1), "shared_mem is -1"),
         (lambda f, x: f(1, 1, (), timeout=0), "timeout"),
         (lambda f, x: f(1, 1, (), mode="fast"), "mode"),
@@ -257,6 +258,34 @@ def test_events(gpu: hearth.Device, daemon: FakeDaemon) -> None:
         end.synchronize()
     stream.record(end)
     assert end.done
+
+
+def test_polling_a_stream_records_one_event(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
+    stream = gpu.stream()
+    daemon.not_done = 3
+    assert [stream.done for _ in range(3)] == [False, False, True]
+    assert daemon.count("record_event") == 1
+    f(1, 1, (), stream=stream)
+    assert stream.done
+    assert daemon.count("record_event") == 2
+
+
+def test_a_stream_can_be_current_in_several_threads(gpu: hearth.Device) -> None:
+    stream, barrier, seen = gpu.stream(), threading.Barrier(4), []
+
+    def use() -> None:
+        with stream:
+            barrier.wait(5)
+            seen.append(gpu.current_stream)
+            barrier.wait(5)
+        seen.append(gpu.current_stream)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(id, seen)) == sorted([id(stream)] * 4 + [id(gpu.default_stream)] * 4)
 
 
 def test_profiles(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:

@@ -23,6 +23,10 @@ _LISTED = 16
 _PARAM_END, _PARAM_POINTER, _PARAM_SIZE = 0, 1, 2
 
 
+DEFAULT_SHARED = 48 << 10
+"""Shared memory of a block without opting in to more, bytes (CUDA C++ Programming Guide, "Shared Memory")."""
+
+
 class Function:
     """A kernel. Making one loads its code, so that the first launch does not have to."""
 
@@ -40,7 +44,7 @@ class Function:
             constant_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, pointer),
             max_threads_per_block=_attribute(cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, pointer),
         )
-        self.dynamic_limit = _attribute(cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, pointer)
+        self.dynamic_limit = DEFAULT_SHARED - self.attributes.static_shared_bytes
         """Dynamic shared memory that a launch may ask for as things stand, bytes."""
 
     def allow_shared(self, size: int) -> None:

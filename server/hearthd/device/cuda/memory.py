@@ -157,6 +157,7 @@ class StreamOrderedPool(Pool):
                 device,
             )
         )
+        self._freed_on: set[Stream] = set()
         # By default a pool gives back what is unused whenever anything is synchronized; kept, it costs no driver call.
         keep = limit or (1 << 64) - 1
         runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
@@ -166,6 +167,7 @@ class StreamOrderedPool(Pool):
 
     def _give(self, memory: Memory, stream: Stream) -> None:
         runtime.freeAsync(memory.address, stream.pointer)
+        self._freed_on.add(stream)
 
     def _release(self, memory: Memory) -> None:
         runtime.free(memory.address)
@@ -174,6 +176,14 @@ class StreamOrderedPool(Pool):
         return int(runtime.memPoolGetAttribute(self._pool, runtime.cudaMemPoolAttrReservedMemCurrent))
 
     def trim(self) -> None:
+        # The driver counts a free as done only once something has been synchronized with it, a query is not enough.
+        # Synchronizing a stream that is idle does not wait.
+        for stream in list(self._freed_on):
+            with suppress(AttributeError):  # destroyed meanwhile
+                if runtime.streamQuery(stream.pointer):  # 0 is success
+                    continue
+                runtime.streamSynchronize(stream.pointer)
+            self._freed_on.discard(stream)
         runtime.memPoolTrimTo(self._pool, 0)
 
     def close(self) -> None:

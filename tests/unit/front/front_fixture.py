@@ -10,13 +10,11 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from front_fake_device import FakeDevice, FakeLauncher
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Refusal, from_status
 from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc, status_pb2
-
 from hearthd.config import load
 from hearthd.front.daemon import Daemon
-
-from .fake_device import FakeDevice, FakeLauncher
 
 
 class Front:
@@ -44,9 +42,10 @@ class Front:
         stream = self.devices.Execute()
         attach = device_pb2.Attach(session_token=self.token, device=device)
         await stream.write(device_pb2.ExecuteRequest(attach=attach))
-        answer = await stream.read()
-        if answer is grpc.aio.EOF:
-            raise await refusal_of(stream)
+        try:
+            answer = await stream.read()
+        except grpc.aio.AioRpcError:
+            raise await ended(stream) from None
         assert answer.WhichOneof("kind") == "attached", answer
         return stream
 
@@ -54,14 +53,17 @@ class Front:
         return self.launcher.current(ordinal)
 
 
-async def refusal_of(call: Any) -> Refusal:
-    """The refusal that ended a call."""
-    for key, value in await call.trailing_metadata():
+async def ended(stream: Any) -> Refusal:
+    """Reads a stream that has nothing more to say; what ended it."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        answer = await stream.read()
+        assert answer is grpc.aio.EOF, answer
+    for key, value in await stream.trailing_metadata():
         if key == STATUS_DETAILS_KEY:
             refusal = from_status(status_pb2.Status.FromString(value))
-            assert refusal.code == (await call.code()).value[0]
+            assert refusal.code == (await stream.code()).value[0]
             return refusal
-    raise AssertionError(f"no details: {await call.code()} {await call.details()}")
+    raise AssertionError(f"no details: {await stream.code()} {await stream.details()}")
 
 
 async def refused(call: Any) -> Refusal:
@@ -79,7 +81,7 @@ async def refused(call: Any) -> Refusal:
 async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     """Returns when the condition holds; for what happens in the fake device's thread or behind a socket."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  (there is no event to wait for)
             await asyncio.sleep(0.002)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -13,7 +14,6 @@ from hearth_proto import frames
 from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
-
 from hearthd.spec import DeviceSpec
 
 ANSWERS: dict[str, Callable[[], commands_pb2.Result]] = {
@@ -102,7 +102,8 @@ class FakeDevice:
             pass
         finally:
             self.link.close()
-            self._loop.call_soon_threadsafe(self._on_exit)
+            with contextlib.suppress(RuntimeError):  # a test that failed has closed its loop
+                self._loop.call_soon_threadsafe(self._on_exit)
 
     def _on_exit(self) -> None:
         if not self._exit.done():
@@ -187,8 +188,9 @@ class FakeDevice:
                 (frame.channel, command.read.transfer), {"credits": 0, "offset": 0, "data": None}
             )
             flow["data"] = self.memory.get(command.read.buffer, b"")[: command.read.size]
+            size = len(flow["data"])
             self._pump(frame.channel, command.read.transfer)
-            result = commands_pb2.Result(read=commands_pb2.ReadResult(size=len(flow["data"])))
+            result = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
         elif kind == "write":
             self.memory[command.write.buffer] = command.write.data
             result = commands_pb2.Result(done=commands_pb2.Done())
