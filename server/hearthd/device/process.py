@@ -27,7 +27,7 @@ from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Tracks
 from hearthd.spec import DeviceSpec
 
-RECEIVE_BYTES = 1 << 20
+RECEIVE_BYTES = 2 << 20
 EXIT_FAULT = 70
 """Exit status of a process that gave up its device (EX_SOFTWARE)."""
 

@@ -24,6 +24,9 @@ from hearthd.spec import DeviceSpec, device_main
 PRELOAD = ("hearthd.device.process",)
 PRELOAD_CUDA = ("cupy", "hearthd.device.cuda.server")
 
+_LINK_BUFFER = 2 << 20
+"""Bytes a link's socket holds, as far as the system lets us: a chunk of a transfer and what goes with it."""
+
 
 class DeviceProcess(Protocol):
     """A started device process."""
@@ -79,6 +82,8 @@ class ForkServerLauncher:
 
     def _start(self, spec: DeviceSpec) -> _Child:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (ours, theirs):  # a chunk of a transfer at once, as far as the system lets us
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BUFFER)
         try:
             process = self._context.Process(
                 target=device_main, args=(theirs, spec), name=f"hearthd-device-{spec.ordinal}"
@@ -96,6 +101,9 @@ class ForkServerLauncher:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, _stop_servers)
         self._executor.shutdown(wait=True)
+
+
+_LINK_BUFFER = 2 << 20
 
 
 class _Child:

@@ -16,6 +16,7 @@ from hearthd.front.calls import build_command, submit
 from hearthd.front.channel import Channel
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import StatusError
+from hearthd.front.transfers import Download, Upload
 
 FRONT_TRANSFERS = 1 << 63
 """Transfers from here on are the front's own; clients use lower numbers."""
@@ -70,8 +71,9 @@ async def upload(
     """Passes the messages of an Upload on; answers when all of them are on their way."""
     flow = channel.upload(transfer)
     received = 0
-    why = _broken()
-    try:
+
+    async def pass_on() -> None:
+        nonlocal received
         message: bytes | None = first
         while message is not None:
             if len(message) > most + SLACK:
@@ -82,7 +84,12 @@ async def upload(
                 received += size
                 on_bytes(size, 0)
             message = await anext(messages, None)
+        await _really_over()
         await flow.finish()
+
+    why = _broken()
+    try:
+        await flow.carry(pass_on())
     except Refusal as refusal:
         why = refusal
         raise
@@ -95,15 +102,26 @@ async def download(context: Context, channel: Channel, transfer: int, on_bytes: 
     """Writes the chunks of a transfer to the client, as they come."""
     flow = channel.download(transfer)
     try:
-        last = False
-        while not last:
-            payload, last = await flow.receive()
-            if payload:
-                await context.write(payload)
-                on_bytes(0, len(payload))
-            flow.consumed()
+        await flow.carry(_write_chunks(flow, context, on_bytes))
     finally:
         flow.close(_broken())
+
+
+async def _really_over() -> None:
+    """Returns where a client has half-closed its stream. One that was cancelled or cut off ends like that too, and its
+    handler is cancelled a pass of the loop later: a part must not be taken for the whole."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def _write_chunks(flow: Download, context: Context, on_bytes: OnBytes) -> None:
+    last = False
+    while not last:
+        payload, last = await flow.receive()
+        if payload:
+            await context.write(payload)
+            on_bytes(0, len(payload))
+        flow.consumed()
 
 
 async def write(
@@ -123,7 +141,7 @@ async def write(
     announced = commands_pb2.Write(buffer=command.buffer, offset=command.offset, transfer=transfer, size=size)
     flow = channel.upload(transfer)
     result = asyncio.create_task(submit(channel, build_command("write", announced, stream)))
-    sender = asyncio.create_task(_send_chunks(flow, data, messages, size, most, on_bytes))
+    sender = asyncio.create_task(flow.carry(_send_chunks(flow, data, messages, size, most, on_bytes)))
     why = _broken()
     try:
         # A command that is refused ends the upload; a refused upload ends the command.
@@ -146,7 +164,7 @@ async def write(
 
 
 async def _send_chunks(
-    flow: Any, data: bytes, messages: AsyncIterator[Any], size: int, most: int, on_bytes: OnBytes
+    flow: Upload, data: bytes, messages: AsyncIterator[Any], size: int, most: int, on_bytes: OnBytes
 ) -> None:
     sent = 0
     piece: bytes | None = data
@@ -200,13 +218,7 @@ async def read(request: device_pb2.ReadRequest, context: Context, channel: Chann
 
     result.add_done_callback(on_result)
     try:
-        last = False
-        while not last:
-            payload, last = await flow.receive()
-            if payload:
-                await context.write(payload)
-                on_bytes(0, len(payload))
-            flow.consumed()
+        await flow.carry(_write_chunks(flow, context, on_bytes))
         await result
     except Refusal:
         if result.done() and isinstance(result.exception(), StatusError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from hearth_proto.frames import Flag, Kind
 from hearth_proto.reasons import Refusal
@@ -25,6 +26,7 @@ class Transfer:
         self._transfer = transfer
         self._waiter: asyncio.Future[None] | None = None
         self._refusal: Refusal | None = None
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done = False
 
     async def _wait(self) -> None:
@@ -41,7 +43,23 @@ class Transfer:
     def on_abort(self, refusal: Refusal) -> None:
         """The other side gives the transfer up."""
         self._refusal = self._refusal or refusal
+        if not self._refused.done():
+            self._refused.set_result(None)
         self._wake()
+
+    async def carry(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does `work`, which waits for the client, until it is done or the device gives the transfer up; raises what
+        ended it."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._refused}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            elif self._refusal is not None:
+                raise self._refusal
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def close(self, why: Refusal) -> None:
         """Ends the transfer; where it is not complete the device is told, with `why`."""

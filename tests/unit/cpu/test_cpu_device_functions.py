@@ -18,8 +18,8 @@ SOURCE = r"""
 
 #define UNARY_FLOAT(X) X(sinf) X(cosf) X(tanf) X(expf) X(exp2f) X(exp10f) X(logf) X(log2f) X(log10f) X(log1pf) \
     X(expm1f) X(sqrtf) X(rsqrtf) X(cbrtf) X(rcbrtf) X(erff) X(erfcf) X(normcdff) X(tanhf) X(sinhf) X(coshf) X(atanf) \
-    X(asinhf) X(floorf) X(ceilf) X(truncf) X(roundf) X(rintf) X(fabsf) X(lgammaf) X(tgammaf) X(sinpif) X(cospif) X(__expf) \
-    X(__logf) X(__sinf) X(__cosf) X(__saturatef) X(__frcp_rn) X(__fsqrt_rn) X(erfcxf) X(cyl_bessel_i0f)
+    X(asinhf) X(floorf) X(ceilf) X(truncf) X(roundf) X(rintf) X(fabsf) X(lgammaf) X(tgammaf) X(sinpif) X(cospif) \
+    X(__expf) X(__logf) X(__sinf) X(__cosf) X(__saturatef) X(__frcp_rn) X(__fsqrt_rn) X(erfcxf) X(cyl_bessel_i0f)
 #define NAME(f) #f,
 #define CALL(f) out[k++ * n + i] = f(x[i]);
 extern "C" __global__ void floats(const float* x, float* out, int n) {

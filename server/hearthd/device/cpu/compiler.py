@@ -57,7 +57,7 @@ def compile_source(
         if done.status != 0:
             raise _failure(done, source, headers, room)
         translation = translate(done.output.decode(errors="replace"), name_expressions)
-        arguments = [*prelude, "-x", "c++-cpp-output"] if toolchain.is_clang else _without_include(prelude)
+        arguments = [*prelude, "-x", "c++", "-fno-caret-diagnostics"] if toolchain.is_clang else _without_include(prelude)
         arguments += ["-shared", "-o", "module.so", "-"]
         done = toolchain.run(arguments, room, translation.text.encode(), _left(deadline))
         if done.status != 0:

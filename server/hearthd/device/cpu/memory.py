@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
@@ -12,6 +11,12 @@ GRANULARITY = 512
 """What an allocation is rounded up to: CuPy's pool does the same."""
 
 ALIGNMENT = 256
+
+SMALLEST_HOST = 4 << 10
+"""The smallest size class of host buffers, bytes."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+KEEP_BYTES = 1 << 30
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.aligned_alloc.restype = ctypes.c_void_p
@@ -27,6 +32,14 @@ class CpuMemory:
     address: int
     size: int
     reserved: int
+
+
+def keep_freed_memory() -> None:
+    """Tells malloc to keep what is freed: the system's fresh pages are slow to touch, as `cudaMalloc` is on a GPU."""
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
+        mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
 class Heap:
@@ -71,24 +84,37 @@ class Heap:
 
 
 class CpuHostBuffer:
-    """Host memory that a copy goes through. Large ones are mapped, so that they go back to the system at once."""
+    """Host memory that a copy goes through."""
 
-    __slots__ = ("_map", "_pinned", "address", "size", "view")
+    __slots__ = ("_bytes", "address", "size", "view")
 
     def __init__(self, size: int) -> None:
-        self.size = max(size, 1)
-        if size >= 1 << 17:
-            self._map: mmap.mmap | bytearray = mmap.mmap(-1, self.size)
-        else:
-            self._map = bytearray(self.size)
-        self.view = memoryview(self._map)
-        self._pinned = (ctypes.c_char * self.size).from_buffer(self._map)
-        self.address = ctypes.addressof(self._pinned)
+        self.size = size
+        self._bytes = (ctypes.c_char * size)()
+        self.view = memoryview(self._bytes).cast("B")
+        self.address = ctypes.addressof(self._bytes)
 
-    def release(self) -> None:
-        del self._pinned
-        self.view.release()
-        self._map = bytearray()
+
+class HostPool:
+    """Host buffers by size class, kept for the next copy: touching fresh memory costs more than the copy itself."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        self._keep = keep_bytes
+        self._kept = 0
+        self._free: dict[int, list[CpuHostBuffer]] = {}
+
+    def take(self, size: int) -> CpuHostBuffer:
+        size = max(SMALLEST_HOST, 1 << (size - 1).bit_length())
+        free = self._free.get(size)
+        if not free:
+            return CpuHostBuffer(size)
+        self._kept -= size
+        return free.pop()
+
+    def give(self, buffer: CpuHostBuffer) -> None:
+        if self._kept + buffer.size <= self._keep:
+            self._kept += buffer.size
+            self._free.setdefault(buffer.size, []).append(buffer)
 
 
 def fill_with(address: int, pattern: bytes, size: int) -> None:

@@ -14,7 +14,7 @@ from hearth_proto.v1 import node_pb2
 
 from hearthd.device.cpu.collectives import CpuCommunicators
 from hearthd.device.cpu.compiler import compile_source
-from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, fill_with
+from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, HostPool, fill_with, keep_freed_memory
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
@@ -102,6 +102,8 @@ class CpuServer:
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
         self._streams: list[CpuStream] = []
+        keep_freed_memory()
+        self._host = HostPool(spec.staging_bytes)
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
         self._compiler = CpuCompiler(spec.cache_dir, spec.compile_timeout)
@@ -146,10 +148,10 @@ class CpuServer:
         self._heap.trim()
 
     def allocate_host(self, size: int) -> CpuHostBuffer:
-        return CpuHostBuffer(size)
+        return self._host.take(size)
 
     def free_host(self, buffer: CpuHostBuffer) -> None:
-        buffer.release()
+        self._host.give(buffer)
 
     # ---- streams and events ----
 

@@ -83,8 +83,11 @@ class Toolchain:
         def build(scratch: Path) -> None:
             header = scratch / PRELUDE
             header.write_text("#pragma once\n#include <hearth/shim.h>\n")
-            suffix = ".pch" if self.is_clang else ".gch"
-            arguments = [*options, "-x", "c++-header", PRELUDE, "-o", PRELUDE + suffix]
+            arguments = [*options, "-x", "c++-header", PRELUDE, "-o", PRELUDE + ".gch"]
+            if self.is_clang:  # it remembers the header's path, so that must not be in the scratch directory
+                header = INCLUDE / "hearth" / "shim.h"
+                arguments = [*options, "-Xclang", "-fno-pch-timestamp", "-x", "c++-header", str(header)]
+                arguments += ["-o", PRELUDE + ".pch"]
             done = self.run(arguments, cwd=scratch)
             if done.status != 0:
                 raise _broken(self, done)
@@ -176,7 +179,8 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME) for path in root.rglob("*") if path.is_file()]
-    files += [here / name for name in ("source.py", "declarations.py", "tokens.py", "unsupported.py", "compiler.py")]
+    names = ("source", "declarations", "tokens", "unsupported", "compiler", "toolchain", "options")
+    files += [here / f"{name}.py" for name in names]
     for path in sorted(files):
         digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()

@@ -52,7 +52,7 @@ class _Key(Generic[C]):
 
     def __init__(self) -> None:
         self.writer: _Waiting[C] | None = None
-        self.readers: list[_Waiting[C]] = []
+        self.readers: dict[_Waiting[C], None] = {}
 
 
 class Deferred(Generic[C]):
@@ -155,7 +155,7 @@ class Deferred(Generic[C]):
             self._barrier = waiting
             return
         for key in command.reads:
-            self._keys.setdefault(key, _Key()).readers.append(waiting)
+            self._keys.setdefault(key, _Key()).readers[waiting] = None
         for key in command.writes:
             held = self._keys.setdefault(key, _Key())
             held.writer = waiting
@@ -172,7 +172,6 @@ class Deferred(Generic[C]):
                 continue
             if held.writer is waiting:
                 held.writer = None
-            if waiting in held.readers:
-                held.readers.remove(waiting)
+            held.readers.pop(waiting, None)
             if held.writer is None and not held.readers:
                 del self._keys[key]

@@ -1,0 +1,93 @@
+"""One daemon for each worker of the test run, a fresh connection for each test, private daemons for what breaks them.
+
+HEARTH_TEST_BACKEND=cuda runs the same tests against GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hearth
+import pytest
+
+from .harness import DaemonProcess, shared_memory
+from .raw import Raw
+
+StartDaemon = Callable[..., DaemonProcess]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled modules, shared by all daemons of the run, so that each is compiled once."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    path = base / "compiled"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def daemon(cache: Path) -> Iterator[DaemonProcess]:
+    """The worker's daemon. Tests leave it as they found it."""
+    segments = shared_memory()
+    process = DaemonProcess(cache)
+    yield process
+    generations = [device["generation"] for device in process.status()["devices"]]
+    code = process.stop()
+    log, left = process.log(), process.left_behind()
+    process.remove()
+    assert code == 0, log[-4000:]
+    assert not left
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # another worker's would be seen as well
+        assert not shared_memory() - segments
+    assert set(generations) == {1}, f"a device of the shared daemon was lost:\n{log[-4000:]}"
+
+
+@pytest.fixture
+def node(daemon: DaemonProcess) -> Iterator[hearth.Node]:
+    """A connection of the test's own."""
+    with daemon.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def gpu(node: hearth.Node) -> hearth.Device:
+    return node.device(0)
+
+
+@pytest.fixture
+def pair(node: hearth.Node) -> list[hearth.Device]:
+    """Two devices."""
+    if len(node.devices) < 2:
+        pytest.skip(f"needs two devices; the node has {len(node.devices)}")
+    return node.devices[:2]
+
+
+@pytest.fixture
+def raw(daemon: DaemonProcess) -> Iterator[Raw]:
+    """A session of plain stubs."""
+    with Raw(daemon.unix) as session:
+        yield session
+
+
+@pytest.fixture
+def start_daemon(cache: Path) -> Iterator[StartDaemon]:
+    """Starts private daemons; sections of the configuration as keywords. All are ended with the test."""
+    started: list[DaemonProcess] = []
+
+    def start(cpu_count: int = 1, cache_dir: Path | None = None, **config: Any) -> DaemonProcess:
+        process = DaemonProcess(cache_dir or cache, config, cpu_count)
+        started.append(process)
+        return process
+
+    yield start
+    left: list[str] = []
+    for process in started:
+        process.stop()
+        left += process.left_behind()
+        process.remove()
+    assert not left

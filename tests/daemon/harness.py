@@ -1,0 +1,210 @@
+"""A daemon in a process of its own, and what tests need to know of it from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hearth
+import pytest
+
+BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
+"""The backend of every daemon here: "cpu", or "cuda" on a machine with GPUs."""
+
+on_cpu = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU backend has this (HEARTH_TEST_BACKEND)")
+on_gpu = pytest.mark.skipif(BACKEND != "cuda", reason="only the CUDA backend has this (HEARTH_TEST_BACKEND)")
+
+MARK = "DAEMON_TEST_MARK"
+"""A variable in the environment of every process that a daemon here starts: finds those that stayed behind."""
+
+START_S = 120.0
+STOP_S = 20.0
+
+
+class Page(NamedTuple):
+    """An answer over HTTP."""
+
+    status: int
+    body: str
+    content_type: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without what would configure a daemon or a client."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    return {**kept, **more}
+
+
+def toml(config: Mapping[str, Any]) -> str:
+    """Sections of plain values as TOML; keys without a section first."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in config.items() if not isinstance(value, Mapping)]
+    for name, section in config.items():
+        if isinstance(section, Mapping):
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def hearthd(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command of `hearthd` to its end."""
+    command = [sys.executable, "-m", "hearthd", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env or environment(), timeout=60, check=False)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
+                    found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 20.0) -> Any:
+    """Polls until `condition` says something true, and returns that; for what no event announces."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come about within {seconds:g} s"
+        time.sleep(0.005)
+    return value
+
+
+class DaemonProcess:
+    """`hearthd serve` on free ports and a socket of its own. `config` holds sections of settings."""
+
+    def __init__(self, cache: Path, config: Mapping[str, Any] | None = None, cpu_count: int = 2) -> None:
+        self.mark = uuid.uuid4().hex
+        # A short path of its own: a Unix socket's has at most 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="hearth-test-"))
+        self.socket = self.folder / "hearth.sock"
+        self.log_path = self.folder / "log"
+        settings = {"cache": {"dir": str(cache)}, "drain_timeout": "0s", **(config or {})}
+        self.config_path = self.folder / "hearth.toml"
+        self.config_path.write_text(toml(settings))
+        arguments = ["--config", str(self.config_path), "--backend", BACKEND, "--cpu-count", str(cpu_count)]
+        arguments += ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--unix", str(self.socket)]
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hearthd", "serve", *arguments],
+                stdout=subprocess.PIPE, stderr=log, text=True, env=environment(**{MARK: self.mark}),
+            )  # fmt: skip
+        overdue = threading.Timer(START_S, self.process.kill)
+        overdue.start()
+        try:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+        finally:
+            overdue.cancel()
+        if not line.startswith("hearthd ready"):
+            log_text = self.log()
+            self.stop()
+            raise AssertionError(f"the daemon did not start: {line!r}\n{log_text}")
+        addresses = dict(part.split("=", 1) for part in line.split()[2:])
+        self.grpc, self.http, self.unix = addresses["grpc"], addresses["http"], f"unix:{addresses['unix']}"
+
+    # ---- what it says ----
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def get(self, path: str) -> Page:
+        """One page over HTTP, whatever its status."""
+        request = urllib.request.Request(f"http://{self.http}{path}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=10) as answer:
+                return Page(answer.status, answer.read().decode(), answer.headers.get("Content-Type", ""))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Page(error.code, error.read().decode(), error.headers.get("Content-Type", ""))
+
+    def status(self) -> Any:
+        return json.loads(self.get("/status").body)
+
+    def device_pid(self, ordinal: int = 0) -> int:
+        pid: int = self.status()["devices"][ordinal]["pid"]
+        return pid
+
+    def gauge(self, name: str, ordinal: int = 0) -> float:
+        """A gauge of a device process."""
+        value: float = self.status()["devices"][ordinal]["gauges"].get(name, -1)
+        return value
+
+    def counter(self, name: str, ordinal: int | None = None) -> float:
+        """A counter of one device process, or of all together."""
+        devices = self.status()["devices"]
+        chosen = devices if ordinal is None else [devices[ordinal]]
+        return sum(device["counters"].get(name, 0) for device in chosen)
+
+    def connect(self, **options: Any) -> hearth.Node:
+        return hearth.connect(self.unix, **options)
+
+    # ---- its end ----
+
+    def stop(self) -> int:
+        """SIGTERM, then SIGKILL where that does not end it; its exit code. A second call does nothing more."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return self.process.returncode
+
+    def left_behind(self) -> list[str]:
+        """What should not be there after `stop`: processes and sockets."""
+        deadline = time.monotonic() + 5
+        while (pids := marked(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = [f"process {pid}: {_command_of(pid)}" for pid in pids]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process.returncode == 0:  # one that was killed cannot remove its socket; the next one does
+            found += [str(path) for path in (self.socket, Path(f"{self.socket}.lock")) if path.exists()]
+        return found
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return "gone"
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm that a daemon could have left."""
+    try:
+        return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(("hearth", "psm_", "sem.mp-"))}
+    except OSError:
+        return set()

@@ -1,0 +1,80 @@
+"""Kernels that several tests use, and one that runs until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import hearth
+import numpy as np
+
+COMMON = r"""
+extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+extern "C" __global__ void add_one(int* x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] += 1;
+}
+// y[i] = 3 * y[i] + x[i]: neither commutes nor cancels, so every misplaced launch shows.
+extern "C" __global__ void mix(const unsigned* x, unsigned* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = 3u * y[i] + x[i];
+}
+extern "C" __global__ void spin(long long nanoseconds) {
+    long long start = clock64();
+    while (clock64() - start < nanoseconds) {}
+}
+"""
+
+GATE = r"""
+__device__ volatile int gate;
+extern "C" __global__ void hold(int* after) { while (!gate) {} if (after) *after += 1; }
+"""
+
+
+class Gate:
+    """A kernel that runs until `open`; the variable that it watches is nobody's argument, so no write to it waits."""
+
+    def __init__(self, gpu: hearth.Device) -> None:
+        self._gpu = gpu
+        self._module = gpu.RawModule(code=GATE)
+        self._kernel = self._module.get_function("hold")
+        self._gate = self._module.get_global("gate", np.int32)
+        self._side = gpu.stream()
+        self._side.synchronize()
+
+    def hold(self, after: hearth.DeviceArray | None = None, stream: hearth.Stream | None = None) -> None:
+        """Launches the kernel; it adds one to `after` at its end. The limit is for a test that failed before."""
+        argument = np.uint64(0) if after is None else after
+        self._kernel((1,), (1,), (argument,), stream=stream, timeout=60)
+
+    def open(self) -> None:
+        self._gate.set(np.ones(1, np.int32), stream=self._side)
+        self._side.synchronize()
+
+
+@contextlib.contextmanager
+def gated(gpu: hearth.Device) -> Iterator[Gate]:
+    """A gate that is open at the end, whatever happens."""
+    gate = Gate(gpu)
+    try:
+        yield gate
+    finally:
+        gate.open()
+        with contextlib.suppress(hearth.HearthError):
+            gpu.synchronize()
+
+
+def common(gpu: hearth.Device, name: str) -> hearth.Function:
+    """A kernel of `COMMON`."""
+    return gpu.RawModule(code=COMMON).get_function(name)
+
+
+def saxpy_works(gpu: hearth.Device) -> None:
+    """The device does what it is for."""
+    x = gpu.asarray(np.arange(1000, dtype=np.float32))
+    y = gpu.ones(1000, np.float32)
+    common(gpu, "saxpy")((4,), (256,), (np.float32(2), x, y, np.int32(1000)))
+    np.testing.assert_array_equal(y.get(), 2 * np.arange(1000, dtype=np.float32) + 1)
