@@ -138,7 +138,7 @@ def run_client(target: str) -> int:
 
         def errors() -> str:
             try:
-                gpu.RawModule(code="extern \"C\" __global__ void f(int* p) { *p = q; }").compile()
+                gpu.RawModule(code='extern "C" __global__ void f(int* p) { *p = q; }').compile()
             except hearth.CompileError as error:
                 return f"as it should: {str(error).splitlines()[0][:60]}"
             raise AssertionError("source with an error compiled")

@@ -53,7 +53,6 @@ class DeviceProcess:
         self._spec = spec
         self._server = server
         self._reader = FrameReader()
-        self._completions = 0
         self.loop = Loop()
         link.setblocking(False)
         self._outbox = Outbox(link, self._watch_writes)
@@ -103,11 +102,10 @@ class DeviceProcess:
 
     def _poll(self) -> float | None:
         tracks = self._device.tracks
-        sleep = tracks.poll()
-        if tracks.completions != self._completions:
-            self._completions = tracks.completions
-            self._executor.kick(None)
         self._executor.pump()
+        while tracks.poll():
+            self._executor.kick(None)
+            self._executor.pump()
         self._executor.collectives.check()
         expired = self._executor.watchdog.expired()
         if expired is not None:
@@ -115,7 +113,7 @@ class DeviceProcess:
                 f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
                 fix="raise the launch's timeout, or make the kernel end",
             )
-        return self._executor.watchdog.sleep(sleep)
+        return self._executor.watchdog.sleep(tracks.sleep())
 
     def _watch_writes(self, wanted: bool) -> None:
         self.loop.watch_writes(self._link.fileno(), wanted)

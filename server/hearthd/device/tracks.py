@@ -126,15 +126,14 @@ class Tracks:
         self._watched.append((event, callback))
         self._armed_at = time.perf_counter()
 
-    def poll(self) -> float | None:
-        """Calls back for what is done; how long to sleep until the next poll, None: until woken."""
-        done = self._server.done
-        pending = False
+    def poll(self) -> bool:
+        """Calls back for what is done; whether anything was."""
+        before = self.completions
         for track in self.all:
             if track.pending:
                 self.reap(track)
-                pending = pending or bool(track.pending)
         if self._watched:
+            done = self._server.done
             watched, self._watched = self._watched, []
             for event, callback in watched:
                 if done(event):
@@ -142,8 +141,11 @@ class Tracks:
                     callback()
                 else:
                     self._watched.append((event, callback))
-            pending = pending or bool(self._watched)
-        if not pending or self._notified:
+        return self.completions != before
+
+    def sleep(self) -> float | None:
+        """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done."""
+        if self._notified or not (self._watched or any(track.pending for track in self.all)):
             return None
         waited = time.perf_counter() - self._armed_at
         return 0.0 if waited < SPIN_S else min(1e-3, max(20e-6, waited / 8))

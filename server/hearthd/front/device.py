@@ -192,6 +192,8 @@ class Device:
             await self._bury(process, exited)
             link.fail(self._stopped(), [])
         else:
+            if cause.label != "fault":  # that one has just said that it ends by itself
+                process.kill()
             self._lost(link, cause)
             await self._bury(process, exited)
         self._process, self.pid = None, 0

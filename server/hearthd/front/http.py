@@ -48,9 +48,9 @@ class HttpServer:
 
     async def start(self, address: Address) -> Address:
         """Listens; returns the address with its port. Raises `ListenError`."""
-        self._runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, address.host, address.port, shutdown_timeout=1.0)
+        site = web.TCPSite(self._runner, address.host, address.port)
         try:
             await site.start()
         except OSError as error:

@@ -49,6 +49,7 @@ class UnixSocket:
         self.path = Path(path)
         self._lock_path = Path(f"{path}.lock")
         self._lock = -1
+        self._ours = False
         self._made: Path | None = None
 
     def claim(self) -> None:
@@ -61,6 +62,7 @@ class UnixSocket:
                 self._made = directory
             self._take_lock()
             self._remove_stale()
+            self._ours = True
         except OSError as error:
             self.release()
             raise ListenError(f"listen.unix: {self.path} cannot be used: {error.strerror or error}") from None
@@ -109,7 +111,9 @@ class UnixSocket:
     def release(self) -> None:
         """Removes the socket and lets go of the path."""
         if self._lock >= 0:
-            self.path.unlink(missing_ok=True)
+            if self._ours:  # a claim that was refused holds the lock, but what is there belongs to someone else
+                self.path.unlink(missing_ok=True)
+            self._ours = False
             self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = -1

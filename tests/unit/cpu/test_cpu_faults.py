@@ -18,7 +18,12 @@ extern "C" __global__ void wild_in_fiber(int* p) { __syncthreads(); p[threadIdx.
 extern "C" __global__ void endless(volatile int* p) { while (p[0] == 0) {} }
 extern "C" __global__ void trap(int* p) { printf("before\n"); if (threadIdx.x == 3) __trap(); }
 extern "C" __global__ void check(int n) { assert(n > int(threadIdx.x) && "too few"); }
-extern "C" __global__ void overflow(int* p) { __syncthreads(); volatile char big[1 << 20]; big[0] = 1; p[0] = big[5]; }
+extern "C" __global__ void overflow(int* p) {
+    __syncthreads();
+    volatile char big[1 << 20];
+    big[p[1]] = 1;
+    p[0] = big[p[2] + 5];
+}
 """
 
 

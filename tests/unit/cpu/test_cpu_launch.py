@@ -77,8 +77,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    source = SOURCE.replace('extern "C" __global__ void div', 'extern "C" __global__ void divide')
-    return Kernels(source, names=NAMES)
+    return Kernels(SOURCE, names=NAMES)
 
 
 def test_saxpy(kernels: Kernels) -> None:
@@ -166,6 +165,16 @@ def test_globals_by_name(kernels: Kernels) -> None:
     before = ctypes.c_int.from_address(counter).value
     kernels("count", 100, 100)
     assert ctypes.c_int.from_address(counter).value == before + 10_000
+
+
+@pytest.mark.parametrize("name", ["exp", "min", "y1", "main"])
+def test_kernels_may_have_the_names_of_library_functions(kernels: Kernels, name: str) -> None:
+    out = np.zeros(1, np.int32)
+    kernels("div", 1, 1, out, np.int32(84), np.int32(2))
+    assert out[0] == 42
+    other = Kernels(f'extern "C" __global__ void {name}(int* out) {{ out[0] = expf(0.0f) + min(3, 4); }}')
+    other(name, 1, 1, out)
+    assert out[0] == 4
 
 
 def test_launch_bounds(kernels: Kernels) -> None:

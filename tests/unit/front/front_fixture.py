@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import uvloop
 from front_fake_device import FakeDevice, FakeLauncher
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Refusal, from_status
 from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc, status_pb2
@@ -110,6 +112,11 @@ async def front(
         assert launcher.stopped
 
 
+_runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+"""One loop for all tests of a process: what gRPC keeps for a loop outlives it, and complains when it is collected."""
+atexit.register(_runner.close)
+
+
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     """Runs a scenario to its end, or fails after half a minute."""
 
@@ -117,4 +124,4 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(30):
             await scenario
 
-    asyncio.run(bounded())
+    _runner.run(bounded())

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from front_fake_device import FakeLauncher
 from front_fixture import Front, ended, front, run, until
+from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 
@@ -263,7 +264,7 @@ def test_a_client_that_does_not_read_is_not_served_without_bound(tmp_path: Path)
     """Responses wait in the front only up to a bound; beyond it no more batches are taken."""
 
     async def scenario() -> None:
-        async with front(tmp_path, limits__max_batches_in_flight=100_000) as f:
+        async with front(tmp_path, limits__max_batches_in_flight=10_000) as f:
             await f.open()
             stream = await f.attach()
             [attachment] = f.daemon.device_service.attachments
@@ -271,8 +272,13 @@ def test_a_client_that_does_not_read_is_not_served_without_bound(tmp_path: Path)
             big = device_pb2.ExecuteResponse(
                 result=commands_pb2.Result(read=commands_pb2.ReadResult(data=bytes(400_000)))
             )
-            for _ in range(200):
-                f.device().send(35 - 2, big.SerializeToString(), channel=1)
+            payload = big.SerializeToString()
+
+            def flood() -> None:
+                for _ in range(200):
+                    f.device().send(Kind.RESPONSE, payload, channel=1)
+
+            await asyncio.to_thread(flood)
             await until(lambda: attachment._end is not None)
             assert attachment._end is not None
             assert attachment._end.reason == Reason.QUEUE_FULL

@@ -20,10 +20,15 @@ from hearthd.device.cpu.toolchain import Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
 
 FILE = "kernel.cu"
+OPTIONS_FILE = "<options>"
+
+_CLANG_QUIET = ("-fno-caret-diagnostics", "-ferror-limit=30")
 
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
 _INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
-_HIDDEN = re.compile(r"(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?")
+# The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
+_NOISE = re.compile(r"^\s*\d*\s+\|( |$)|^\d+ (?:error|warning)s?.* generated\.$|^compilation terminated\.$")
+_HIDDEN = re.compile(r"hearth_kernel_|(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?")
 
 
 def compile_source(
@@ -49,15 +54,19 @@ def compile_source(
         room = Path(name)
         _write_headers(room, headers)
         include = [f"-I{_inside(directory)}" for directory in parsed.include_dirs]
-        lines = [f"#define __CUDA_ARCH__ {parsed.architecture}", *parsed.prologue, f'#line 1 "{FILE}"']
+        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {parsed.architecture}", *parsed.prologue]
+        lines.append(f'#line 1 "{FILE}"')
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
         expand = ["-E"] if toolchain.is_clang else ["-E", "-fpch-preprocess"]
         arguments = [*prelude, *expand, "-I.", *include, "-x", "c++", "-"]
         done = toolchain.run(arguments, room, text, _left(deadline))
         if done.status != 0:
             raise _failure(done, source, headers, room)
-        translation = translate(done.output.decode(errors="replace"), name_expressions)
-        arguments = [*prelude, "-x", "c++", "-fno-caret-diagnostics"] if toolchain.is_clang else _without_include(prelude)
+        expanded = done.output.decode(errors="replace")
+        if toolchain.is_clang:  # it writes the prelude out; the precompiled one is to be used instead
+            expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
+        translation = translate(expanded, name_expressions)
+        arguments = [*prelude, *_CLANG_QUIET, "-x", "c++"] if toolchain.is_clang else _without_include(prelude)
         arguments += ["-shared", "-o", "module.so", "-"]
         done = toolchain.run(arguments, room, translation.text.encode(), _left(deadline))
         if done.status != 0:
@@ -100,30 +109,26 @@ def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
 
 
 def _failure(done: Completed, source: str, headers: Mapping[str, str], room: Path) -> Refusal:
+    """The refusal for a failed step: UNSUPPORTED where the message is one that our headers arranged for."""
     texts = {FILE: source.split("\n"), **{_inside(name): text.split("\n") for name, text in headers.items()}}
-    raw = done.log.replace(f"{room}/", "").replace("./", "")
+    raw = [line for line in done.log.replace(f"{room}/", "").replace("./", "").split("\n") if not _NOISE.match(line)]
+    marked = next((number for number, line in enumerate(raw) if MARK in line and _DIAGNOSTIC.match(line)), None)
+    if marked is not None:
+        feature = raw[marked].split(MARK)[1].split('"')[0].strip()
+        return refuse(feature, *_nearest_own_line(raw, marked, texts))
     lines: list[str] = []
     first = ""
-    own_line: tuple[str, int] | None = None  # the user's line nearest to the message being read
-    for line in raw.split("\n"):
-        included = _INCLUDED.match(line)
-        if included and included["file"] in texts:
-            own_line = (included["file"], int(included["line"]))
+    for line in raw:
         match = _DIAGNOSTIC.match(line)
         if match is None:
             lines.append(_HIDDEN.sub("", line))
             continue
         file, number, rest = match["file"], int(match["line"]), _HIDDEN.sub("", match["rest"])
-        if file in texts:
-            own_line = (file, number)
-        if MARK in rest:
-            place = own_line or _first_own_line(raw, texts)
-            return refuse(rest.split(MARK)[1].split('"')[0].strip(), *(place or (FILE, 0)))
         lines.append(f"{file}({number}): {rest}")
-        if file in texts and 0 < number <= len(texts[file]) and "error:" in rest:
-            lines.append(f"    {texts[file][number - 1].rstrip()}")
-        if not first and ("error:" in rest):
-            first = f"{file}({number}): {rest}"
+        if "error:" in rest:
+            first = first or lines[-1]
+            if file in texts and 0 < number <= len(texts[file]):
+                lines.append(f"    {texts[file][number - 1].rstrip()}")
     log = "\n".join(lines).strip()
     first = first or next((line for line in lines if line.strip()), "the compiler said nothing")
     return Refusal(
@@ -134,12 +139,22 @@ def _failure(done: Completed, source: str, headers: Mapping[str, str], room: Pat
     )
 
 
-def _first_own_line(raw: str, texts: Mapping[str, Sequence[str]]) -> tuple[str, int] | None:
-    for line in raw.split("\n"):
-        match = _DIAGNOSTIC.match(line)
-        if match is not None and match["file"] in texts:
-            return match["file"], int(match["line"])
-    return None
+def _nearest_own_line(raw: Sequence[str], marked: int, texts: Mapping[str, Sequence[str]]) -> tuple[str, int]:
+    """Which line of the user's led to the message at `marked`.
+
+    gcc says what a template was required from before the message, clang after it; an `#error` has only the chain of
+    includes before it.
+    """
+    chain = [_INCLUDED.match(line) for line in raw[: marked + 1]]
+    for found in (
+        [_DIAGNOSTIC.match(line) for line in reversed(raw[:marked])],
+        [_DIAGNOSTIC.match(line) for line in raw[marked:]],
+        chain,
+    ):
+        for match in found:
+            if match is not None and match["file"] in texts:
+                return match["file"], int(match["line"])
+    return FILE, 0
 
 
 __all__ = ["FILE", "Toolchain", "compile_source", "default_cache_dir", "find_toolchain"]

@@ -34,6 +34,18 @@ _SYNCHRONISING = re.compile(
     r"|binary_partition|labeled_partition"
 )
 _REPORTING = frozenset({"__trap", "__brkpt", "hearth_assert_failed"})  # say which thread they were reached by
+# Kernels by these names would be overloads of what every kernel can call, and their address ambiguous.
+_TAKEN = frozenset(
+    """abort abs acos acosh asin asinh atan atan2 atanh atexit bcmp bcopy bsearch bzero calloc cbrt ceil clock copysign
+    cos cosh cospi difftime div drem erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide finite
+    floor fma fmax fmin fmod fopen free frexp gamma getc getenv hypot ilogb index isfinite isinf isnan j0 j1 jn labs
+    ldexp ldiv lgamma llabs lldiv llrint llround log log10 log1p log2 logb lrint lround main malloc max memchr memcmp
+    memcpy memmove memset min modf mulhi mul24 nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow printf
+    putc puts qsort rand random rcbrt read realloc remainder remove rename rewind rhypot rindex rint round rsqrt
+    saturate scalb scalbn select sin sincos sincospi sinh sinpi sqrt strcmp system tan tanh tgamma time trunc umin umax
+    y0 y1 yn""".split()
+)
+RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
 _HERE = "const ::hearth::Here hearth_here"
@@ -133,6 +145,12 @@ class _Rewriter:
         self._replace(index, "")
         self._replace(index + 1, "")
 
+    @staticmethod
+    def renamed(kernel: Function) -> str:
+        """The name that `kernel` has in the C++ text."""
+        plain = kernel.is_extern_c and not kernel.is_template
+        return RENAMED + kernel.name if plain and kernel.name in _TAKEN else kernel.name
+
     def _kernel(self, kernel: Function, copied: list[tuple[int, int]]) -> None:
         tokens = self.tokens
         start, _ = kernel.statement
@@ -140,6 +158,8 @@ class _Rewriter:
         if tokens[start].text == "extern" and tokens[start + 1].kind == "string":
             # The linkage would only make a kernel's name meet a C function's; it is exported under its name anyway.
             self._drop_extern_c(start)
+        if self.renamed(kernel) != kernel.name:
+            self._replace(opening - 1, self.renamed(kernel))
         parameters = tokens[opening + 1 : closing - 1]
         if [token.text for token in parameters] == ["void"]:
             self._replace(opening + 1, "")
@@ -272,7 +292,8 @@ class _Table:
         lines = [f'\n# 1 "{TABLE_FILE}"']
         for kernel in {k.qualified: k for k in self.found.kernels if k.body is not None}.values():
             if kernel.is_extern_c and not kernel.is_template:
-                kernels.append(self._entry(kernel, f"&::{kernel.qualified}", kernel.name))
+                place = "::".join((*kernel.scope, self.rewriter.renamed(kernel)))
+                kernels.append(self._entry(kernel, f"&::{place}", kernel.name))
         for variable in {v.qualified: v for v in self.found.variables}.values():
             place = f"::{variable.qualified}"
             for name in {variable.qualified, f"&{variable.qualified}"}:

@@ -26,11 +26,11 @@ PRELUDE = "hearth_prelude.h"
 
 # Precompiled headers are only valid for the options they were made with, so every step uses the same ones.
 # Signed overflow wraps and pointers may be cast freely, as programs for GPUs expect; multiply and add are fused, as a
-# GPU's compiler does by default.
+# GPU's compiler does by default. Large frames touch every page, so that none steps over the guard below a stack.
 _OPTIONS = (
     "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-exceptions", "-fno-strict-aliasing",
     "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-semantic-interposition", "-pthread",
-    "-w",
+    "-fstack-clash-protection", "-UNDEBUG", "-g0", "-w",
 )  # fmt: skip
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
 
@@ -72,7 +72,7 @@ class Toolchain:
     def compile_options(self, standard: str) -> list[str]:
         """Options for every step of a kernel's compile; makes the precompiled prelude if it is not there yet."""
         options = [*self._options(), f"-std={standard}", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
-        options += ["-isystem", str(INCLUDE)]
+        options += ["-I", str(INCLUDE)]  # ahead of the compiler's own headers, one or two of which it replaces
         return options
 
     def prelude(self, standard: str) -> list[str]:

@@ -1,0 +1,93 @@
+"""`python -m tests.bench`: measures, writes the results file, prints the table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.bench import environment, processes, report
+from tests.bench.context import Context
+from tests.bench.stats import Row
+
+GROUPS = {
+    "first": "first_result",
+    "roundtrip": "roundtrip",
+    "launches": "launches",
+    "transfers": "transfers",
+    "all_reduce": "collectives",
+    "sharing": "sharing",
+    "faults": "faults",
+    "memory": "memory",
+}
+_RESULTS = Path(__file__).parent / "results"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, one turn a side")
+    parser.add_argument("--only", nargs="+", choices=tuple(GROUPS), metavar="ROW", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--out", type=Path, default=_RESULTS, metavar="DIR", help="where the JSON goes")
+    parser.add_argument("--json-only", action="store_true", help="print the file's path and no table")
+    parser.add_argument("--backend", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--cpu-count", type=int, default=2, metavar="N", help="devices of the CPU backend")
+    parser.add_argument("--machine", default="", metavar="NAME", help="in the file's name; else made from the devices")
+    return parser.parse_args()
+
+
+def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[str, str]]:
+    rows: list[Row] = []
+    failed: dict[str, str] = {}
+    for name, module in GROUPS.items():
+        if only and name not in only:
+            continue
+        started = time.monotonic()
+        try:
+            rows += importlib.import_module(f"tests.bench.rows.{module}").measure(context)
+        except Exception as error:  # the other rows are worth having
+            failed[name] = f"{type(error).__name__}: {error}"
+        state = "failed" if name in failed else "measured"
+        print(f"{name}: {state} in {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+    return rows, failed
+
+
+def main() -> int:
+    """1 where something could not be measured; a ratio below its bound is no failure."""
+    options = _arguments()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
+        folder = Path(name)
+        with (
+            processes.daemon(folder, options.backend, options.cpu_count) as daemon,
+            processes.echo_server(folder) as (echo_tcp, echo_unix),
+        ):
+            described = environment.describe(daemon.unix, processes.environment(folder))
+            devices = described["devices"]
+            backend = devices[0]["backend"]
+            context = Context(folder, backend, len(devices), options.quick, daemon, echo_tcp, echo_unix)
+            rows, failed = _measure(context, options.only)
+    seconds = time.monotonic() - started
+    machine = options.machine or environment.machine_name(described)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{described['date'][:10]}-{machine}-{backend}x{len(devices)}.json"
+    result = {
+        "schema": 1,
+        "environment": described,
+        "options": {"quick": options.quick, "only": options.only},
+        "seconds": round(seconds, 1),
+        "rows": [row.to_json() for row in rows],
+        "failed": failed,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    if not options.json_only:
+        report.show(rows, failed, described, seconds)
+    print(path)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""What a group of rows needs to run: the daemon, the baseline's server, and how much to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench import processes
+from tests.bench.processes import Daemon
+from tests.bench.stats import Samples, merge
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a row: a worker's function ("rows.launches:hearth") and its keywords."""
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One run."""
+
+    folder: Path
+    backend: str
+    """"cuda" or "cpu": what the daemon serves."""
+    device_count: int
+    quick: bool
+    daemon: Daemon
+    echo_tcp: str
+    echo_unix: str
+
+    @property
+    def cuda(self) -> bool:
+        """Whether there is CuPy to compare with."""
+        return self.backend == "cuda"
+
+    @property
+    def rounds(self) -> int:
+        """How often the sides take turns."""
+        return 1 if self.quick else 2
+
+    def pick(self, quick: int, full: int) -> int:
+        """A count that depends on --quick."""
+        return quick if self.quick else full
+
+    def run(self, side: Side) -> Any:
+        """Runs one side in a fresh process; what it returned."""
+        return processes.run_worker(side.function, side.arguments, processes.environment(self.folder))
+
+    def run_together(
+        self, function: str, arguments: Sequence[Mapping[str, Any]], *, barrier: bool = False
+    ) -> list[Any]:
+        """Runs one worker for each of `arguments`, all at once."""
+        env = processes.environment(self.folder)
+        return processes.run_together(function, arguments, env, barrier=barrier)
+
+    def take_turns(self, sides: Mapping[str, Side]) -> dict[str, Samples]:
+        """Runs the sides one after the other, `rounds` times over, so that a drift of the machine meets them all."""
+        parts: dict[str, list[Samples]] = {name: [] for name in sides}
+        for turn in range(self.rounds):
+            for name in sides if turn % 2 == 0 else reversed(list(sides)):
+                parts[name].append(self.run(sides[name]))
+        return {name: merge(samples) for name, samples in parts.items()}

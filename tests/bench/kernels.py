@@ -1,0 +1,27 @@
+"""The kernels that both sides of a row run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+SAXPY = r"""
+extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+"""
+
+WILD = r"""
+extern "C" __global__ void wild(long long address) { *(volatile int*)address = 1; }
+"""
+
+
+def saxpy_on(library: Any) -> Callable[..., None]:
+    """A launch of saxpy with one block of 128 threads, ready to be called; `library` is a hearth.Device or CuPy."""
+    import numpy as np
+
+    kernel = library.RawKernel(SAXPY, "saxpy")
+    x, y = library.zeros(128, np.float32), library.zeros(128, np.float32)
+    return functools.partial(kernel, (1,), (128,), (np.float32(2), x, y, np.int32(128)))

@@ -1,0 +1,103 @@
+"""Launch + synchronize: one after the other, the median over many."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.bench import echo_client
+from tests.bench.context import Context, Side
+from tests.bench.kernels import saxpy_on
+from tests.bench.stats import Row, Samples, Summary
+
+_MESSAGE = b"x" * 160
+"""About the size of a batch with a launch and a synchronize."""
+
+
+def measure(context: Context) -> list[Row]:
+    """Against an echo on the same kind of socket; and against CuPy in its own process."""
+    count = {"count": context.pick(400, 1500)}
+    sides = {
+        "tcp": Side("rows.roundtrip:hearth", {"target": context.daemon.tcp, **count}),
+        "unix": Side("rows.roundtrip:hearth", {"target": context.daemon.unix, **count}),
+        "echo tcp": Side("rows.roundtrip:echo", {"target": context.echo_tcp, **count}),
+        "echo unix": Side("rows.roundtrip:echo", {"target": context.echo_unix, **count}),
+    }
+    if context.cuda:
+        sides["cupy"] = Side("rows.roundtrip:cupy", count)
+    measured = {name: Summary.of(samples["us"]) for name, samples in context.take_turns(sides).items()}
+    rows = [
+        Row(
+            "roundtrip",
+            f"launch + synchronize, gRPC over {label}",
+            "us",
+            measured[name],
+            "lower",
+            "echo, bare grpc.aio stream",
+            measured[f"echo {name}"],
+            1.8,
+            1.2,
+        )
+        for name, label in (("tcp", "TCP"), ("unix", "Unix socket"))
+    ]
+    if context.cuda:
+        what = "launch + synchronize, same host"
+        ours, theirs = measured["unix"], measured["cupy"]
+        rows.append(Row("roundtrip", what, "us", ours, "lower", "CuPy launch + synchronize", theirs, 6, 3))
+    return rows
+
+
+def _times(once: Callable[[], Any], count: int) -> Samples:
+    """Microseconds of each of `count`, after a tenth as many to warm up."""
+    samples = []
+    for index in range(-max(20, count // 10), count):
+        started = time.perf_counter_ns()
+        once()
+        if index >= 0:
+            samples.append((time.perf_counter_ns() - started) / 1e3)
+    return {"us": samples}
+
+
+def hearth(target: str, count: int) -> Samples:
+    """A client."""
+    import hearth
+
+    with hearth.connect(target) as node:
+        gpu = node.device(0)
+        launch = saxpy_on(gpu)
+
+        def once() -> None:
+            launch()
+            gpu.synchronize()
+
+        return _times(once, count)
+
+
+def cupy(count: int) -> Samples:
+    """CuPy in its own process."""
+    import cupy
+
+    launch, stream = saxpy_on(cupy), cupy.cuda.get_current_stream()
+
+    def once() -> None:
+        launch()
+        stream.synchronize()
+
+    return _times(once, count)
+
+
+def echo(target: str, count: int) -> Samples:
+    """gRPC's synchronous client, as Hearth's is, with nothing on top."""
+    outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    with echo_client.connect(target) as channel:
+        answers = channel.stream_stream(echo_client.path("Echo"))(iter(outgoing.get, None))
+
+        def once() -> None:
+            outgoing.put(_MESSAGE)
+            next(answers)
+
+        samples = _times(once, count)
+        outgoing.put(None)
+    return samples

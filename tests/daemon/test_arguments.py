@@ -1,0 +1,164 @@
+"""Kernel arguments of every type arrive as the kernel declares them."""
+
+from __future__ import annotations
+
+import hearth
+import numpy as np
+import pytest
+
+ECHO = """
+struct alignas(8) F2 { float x, y; };
+struct alignas(16) D2 { double x, y; };
+template <typename T> __global__ void echo(char before, T value, char after, T* out, char* around) {
+    *out = value; around[0] = before; around[1] = after;
+}
+"""
+C_TYPES = {
+    "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
+    "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long",
+    "float16": "unsigned short", "float32": "float", "float64": "double", "complex64": "F2", "complex128": "D2",
+}  # fmt: skip
+NAMES = {dtype: f"echo<{c_type}>" for dtype, c_type in C_TYPES.items()}
+
+
+def echoed(gpu: hearth.Device, name: str, value: object, dtype: object, out: object = None) -> np.ndarray:
+    """What a kernel sees of `value` between two chars, as `dtype`."""
+    module = gpu.RawModule(code=ECHO, name_expressions=sorted(set(NAMES.values())))
+    result, around = gpu.empty(1, np.dtype(dtype)), gpu.zeros(2, np.int8)  # type: ignore[call-overload]
+    arguments = (np.int8(-7), value, np.int8(99), result, around)
+    module.get_function(name)((1,), (1,), arguments)
+    assert around.get().tolist() == [-7, 99]
+    return result.get()
+
+
+def extremes(dtype: np.dtype) -> list[np.generic]:
+    if dtype.kind == "b":
+        return [np.bool_(False), np.bool_(True)]
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return [dtype.type(value) for value in (limits.min, limits.max, 1)]
+    if dtype.kind == "f":
+        limits = np.finfo(dtype)
+        return [dtype.type(value) for value in (limits.min, limits.tiny, -0.0, np.inf, np.nan, 1.25)]
+    return [dtype.type(complex(1.5, -2.25)), dtype.type(complex(np.inf, 0))]
+
+
+@pytest.mark.parametrize("dtype", C_TYPES)
+def test_every_numpy_scalar(gpu: hearth.Device, dtype: str) -> None:
+    for value in extremes(np.dtype(dtype)):
+        assert echoed(gpu, NAMES[dtype], value, dtype).tobytes() == value.tobytes(), value
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64", "float16", "complex128", "bool"])
+def test_arrays_without_axes(gpu: hearth.Device, dtype: str) -> None:
+    value = np.array(1.5 if np.dtype(dtype).kind in "fc" else 1, dtype)
+    assert echoed(gpu, NAMES[dtype], value, dtype).tobytes() == value.tobytes()
+    swapped = value.astype(value.dtype.newbyteorder())
+    assert echoed(gpu, NAMES[dtype], swapped, dtype).tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (True, "bool"),
+        (False, "bool"),
+        (0, "int64"),
+        (-(2**63), "int64"),
+        (2**63 - 1, "int64"),
+        (1.25, "float64"),
+        (float("nan"), "float64"),
+        (1 - 2j, "complex128"),
+    ],
+)
+def test_python_numbers(gpu: hearth.Device, value: object, dtype: str) -> None:
+    assert echoed(gpu, NAMES[dtype], value, dtype).tobytes() == np.array(value, dtype).tobytes()
+
+
+def test_python_ints_beyond_64_bits_are_refused(gpu: hearth.Device) -> None:
+    for value in (2**63, -(2**63) - 1):
+        with pytest.raises(hearth.LaunchError, match="argument 1"):
+            echoed(gpu, NAMES["int64"], value, "int64")
+
+
+STRUCT = np.dtype([("tag", "i1"), ("weight", "f8"), ("ids", "i4", (3,)), ("flag", "?")], align=True)
+STRUCTS = """
+struct Item { signed char tag; double weight; int ids[3]; bool flag; };
+extern "C" __global__ void open(int before, Item item, int after, double* out) {
+    out[0] = before; out[1] = item.tag; out[2] = item.weight; out[3] = item.ids[0]; out[4] = item.ids[1];
+    out[5] = item.ids[2]; out[6] = item.flag; out[7] = after;
+}
+struct __attribute__((packed)) Tight { char a; int b; };
+extern "C" __global__ void tight(char before, Tight item, double* out) { out[0] = before; out[1] = item.a; out[2] = item.b; }
+struct alignas(16) Wide { float v[8]; };
+extern "C" __global__ void wide(char before, Wide item, double* out) {
+    out[0] = before; for (int i = 0; i < 8; ++i) out[1 + i] = item.v[i];
+}
+"""
+
+
+def test_structs(gpu: hearth.Device) -> None:
+    kernel = gpu.RawModule(code=STRUCTS).get_function("open")
+    item = np.zeros((), STRUCT)
+    item["tag"], item["weight"], item["ids"], item["flag"] = -3, 2.5, (7, 8, 9), True
+    for passed in (item, item[()], item.tobytes(), hearth.Struct(item.tobytes(), align=8)):
+        out = gpu.zeros(8, np.float64)
+        kernel((1,), (1,), (np.int32(1), passed, np.int32(2), out))
+        assert out.get().tolist() == [1, -3, 2.5, 7, 8, 9, 1, 2]
+
+
+def test_packed_and_wide_structs(gpu: hearth.Device) -> None:
+    module = gpu.RawModule(code=STRUCTS)
+    item = np.array((5, -70000), np.dtype([("a", "i1"), ("b", "i4")]))
+    for passed in (item, item.tobytes(), hearth.Struct(item.tobytes(), align=1)):
+        out = gpu.zeros(3, np.float64)
+        module.get_function("tight")((1,), (1,), (np.int8(-1), passed, out))
+        assert out.get().tolist() == [-1, 5, -70000]
+    values = np.arange(8, dtype=np.float32)
+    for passed in (values.tobytes(), hearth.Struct(values.tobytes(), align=16)):
+        out = gpu.zeros(9, np.float64)
+        module.get_function("wide")((1,), (1,), (np.int8(-1), passed, out))
+        assert out.get().tolist() == [-1, *range(8)]
+
+
+def test_a_struct_of_four_kilobytes(gpu: hearth.Device) -> None:
+    code = """
+    struct Big { int v[1000]; };
+    extern "C" __global__ void f(Big big, int* out) { for (int i = 0; i < 1000; ++i) out[i] = big.v[i]; }
+    """
+    host, out = np.arange(1000, dtype=np.int32), gpu.zeros(1000, np.int32)
+    gpu.RawKernel(code, "f")((1,), (1,), (host.tobytes(), out))
+    np.testing.assert_array_equal(out.get(), host)
+
+
+def test_pointers_point_at_views(gpu: hearth.Device) -> None:
+    code = 'extern "C" __global__ void f(const int* from, int* to, const int* null) { *to = null ? -1 : *from; }'
+    f = gpu.RawKernel(code, "f")
+    source, target = gpu.asarray(np.arange(10, dtype=np.int32)), gpu.zeros(10, np.int32)
+    f((1,), (1,), (source[3:], target[7:], np.uint64(0)))
+    assert target.get().tolist() == [0] * 7 + [3, 0, 0]
+    f((1,), (1,), (source[9], target[0], np.uint64(0)))
+    f((1,), (1,), (target[0:0], target[1], np.uint64(0)))  # a pointer just behind a buffer is one
+    assert target.get()[0] == 9
+
+
+@pytest.mark.parametrize(
+    "value", [None, "text", [1], np.zeros(3), object(), np.array(["x"]), {1: 2}], ids=lambda value: type(value).__name__
+)
+def test_what_cannot_be_passed_is_named(gpu: hearth.Device, value: object) -> None:
+    with pytest.raises(hearth.LaunchTypeError, match="argument 1") as caught:
+        echoed(gpu, NAMES["int64"], value, "int64")
+    assert caught.value.fix and caught.value.details["argument"] == "1"
+    gpu.synchronize()
+
+
+def test_sixty_arguments_of_mixed_sizes(gpu: hearth.Device) -> None:
+    rng = np.random.default_rng(4)
+    dtypes = [("int8", "char"), ("float64", "double"), ("int16", "short"), ("float32", "float"), ("int64", "long long")]
+    chosen = [dtypes[index] for index in rng.integers(0, len(dtypes), 60)]
+    parameters = ", ".join(f"{c_type} a{i}" for i, (_, c_type) in enumerate(chosen))
+    body = " ".join(f"out[{i}] = a{i};" for i in range(60))
+    kernel = gpu.RawKernel(f'extern "C" __global__ void f({parameters}, double* out) {{ {body} }}', "f")
+    values = [np.dtype(dtype).type(rng.integers(-100, 100)) for dtype, _ in chosen]
+    out = gpu.zeros(60, np.float64)
+    kernel((1,), (1,), (*values, out))
+    assert out.get().tolist() == [float(value) for value in values]

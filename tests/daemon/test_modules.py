@@ -1,0 +1,241 @@
+"""Source to kernels: compiled once, kept, and told well when it is wrong."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import hearth
+import numpy as np
+import pytest
+
+from .conftest import StartDaemon
+from .harness import DaemonProcess, on_cpu
+from .kernels import COMMON, saxpy_works
+
+WRONG = """extern "C" __global__ void f(int* x) {
+    x[0] = 1;
+    x[1] = no_such_name;
+}
+"""
+
+
+def fresh(body: str) -> str:
+    """Source that no cache has seen."""
+    return f"// {uuid.uuid4()}\n{body}"
+
+
+def test_a_compile_error_brings_the_log_with_lines(gpu: hearth.Device) -> None:
+    module = gpu.RawModule(code=WRONG)
+    log = io.StringIO()
+    with pytest.raises(hearth.CompileError) as caught:
+        module.compile(log_stream=log)
+    assert caught.value.reason == "COMPILE_FAILED"
+    for text in (caught.value.log, log.getvalue()):
+        assert "no_such_name" in text
+        line = next(line for line in text.splitlines() if "no_such_name" in line and "error" in line)
+        assert "(3)" in line or ":3:" in line, line
+    saxpy_works(gpu)
+
+
+def test_a_compile_error_stands_behind_launches(gpu: hearth.Device) -> None:
+    x, untouched = gpu.zeros(4, np.int32), gpu.full(4, 7, np.int32)
+    gpu.RawKernel(WRONG, "f")((1,), (1,), (x,))
+    with pytest.raises(hearth.CompileError, match="f") as caught:
+        gpu.synchronize()
+    assert [failure.command for failure in caught.value.failures] == ["launch f"]
+    gpu.synchronize()
+    assert (untouched.get() == 7).all()
+
+
+def test_a_long_log_arrives(gpu: hearth.Device) -> None:
+    code = "\n".join(f"__device__ int f{i}() {{ return undeclared_{i}; }}" for i in range(40))
+    with pytest.raises(hearth.CompileError) as caught:
+        gpu.RawModule(code=code).compile()
+    assert "undeclared_0" in caught.value.log and len(caught.value.log) > 1000
+
+
+def test_missing_functions_and_globals_list_what_there_is(gpu: hearth.Device) -> None:
+    module = gpu.RawModule(code=COMMON + "__device__ int there;")
+    with pytest.raises(hearth.InvalidHandleError, match="missing") as caught:
+        print(module.get_function("missing").num_regs)
+    assert caught.value.reason == "FUNCTION_NOT_FOUND" and "saxpy" in str(caught.value)
+    module.get_function("missing")((1,), (1,))
+    with pytest.raises(hearth.InvalidHandleError, match="missing"):
+        gpu.synchronize()
+    with pytest.raises(hearth.InvalidHandleError, match="nowhere") as caught:
+        module.get_global("nowhere")
+    assert caught.value.reason == "GLOBAL_NOT_FOUND" and "there" in str(caught.value)
+    assert set(module.functions) == {"saxpy", "add_one", "mix", "spin"} and "there" in module.globals
+
+
+def test_options(gpu: hearth.Device) -> None:
+    code = 'extern "C" __global__ void f(int* x) { *x = VALUE + (__cplusplus >= 201703L ? 1000 : 0); }'
+    x = gpu.zeros(1, np.int32)
+    for value in (3, 4):
+        gpu.RawKernel(code, "f", options=(f"-DVALUE={value}", "-std=c++17", "--use_fast_math"))((1,), (1,), (x,))
+        assert x.item() == 1000 + value
+    with pytest.raises(hearth.CompileError, match="no-such-option"):
+        gpu.RawModule(code=code, options=("-DVALUE=1", "--no-such-option")).compile()
+
+
+def test_headers(gpu: hearth.Device) -> None:
+    code = '#include "mine/value.h"\n#include <more.h>\nextern "C" __global__ void f(int* x) { *x = value() + MORE; }'
+    x = gpu.zeros(1, np.int32)
+    for value in (20, 30):
+        headers = {"mine/value.h": f"__device__ int value() {{ return {value}; }}", "more.h": "#define MORE 1\n"}
+        module = gpu.RawModule(code=code, headers=headers)
+        module.get_function("f")((1,), (1,), (x,))
+        assert x.item() == value + 1
+    with pytest.raises(hearth.CompileError, match=r"more\.h|value\.h"):
+        gpu.RawModule(code=code, headers={"mine/value.h": ""}).compile()
+
+
+def test_name_expressions(gpu: hearth.Device) -> None:
+    code = """
+    namespace deep { template <typename T, int N> __global__ void scale(T* x) { x[threadIdx.x] *= N; } }
+    template <typename T> __global__ void clear(T* x) { x[threadIdx.x] = 0; }
+    """
+    names = ["deep::scale<float, 3>", "deep::scale<int, -2>", "clear<int>"]
+    module = gpu.RawModule(code=code, name_expressions=names)
+    floats, ints = gpu.ones(4, np.float32), gpu.ones(4, np.int32)
+    module.get_function("deep::scale<float, 3>")((1,), (4,), (floats,))
+    module.get_function("deep::scale<int, -2>")((1,), (4,), (ints,))
+    assert (floats.get() == 3).all() and (ints.get() == -2).all()
+    module.get_function("clear<int>")((1,), (2,), (ints,))
+    assert ints.get().tolist() == [0, 0, -2, -2]
+    with pytest.raises(hearth.CompileError):
+        gpu.RawModule(code=code, name_expressions=["clear<no_such_type>"]).compile()
+
+
+def test_globals(gpu: hearth.Device) -> None:
+    code = """
+    __constant__ float coefficients[4] = {1, 2, 3, 4};
+    __device__ int counter = 5;
+    extern "C" __global__ void f(float* out) { out[threadIdx.x] = coefficients[threadIdx.x]; atomicAdd(&counter, 1); }
+    """
+    module = gpu.RawModule(code=code)
+    f, out = module.get_function("f"), gpu.zeros(4, np.float32)
+    coefficients, counter = module.get_global("coefficients", np.float32, 4), module.get_global("counter", np.int32)
+    f((1,), (4,), (out,))
+    assert out.get().tolist() == [1, 2, 3, 4] and counter.get().tolist() == [9]
+    coefficients.set(np.arange(4, dtype=np.float32))
+    module.get_global("counter").set(np.array([100], np.int32))
+    f((1,), (4,), (out,))
+    assert out.get().tolist() == [0, 1, 2, 3] and counter.get().tolist() == [104]
+    coefficients[1:3].fill(-1)
+    assert coefficients.get().tolist() == [0, -1, -1, 3]
+    for wrong in ({"dtype": np.float64}, {"dtype": np.float32, "shape": (5,)}):
+        with pytest.raises(hearth.ArgumentError, match="16 bytes"):
+            module.get_global("coefficients", **wrong)
+
+
+def test_sessions_do_not_share_variables(daemon: DaemonProcess) -> None:
+    code = '__device__ int v = 1;\nextern "C" __global__ void f() { v += 1; }'
+    with daemon.connect() as first, daemon.connect() as second:
+        modules = [node.device(0).RawModule(code=code) for node in (first, second)]
+        modules[0].get_function("f")((1,), (1,))
+        assert [module.get_global("v", np.int32).get()[0] for module in modules] == [2, 1]
+
+
+def test_a_module_outlives_its_python_object_while_it_runs(gpu: hearth.Device) -> None:
+    x = gpu.zeros(1, np.int32)
+    for _ in range(20):
+        gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f")((1,), (1,), (x,))
+    assert x.item() == 20
+
+
+def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> None:
+    code = fresh('extern "C" __global__ void f(int* x) { *x = 42; }')
+    before = daemon.counter("compile_cache_misses")
+
+    def use(_: int) -> tuple[int, bool]:
+        with daemon.connect() as node:
+            gpu = node.device(0)
+            module = gpu.RawModule(code=code)
+            x = gpu.zeros(1, np.int32)
+            module.get_function("f")((1,), (1,), (x,))
+            return x.item(), module._describe().cached
+
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(use, range(6)))
+    assert [value for value, _ in results] == [42] * 6
+    assert [cached for _, cached in results].count(False) <= 1
+    assert daemon.counter("compile_cache_misses") - before == 1
+
+
+def test_another_device_takes_it_from_the_cache(pair: list[hearth.Device]) -> None:
+    code = fresh('extern "C" __global__ void f() {}')
+    first, second = (device.RawModule(code=code) for device in pair)
+    first.compile()
+    assert not first._describe().cached and first._describe().compile_ns > 0
+    assert second._describe().cached and second._describe().compile_ns == 0
+
+
+def test_the_cache_survives_the_daemon_and_damage(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    code = fresh('extern "C" __global__ void f(int* x) { *x = 7; }')
+    directory = tmp_path / "private"
+
+    def run() -> bool:
+        daemon = start_daemon(cache_dir=directory)
+        with daemon.connect() as node:
+            gpu = node.device(0)
+            module, x = gpu.RawModule(code=code), gpu.zeros(1, np.int32)
+            module.get_function("f")((1,), (1,), (x,))
+            assert x.item() == 7
+            cached = module._describe().cached
+        assert daemon.stop() == 0
+        return cached
+
+    assert [run(), run()] == [False, True]
+    damaged = [path for path in directory.glob("*") if path.is_file()]
+    assert damaged, "compiled modules are files in the cache's directory"
+    for path in damaged:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    assert [run(), run()] == [False, True]
+
+
+def test_a_kernel_can_be_got_before_it_is_compiled(gpu: hearth.Device) -> None:
+    """Uploads and work on other streams go on while the compiler works."""
+    kernel = gpu.RawKernel(fresh('extern "C" __global__ void f(int* x) { *x += 1; }'), "f")
+    x, y = gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
+    kernel((1,), (1,), (x,))
+    with gpu.stream():
+        assert y.item() == 0
+    assert x.item() == 1
+
+
+def test_attributes_and_parameters(gpu: hearth.Device) -> None:
+    code = """
+    struct Pair { char a; double b; };
+    extern "C" __global__ void f(char a, double b, Pair c, const float* d, short e) {
+        __shared__ float part[64];
+        part[threadIdx.x] = a; __syncthreads(); if (d == nullptr) part[0] = e;
+    }
+    """
+    f = gpu.RawKernel(code, "f")
+    assert f.parameters == [(0, 1), (8, 8), (16, 16), (32, 8), (40, 2)]
+    assert f.attributes["shared_size_bytes"] >= 0 and 0 < f.max_threads_per_block <= 1024
+
+
+@pytest.mark.parametrize(
+    "code", [b"\x7fELF" + bytes(100), b"\xff\xfe is no text", ".version 8.0\n.target nonsense\n", "}"],
+    ids=["elf", "not-utf8", "ptx", "brace"],
+)  # fmt: skip
+def test_what_is_no_module_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
+    with pytest.raises((hearth.CompileError, hearth.UnsupportedError)) as caught:
+        gpu.RawModule(code=code).compile()
+    assert caught.value.reason in ("COMPILE_FAILED", "MODULE_INVALID", "UNSUPPORTED")
+    saxpy_works(gpu)
+
+
+@on_cpu
+def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device) -> None:
+    code = 'extern "C" __global__ void f(int* x) { asm volatile("bar.sync 0;"); }'
+    with pytest.raises(hearth.HearthError, match="asm") as caught:
+        gpu.RawModule(code=code).compile()
+    assert caught.value.reason in ("COMPILE_FAILED", "UNSUPPORTED")
