@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from hearth_proto import launches
 
 from hearth.errors import LaunchError, LaunchTypeError
 from hearth.memory import OnDevice
+from hearth_proto import launches
 
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
              ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip

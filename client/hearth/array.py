@@ -10,12 +10,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hearth_proto.v1 import commands_pb2
 
 from hearth import bulk, progress, shapes, stream, transfer
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth.memory import Memory
 from hearth.views import Views
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment

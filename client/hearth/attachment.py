@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hearth_proto.v1 import commands_pb2, device_pb2
-
 from hearth.errors import ClosedError, ConnectError, DeviceLostError, HearthError, TimeoutError
 from hearth.reply import Reply
 from hearth.session import Limits, Session
+from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.memory import Graveyard, Space

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth_proto.v1 import commands_pb2, device_pb2
-
 from hearth import transfer, wire
 from hearth.errors import HearthError, TransferError
+from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment

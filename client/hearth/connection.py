@@ -13,11 +13,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hearth_proto.v1 import commands_pb2
-
 from hearth.attachment import Attachment, closed
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
 from hearth.memory import Space
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.memory import Memory

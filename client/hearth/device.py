@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hearth_proto.v1 import commands_pb2
-
 from hearth.creation import Creation
 from hearth.errors import ArgumentError
 from hearth.module import RawModule
 from hearth.profile import Profile
 from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
 from hearth.stream import Event, Stream, current, resolve
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection

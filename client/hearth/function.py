@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hearth_proto.launches import LaunchFlag
-from hearth_proto.v1 import commands_pb2
-
 from hearth import arguments
 from hearth import stream as streams
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError, UnsupportedError
+from hearth_proto.launches import LaunchFlag
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hearth_proto.v1 import commands_pb2
-
 from hearth import stream as streams
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.device import Device

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
-from hearth_proto.v1 import commands_pb2
 
 from hearth import shapes
 from hearth import stream as streams
@@ -20,6 +19,7 @@ from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
 from hearth.function import Function
 from hearth.memory import Memory
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment

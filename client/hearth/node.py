@@ -5,13 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from hearth_proto.v1 import node_pb2
-
 from hearth import target as targets
 from hearth.device import Device
 from hearth.errors import ArgumentError
 from hearth.node_session import NodeSession, open_session
 from hearth.properties import DeviceInfo, NodeInfo, SessionInfo
+from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -16,13 +16,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
-from hearth_proto.v1 import node_pb2
-
 from hearth.attachment import closed
 from hearth.connection import Connection
 from hearth.errors import ConnectError, HearthError, TimeoutError
 from hearth.session import Limits
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
     from hearth.target import Target

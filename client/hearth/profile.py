@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth_proto.v1 import commands_pb2
-
 from hearth import stream as streams
 from hearth.errors import ArgumentError
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -10,9 +10,8 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from hearth_proto.v1 import commands_pb2
-
 from hearth.errors import ArgumentError, InvalidHandleError
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -75,6 +75,7 @@ def download_response(message: bytes) -> tuple[int, memoryview]:
 
 def _any_download_response(message: bytes) -> tuple[int, memoryview]:
     from google.protobuf.message import DecodeError
+
     from hearth_proto.v1 import device_pb2
 
     try:

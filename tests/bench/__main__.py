@@ -73,7 +73,8 @@ def main() -> int:
     seconds = time.monotonic() - started
     machine = options.machine or environment.machine_name(described)
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{described['date'][:10]}-{machine}-{backend}x{len(devices)}.json"
+    kind = ("-partial" if options.only else "") + ("-quick" if options.quick else "")  # never in a full run's place
+    path = options.out / f"{described['date'][:10]}-{machine}-{backend}x{len(devices)}{kind}.json"
     result = {
         "schema": 1,
         "environment": described,

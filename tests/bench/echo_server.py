@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 import uvloop
+
 from hearth_proto.v1 import device_pb2
 
 SERVICE = "bench.Echo"

@@ -33,6 +33,7 @@ def describe(target: str, env: Mapping[str, str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "devices": devices,
+        "nccl_variables": {name: value for name, value in env.items() if name.startswith("NCCL_")},
         "cuda": processes.run_worker("environment:cuda", {}, env) if cuda else None,
     }
 

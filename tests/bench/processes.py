@@ -47,7 +47,6 @@ def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[st
     """This process's environment without Hearth's settings, and with caches that are empty when the run starts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     kept["CUPY_CACHE_DIR"] = str(folder / "cupy")
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return kept | dict(extra or {})
 
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from tests.bench.stats import Row, Summary
 
 _STYLE = {"aim": "green", "at least": "yellow", "below": "red", "": ""}
+_SCALED: Mapping[str, Callable[[float], tuple[float, str]]] = {
+    "s": lambda value: (1.0, "s") if value >= 1 else (1e3, "ms"),
+    "1/s": lambda value: (1.0, "/s") if value < 1e4 else (1e-3, "k/s"),
+    "GB/s": lambda value: (1.0, "GB/s") if value >= 0.1 else (1e3, "MB/s"),
+}
 
 
 def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str, Any], seconds: float) -> None:
     """Prints the rows, and what could not be measured."""
-    console = Console(width=max(150, Console().width))
+    console = Console(width=max(140, Console().width))
     devices = described["devices"]
-    title = f"{len(devices)} x {devices[0]['name']}, commit {described['commit'][:12]}, {seconds:.0f} s"
-    table = Table(title=title, title_justify="left")
+    commit = described["commit"]
+    commit = commit[:12] + "+" * commit.endswith("+")
+    title = f"{len(devices)} x {devices[0]['name']}, commit {commit}, {seconds:.0f} s"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("what")
     for column in ("Hearth", "baseline"):
         table.add_column(column, justify="right")
@@ -47,19 +55,23 @@ def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str,
         )
     console.print(table)
     console.print(
-        "Median, with the 10th and 90th percentile in brackets; green: the aim, yellow: at least, red: below."
+        "Medians ± half of p10..p90; green: the aim, yellow: at least, red: below. Spread and notes: the JSON."
     )
     for name, why in failed.items():
         console.print(f"[red]{name} could not be measured[/red]: {why}", markup=True, highlight=False)
 
 
 def _value(summary: Summary, unit: str) -> str:
-    spread = f" [dim]({_number(summary.p10)}..{_number(summary.p90)})[/dim]" if summary.n > 1 else ""
-    return f"{_number(summary.median)} {unit}".strip() + spread
+    """The median in a handy unit, and half the distance from the 10th to the 90th percentile in per cent of it."""
+    factor, unit = _SCALED.get(unit, lambda _: (1.0, unit))(summary.median)
+    spread = ""
+    if summary.n > 1 and summary.median:
+        spread = f" [dim]±{50 * (summary.p90 - summary.p10) / summary.median:.0f} %[/dim]"
+    return f"{_number(summary.median * factor)} {unit}".strip() + spread
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _bound(row: Row, bound: float | None) -> str:

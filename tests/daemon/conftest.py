@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hearth
 import pytest
+
+import hearth
 
 from .harness import DaemonProcess, shared_memory
 from .raw import Raw

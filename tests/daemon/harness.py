@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hearth
 import pytest
+
+import hearth
 
 BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
 """The backend of every daemon here: "cpu", or "cuda" on a machine with GPUs."""
@@ -205,6 +206,8 @@ def _command_of(pid: int) -> str:
 def shared_memory() -> set[str]:
     """Names in /dev/shm that a daemon could have left."""
     try:
-        return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(("hearth", "psm_", "sem.mp-"))}
+        return {
+            entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(("hearth", "psm_", "sem.mp-"))
+        }
     except OSError:
         return set()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import hearth
 import numpy as np
+
+import hearth
 
 COMMON = r"""
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {

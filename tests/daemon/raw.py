@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import grpc
+
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, reasons
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 
 ECHO = """
 struct alignas(8) F2 { float x, y; };

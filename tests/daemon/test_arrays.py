@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
           "float64", "complex64", "complex128", "S5", "datetime64[ns]"]  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import threading
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 from hearth_proto.v1 import commands_pb2 as c
 
 from .conftest import StartDaemon

@@ -7,9 +7,10 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, on_cpu

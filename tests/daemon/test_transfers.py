@@ -6,9 +6,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2

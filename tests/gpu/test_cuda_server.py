@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.server import ComputeServer, Image, Source
 from hearthd.spec import DeviceSpec

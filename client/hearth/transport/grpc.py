@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
-from hearth_proto import reasons
-from hearth_proto.v1 import device_pb2, status_pb2
 
 from hearth import errors
+from hearth_proto import reasons
+from hearth_proto.v1 import device_pb2, status_pb2
 
 if TYPE_CHECKING:
     from hearth.errors import HearthError

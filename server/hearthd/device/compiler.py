@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.compile_cache import CompileCache, key
 from hearthd.device.server import Compiler, Image, Source
 

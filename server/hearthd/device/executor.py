@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
+
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
-
 from hearthd.device.collectives import Collectives
 from hearthd.device.context import Device
 from hearthd.device.launch import LaunchCommands

@@ -22,7 +22,6 @@ from hearth_proto.launches import (
 )
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-
 from hearthd.device.arguments import pack_arguments
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin, Replies, submit

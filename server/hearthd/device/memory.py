@@ -6,7 +6,6 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import poisoned, surface

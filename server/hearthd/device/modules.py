@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-
 from hearthd.device.compiler import Compiled
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, status_pb2
-
 from hearthd.device.policy.errors import Failure, poisoned, skipped
 from hearthd.device.server import DeviceFault
 from hearthd.device.tables import BatchEntry, Buffer, LogicalStream, Session

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compiler import CompileService
 from hearthd.device.context import Device

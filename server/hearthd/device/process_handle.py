@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.frames import Frame, FrameReader, Kind, encode
-
 from hearthd.device.handle import (
     CAPACITY,
     DeviceHandle,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.policy.deferral import Deferred
 from hearthd.device.policy.errors import Failure, StreamErrors
 from hearthd.device.policy.ordering import Usage

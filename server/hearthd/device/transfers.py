@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
+
 from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
-
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.server import HostBuffer

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
+
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
-
 from hearthd.front.channel import Channel
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import StatusError

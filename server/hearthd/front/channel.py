@@ -7,10 +7,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
+
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
-
 from hearthd.front.transfers import Download, Transfer, Upload
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 import structlog
-from hearth_proto.frames import Kind
 
+from hearth_proto.frames import Kind
 from hearthd.front.collectives import Matcher, Send
 from hearthd.front.communicators import Communicators
 from hearthd.front.link import DeviceLink

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import DecodeError
+
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import status_pb2
-
 from hearthd.front.collectives import Match, Send, fail_all
 
 

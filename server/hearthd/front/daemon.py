@@ -15,8 +15,8 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from hearth_proto.v1 import device_pb2
 
+from hearth_proto.v1 import device_pb2
 from hearthd import version
 from hearthd.config import Config
 from hearthd.front import backends, device_service, health, listen, node_service
@@ -272,6 +272,7 @@ class Daemon:
             await self._http.stop()
         if self._server is not None:
             await self._server.stop(grace)
+            self._server = None  # gRPC cleans up on the loop when the object goes, so it must not outlive the loop
         if self._unix is not None:
             self._unix.release()
 

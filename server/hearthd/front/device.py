@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
+
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
 from hearthd.front.launcher import DeviceProcess, Launcher

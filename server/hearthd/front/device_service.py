@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
-
 from hearthd.front import calls, execute, refusals, transfer_streams
 from hearthd.front.channel import Channel
 from hearthd.front.refusals import Context

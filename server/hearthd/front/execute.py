@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import grpc.aio
 from google.protobuf.message import DecodeError
+
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
-
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
 from hearthd.front.refusals import Context

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from aiohttp import web
-from hearth_proto.reasons import Refusal
 
+from hearth_proto.reasons import Refusal
 from hearthd import version
 from hearthd.front import health
 from hearthd.front.addresses import Address

@@ -103,9 +103,6 @@ class ForkServerLauncher:
         self._executor.shutdown(wait=True)
 
 
-_LINK_BUFFER = 2 << 20
-
-
 class _Child:
     def __init__(self, process: ForkServerProcess, link: socket.socket) -> None:
         self._process = process

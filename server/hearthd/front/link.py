@@ -14,11 +14,11 @@ from typing import Any
 
 import structlog
 from google.protobuf.message import DecodeError
+
 from hearth_proto import frames
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
-
 from hearthd.front.channel import Channel
 
 log = structlog.get_logger("hearthd.link")

@@ -7,7 +7,6 @@ import signal
 from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal, from_status
-
 from hearthd.front.link import DeviceLink
 
 EXIT_GRACE = 0.5

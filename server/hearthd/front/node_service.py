@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 import structlog
+
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.v1 import node_pb2
-
 from hearthd import version
 from hearthd.front.calls import serialize
 from hearthd.front.device_service import Limits

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal, from_status, stream_failures
 from hearth_proto.v1 import status_pb2
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 import structlog
-from hearth_proto.reasons import Code, Reason, Refusal
 
+from hearth_proto.reasons import Code, Reason, Refusal
 from hearthd.front.refusals import Context, abort
 
 log = structlog.get_logger("hearthd.rpc")

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
+
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
 

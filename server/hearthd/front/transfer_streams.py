@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
+
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
-
 from hearthd.front import refusals
 from hearthd.front.calls import build_command, submit
 from hearthd.front.channel import Channel

@@ -2,8 +2,9 @@
 
 import sys
 
-import hearth
 import numpy as np
+
+import hearth
 
 SOURCE = """
 extern "C" __global__ void twice(const float* x, float* y, int n) {

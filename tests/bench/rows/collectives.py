@@ -46,7 +46,7 @@ def measure(context: Context) -> list[Row]:
         rows.append(
             Row(
                 "all_reduce",
-                f"all_reduce {_label(size)}, {n} devices, bus bandwidth",
+                f"all_reduce {_label(size)}, {n} devices (bus)",
                 "GB/s",
                 bandwidth(hearth_seconds),
                 "higher",
@@ -78,8 +78,9 @@ def _slowest(ranks: list[Samples]) -> Samples:
 
 def hearth(target: str, sizes: list[int], repeats: int, cuda: bool) -> Samples:
     """One client with a group of all devices; seconds an operation, by size."""
-    import hearth
     import numpy as np
+
+    import hearth
 
     measured: Samples = {}
     with hearth.connect(target) as node:

@@ -32,8 +32,9 @@ def measure(context: Context) -> list[Row]:
 
 def hearth(target: str, repeats: int) -> Samples:
     """A client that keeps using its functions; they are looked up again by themselves."""
-    import hearth
     import numpy as np
+
+    import hearth
 
     noticed, back = [], []
     with hearth.connect(target, timeout=60) as node:

@@ -19,7 +19,7 @@ def measure(context: Context) -> list[Row]:
     if context.cuda:
         programs["cupy"] = [str(_PROGRAMS / "first_cupy.py")]
     samples: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(context.pick(5, 9) + 1):
+    for turn in range(context.pick(5, 7) + 1):
         for name, command in programs.items():
             seconds = _once(context, command)
             if turn:

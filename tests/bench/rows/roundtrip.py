@@ -31,7 +31,7 @@ def measure(context: Context) -> list[Row]:
     rows = [
         Row(
             "roundtrip",
-            f"launch + synchronize, gRPC over {label}",
+            f"launch + synchronize, gRPC on {label}",
             "us",
             measured[name],
             "lower",
@@ -40,7 +40,7 @@ def measure(context: Context) -> list[Row]:
             1.8,
             1.2,
         )
-        for name, label in (("tcp", "TCP"), ("unix", "Unix socket"))
+        for name, label in (("tcp", "TCP"), ("unix", "Unix"))
     ]
     if context.cuda:
         what = "launch + synchronize, same host"

@@ -18,7 +18,7 @@ _BARE = "bare grpc.aio, 1 MiB chunks"
 def measure(context: Context) -> list[Row]:
     """Against bare streams on the same kind of socket; on a GPU also against CuPy and pinned copies."""
     sizes = [64, 256]
-    common = {"sizes": sizes, "repeats": context.pick(3, 5)}
+    common = {"sizes": sizes, "repeats": context.pick(3, 4)}
     sides = {
         "tcp": Side("rows.transfers:hearth", {"target": context.daemon.tcp, **common}),
         "bare tcp": Side("rows.transfers:bare", {"target": context.echo_tcp, **common}),
@@ -32,10 +32,10 @@ def measure(context: Context) -> list[Row]:
     for way in ("upload", "download"):
         for size in sizes:
             key, what = f"{way} {size}", f"{way} {size} MiB"
-            for name, label in (("tcp", "TCP"), ("unix", "Unix socket")):
+            for name, label in (("tcp", "TCP"), ("unix", "Unix")):
                 ours, theirs = Summary.of(measured[name][key]), Summary.of(measured[f"bare {name}"][key])
                 rows.append(
-                    Row("transfers", f"{what}, gRPC over {label}", "GB/s", ours, "higher", _BARE, theirs, 0.8, 0.95)
+                    Row("transfers", f"{what}, gRPC on {label}", "GB/s", ours, "higher", _BARE, theirs, 0.8, 0.95)
                 )
             if context.cuda:
                 ours = Summary.of(measured["unix"][key])
@@ -62,8 +62,9 @@ def _rates(once: Callable[[], Any], size: int, repeats: int) -> list[float]:
 
 def hearth(target: str, sizes: list[int], repeats: int) -> Samples:
     """A client; an upload counts until the device has the data."""
-    import hearth
     import numpy as np
+
+    import hearth
 
     measured: Samples = {}
     with hearth.connect(target) as node:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import hearth
 import pytest
 from fake_daemon import FakeDaemon
+
+import hearth
 
 
 @pytest.fixture

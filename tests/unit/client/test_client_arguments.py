@@ -6,15 +6,16 @@ import ctypes
 import struct
 from typing import Any
 
-import hearth
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hearth
 from hearth import arguments
 from hearth.memory import Memory, OnDevice, Space
 from hearth_proto import launches
-from hypothesis import given
-from hypothesis import strategies as st
 
 SPACE = Space(1)
 

@@ -7,11 +7,12 @@ import io
 import time
 from typing import Any
 
-import hearth
 import ml_dtypes
 import numpy as np
 import pytest
 from fake_daemon import FakeDaemon
+
+import hearth
 from hearth_proto import reasons
 
 STRUCT = np.dtype([("a", np.int8), ("b", np.float32)], align=True)

@@ -10,10 +10,11 @@ import threading
 import time
 from typing import Any
 
-import hearth
 import numpy as np
 import pytest
 from fake_daemon import FakeDaemon
+
+import hearth
 from hearth import session
 from hearth_proto import reasons
 

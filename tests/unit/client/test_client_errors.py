@@ -5,8 +5,9 @@ from __future__ import annotations
 import builtins
 import pickle
 
-import hearth
 import pytest
+
+import hearth
 from hearth import errors
 from hearth_proto import reasons
 from hearth_proto.v1 import status_pb2

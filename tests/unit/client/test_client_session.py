@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hearth
 import pytest
-from hearth.session import BATCH_BYTES, Limits, Session
-from hearth_proto import reasons
-from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import hearth
+from hearth.session import BATCH_BYTES, Limits, Session
+from hearth_proto import reasons
+from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
 
 WINDOW = 3
 MAX_BATCH = 400

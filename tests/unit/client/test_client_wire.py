@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import hearth
 import pytest
-from hearth import target, wire
-from hearth_proto.v1 import commands_pb2, device_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+
+import hearth
+from hearth import target, wire
+from hearth_proto.v1 import commands_pb2, device_pb2
 
 
 @given(st.integers(1, 2**64 - 1), st.lists(st.binary(max_size=300), max_size=5))

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hearth
 import numpy as np
 import pytest
 from fake_daemon import FakeDaemon
+
+import hearth
 from hearth_proto import launches, reasons
 from hearth_proto.v1 import commands_pb2
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cpu_kernels import Kernels
+
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import toolchain as toolchain_module
 from hearthd.device.cpu.cache import build_once, private_dir

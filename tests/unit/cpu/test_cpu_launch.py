@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from cpu_kernels import Kernels, pack
+
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.module import CpuModule
 

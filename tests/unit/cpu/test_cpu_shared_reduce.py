@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.module import load_runtime
 from hearthd.device.cpu.shared_reduce import DTYPES, OPS, SharedReduce

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 from front_fixture import ended, front, refused, run, until
+
 from hearth_proto.reasons import Reason, Refusal, stream_failures
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.calls import CALLS, Call

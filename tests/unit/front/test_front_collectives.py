@@ -6,12 +6,13 @@ import base64
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import status_pb2
 from hearthd.front.collectives import MAX_FAILURES, Key, Match, Matcher, Send
 from hearthd.front.communicators import Communicators
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum"}
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hearthd.config import Config, ConfigError, check_exposure, load, settings
 from hearthd.front.addresses import Address, default_unix_path, parse_address
 from hearthd.front.nvml import cuda_count
 from hearthd.front.units import parse_bytes, parse_seconds
-from hypothesis import given
-from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[3]
 

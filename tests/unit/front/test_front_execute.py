@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from front_fake_device import FakeLauncher
 from front_fixture import Front, ended, front, run, until
+
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2

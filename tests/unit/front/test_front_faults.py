@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from front_fake_device import FakeLauncher
 from front_fixture import ended, front, refused, run, until
+
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 

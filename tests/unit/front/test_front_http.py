@@ -15,10 +15,11 @@ from front_fake_device import FakeLauncher
 from front_fixture import Front, front, run, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.addresses import Address
 from hearthd.front.listen import ListenError, UnixSocket, check_free
-from prometheus_client.parser import text_string_to_metric_families
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -165,7 +166,7 @@ def test_one_daemon_a_socket(tmp_path: Path) -> None:
                 async with front(tmp_path):
                     pass
             await f.open()  # the first one is unharmed
-        assert os.listdir(tmp_path) == []
+        assert not any(tmp_path.iterdir())  # noqa: ASYNC240
         async with front(tmp_path) as f:
             await f.open()
 
@@ -212,7 +213,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, setting: str) -> None:
             with pytest.raises(ListenError, match=rf"listen\.{setting}: port {port} .*ss -ltnp"):
                 async with front(tmp_path, **{f"listen__{setting}": f"127.0.0.1:{port}"}):
                     pass
-        assert os.listdir(tmp_path) == []
+        assert not any(tmp_path.iterdir())  # noqa: ASYNC240
 
     run(scenario())
 

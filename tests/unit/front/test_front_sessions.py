@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 from front_fixture import run
-from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.sessions import SessionTable, negotiate
 from hypothesis import given
 from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.sessions import SessionTable, negotiate
 
 
 class Clock:

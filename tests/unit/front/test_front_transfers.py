@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from front_fixture import Front, ended, front, refused, run, until
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.transfer_streams import data_length
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 async def uploads(f: Front, transfer: int, chunks: list[bytes], device: int = 0) -> AsyncIterator[Any]:

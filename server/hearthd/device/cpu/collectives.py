@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.cpu.streams import CpuStream
 
 TIMEOUT_S = 600.0

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir
 from hearthd.device.cpu.source import translate

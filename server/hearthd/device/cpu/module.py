@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.cpu.elf import thread_local_sizes
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-
 from hearthd.device.cpu.collectives import CpuCommunicators
 from hearthd.device.cpu.compiler import compile_source
 from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, HostPool, fill_with, keep_freed_memory

@@ -13,7 +13,6 @@ import os
 import threading
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.cpu.module import load_runtime
 from hearthd.device.cpu.toolchain import Toolchain
 

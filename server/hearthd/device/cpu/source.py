@@ -13,27 +13,14 @@ compiler's messages name the user's own lines:
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.cpu import unsupported
-from hearthd.device.cpu.declarations import SPACE_MARKERS, Declarations, Function, scan
+from hearthd.device.cpu.declarations import Declarations, Function, scan
+from hearthd.device.cpu.table import BUILTINS, Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
 
-TABLE_FILE = "<kernels>"
-EXPRESSION_FILE = "<name expression {}>"
-
-_BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
-_SYNCHRONISING = re.compile(
-    r"__syncthreads(_\w+)?|__syncwarp|__shfl_\w+|__(ballot|any|all|uni)_sync|__match_\w+|__reduce_\w+_sync|active_here"
-    r"|__activemask|__nanosleep|cooperative_groups|this_thread_block|tiled_partition|coalesced_threads|this_grid"
-    r"|binary_partition|labeled_partition"
-)
-_REPORTING = frozenset({"__trap", "__brkpt", "hearth_assert_failed"})  # say which thread they were reached by
 # Kernels by these names would be overloads of what every kernel can call, and their address ambiguous.
 _TAKEN = frozenset(
     """abort abs acos acosh asin asinh atan atan2 atanh atexit bcmp bcopy bsearch bzero calloc cbrt ceil clock copysign
@@ -43,7 +30,7 @@ _TAKEN = frozenset(
     memcpy memmove memset min modf mulhi mul24 nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow printf
     putc puts qsort rand random rcbrt read realloc remainder remove rename rewind rhypot rindex rint round rsqrt
     saturate scalb scalbn select sin sincos sincospi sinh sinpi sqrt strcmp system tan tanh tgamma time trunc umin umax
-    y0 y1 yn""".split()
+    y0 y1 yn""".split()  # noqa: SIM905 - a list would be a page long
 )
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
@@ -77,7 +64,7 @@ def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Transl
     found = scan(tokens)
     rewriter = _Rewriter(source, tokens, found)
     rewriter.rewrite()
-    table = _Table(tokens, found, rewriter)
+    table = Table(tokens, found, rewriter.renamed, rewriter.slow_kernels, rewriter.shared_in)
     return Translation(rewriter.result() + table.text(name_expressions), tuple(k.qualified for k in found.kernels))
 
 
@@ -106,10 +93,10 @@ class _Rewriter:
             while current is not None and index >= current[1]:
                 current = next(in_copy, None)
             text = token.text
-            if text in _BUILTINS:
+            if text in BUILTINS:
                 inside = current is not None and current[0] <= index
                 if not inside and self.tokens[index - 1].text not in (".", "->", "::"):
-                    self._replace(index, f"::hearth::{_BUILTINS[text]}()")
+                    self._replace(index, f"::hearth::{BUILTINS[text]}()")
             elif text in _ARCHITECTURE_MARKS:
                 self._replace(index, "")
             elif text in _CALL_MARKS and index + 1 < len(self.tokens) and self.tokens[index + 1].text == "(":
@@ -259,119 +246,3 @@ class _Rewriter:
             before = self.tokens[index - 2]
             return before.text in ("float", "double", "int", "char", "unsigned", "T", "const", "long", "short", "half")
         return before.kind == "name" and before.text not in ("return", "else", "case", "sizeof", "do")
-
-
-class _Table:
-    """The appended table of what a module offers."""
-
-    def __init__(self, tokens: Sequence[Token], found: Declarations, rewriter: _Rewriter) -> None:
-        self.tokens = tokens
-        self.found = found
-        self.rewriter = rewriter
-        self.reach: dict[str, set[str]] = {}
-        self.always: set[str] = set()
-        for function in found.functions:
-            if function.body is None:
-                continue
-            names = self._names((function.parameters[0], function.body[1]))
-            member = function.owner is not None and function.name in (function.owner, "operator")
-            if member and function.owner:
-                self.reach.setdefault(function.owner, set()).update(names)  # run without being named
-            elif function.name == "operator":
-                self.always |= names
-            else:
-                self.reach.setdefault(function.name, set()).update(names)
-        for name, span in found.others:
-            self.reach.setdefault(name, set()).update(self._names(span) - {name})
-        self.kernels = {k.name: k for k in found.kernels if k.body is not None}
-
-    def text(self, name_expressions: Iterable[str]) -> str:
-        functions = {f.name: f for f in self.found.kernels}
-        kernels: list[str] = []
-        variables: list[str] = []
-        lines = [f'\n# 1 "{TABLE_FILE}"']
-        for kernel in {k.qualified: k for k in self.found.kernels if k.body is not None}.values():
-            if kernel.is_extern_c and not kernel.is_template:
-                place = "::".join((*kernel.scope, self.rewriter.renamed(kernel)))
-                kernels.append(self._entry(kernel, f"&::{place}", kernel.name))
-        for variable in {v.qualified: v for v in self.found.variables}.values():
-            place = f"::{variable.qualified}"
-            for name in {variable.qualified, f"&{variable.qualified}"}:
-                variables.append(f"{{{_quoted(name)}, (void *)&{place}, sizeof({place})}},")
-        known = {v.qualified for v in self.found.variables} | {f"&{v.qualified}" for v in self.found.variables}
-        for number, expression in enumerate(dict.fromkeys(name_expressions)):
-            bare = expression.strip().removeprefix("&").strip()
-            if not bare or ";" in bare or "\n" in bare or "#" in bare:
-                raise Refusal(Reason.COMPILE_FAILED, f"The name expression {expression!r} is not a C++ name.")
-            base = bare.split("<")[0].split("::")[-1].strip()
-            lines.append(f'# 1 "{EXPRESSION_FILE.format(expression)}"'.replace("\\", ""))
-            function = functions.get(base)
-            if function is not None:
-                lines.append(f"constexpr auto hearth_expression_{number} = &{bare};")
-                lines.append(f'# 1 "{TABLE_FILE}"')
-                kernels.append(self._entry(function, f"hearth_expression_{number}", expression))
-            elif expression not in known:
-                lines.append(f"static auto &hearth_expression_{number} = {bare};")
-                place = f"hearth_expression_{number}"
-                variables.append(f"{{{_quoted(expression)}, (void *)&{place}, sizeof({place})}},")
-        lines.append(f'# 1 "{TABLE_FILE}"')
-        lines.append("static constexpr ::hearth::Kernel hearth_kernels[] = {")
-        lines += kernels
-        lines.append("{nullptr, nullptr, 0, 0, 1, 0, 0, nullptr, nullptr, nullptr}};")
-        lines.append("static const ::hearth::Global hearth_globals[] = {")
-        lines += variables
-        lines.append("{nullptr, nullptr, 0}};")
-        lines.append(
-            'extern "C" __attribute__((visibility("default"))) const ::hearth::Module hearth_module = '
-            f"{{::hearth::abi_hash, hearth_kernels, {len(kernels)}, hearth_globals, {len(variables)}}};\n"
-        )
-        return "\n".join(lines)
-
-    def _names(self, span: tuple[int, int]) -> set[str]:
-        return {token.text for token in self.tokens[span[0] : span[1]] if token.kind == "name"}
-
-    def _entry(self, kernel: Function, value: str, name: str) -> str:
-        own = set[str]()
-        for each in self.found.kernels:
-            if each.name == kernel.name:
-                own |= self._names((each.parameters[0], each.body[1] if each.body else each.parameters[1]))
-        names, entered = own | self.always, set[str]()
-        reached = set[str]()  # what functions other than the kernel mention
-        pending = list(names)
-        while pending:
-            name_ = pending.pop()
-            if name_ in entered or name_ not in self.reach or name_ == kernel.name:
-                continue
-            entered.add(name_)
-            fresh = self.reach[name_] - names
-            reached |= self.reach[name_]
-            names |= fresh
-            pending += fresh
-        fibers = any(_SYNCHRONISING.fullmatch(each) for each in names)
-        needs_record = kernel.name in self.rewriter.slow_kernels or not reached.isdisjoint(_BUILTINS)
-        needs_record |= not names.isdisjoint(_REPORTING)
-        shared_in = " ".join(sorted((entered | {kernel.name}) & self.rewriter.shared_in))
-        flags = f"{str(fibers).lower()}, {str(needs_record).lower()}"
-        return (
-            f"::hearth::describe_kernel<{value}, {flags}>"
-            f"({_quoted(name)}, ::hearth::launch_bounds({self._bounds(kernel)}), {_quoted(shared_in)}),"
-        )
-
-    def _bounds(self, kernel: Function) -> str:
-        """The arguments of `__launch_bounds__`; those of a template may depend on its parameters and are left out."""
-        at = kernel.statement[0]
-        while at < kernel.parameters[0]:
-            if self.tokens[at].text == "__launch_bounds__":
-                inside = self.tokens[at + 2 : matching(self.tokens, at + 1, kernel.parameters[0])]
-                if kernel.is_template and any(token.kind == "name" for token in inside):
-                    return ""
-                return " ".join(token.text for token in inside)
-            at += 1
-        return ""
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
-
-
-__all__ = ["EXPRESSION_FILE", "SPACE_MARKERS", "TABLE_FILE", "Translation", "translate"]

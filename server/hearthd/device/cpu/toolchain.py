@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
 
 INCLUDE = Path(__file__).parent / "include"
@@ -179,7 +178,7 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME) for path in root.rglob("*") if path.is_file()]
-    names = ("source", "declarations", "tokens", "unsupported", "compiler", "toolchain", "options")
+    names = ("source", "declarations", "tokens", "unsupported", "compiler", "toolchain", "options", "table")
     files += [here / f"{name}.py" for name in names]
     for path in sorted(files):
         digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")

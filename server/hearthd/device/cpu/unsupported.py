@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device.cpu.tokens import SourceMap, Token
 
 _ASM = "inline PTX (asm)"

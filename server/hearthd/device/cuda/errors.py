@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from cupy_backends.cuda.api import driver as cu
 from cupy_backends.cuda.api import runtime
-from hearth_proto.reasons import Reason, Refusal
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.server import DeviceFault
 
 CudaError: tuple[type[RuntimeError], ...] = (runtime.CUDARuntimeError, cu.CUDADriverError)

@@ -10,8 +10,8 @@ import ctypes
 from contextlib import suppress
 
 from cupy_backends.cuda.api import runtime
-from hearth_proto.reasons import Reason, Refusal
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 
 SMALLEST = 64 << 10

@@ -8,9 +8,9 @@ from contextlib import suppress
 from cuda.bindings import driver
 from cupy_backends.cuda.api import driver as cu
 from cupy_backends.cuda.api.driver import launchKernel
+
 from hearth_proto.launches import MAX_PARAMETER_BYTES
 from hearth_proto.reasons import Reason, Refusal
-
 from hearthd.device import server
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
 from hearthd.device.cuda.streams import Stream

@@ -14,8 +14,8 @@ from typing import Any
 
 import cupy
 from cupy_backends.cuda.api import runtime
-from hearth_proto.reasons import Reason, Refusal
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device import server
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 from hearthd.device.cuda.fill import fill

@@ -9,8 +9,8 @@ from typing import Any
 import cupy
 from cupy.cuda import nccl
 from cupy_backends.cuda.api import runtime
-from hearth_proto.reasons import Reason, Refusal
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cuda.errors import CudaError, raise_status, translate
 from hearthd.device.cuda.streams import Stream
 

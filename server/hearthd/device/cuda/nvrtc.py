@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from cupy_backends.cuda.libs import nvrtc
-from hearth_proto.reasons import Reason, Refusal
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.server import Image, Source
 
 _PROGRAM = "kernel.cu"

@@ -7,9 +7,9 @@ from contextlib import suppress
 import cupy
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
+
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-
 from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
 from hearthd.device.cuda.host import HostPool
 from hearthd.device.cuda.launch import LaunchOperations

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Sequence
 
 from hearth_proto.launches import HEADER, Record, padded
-
 from hearthd.device.server import Function
 
 Q = struct.Struct("<Q")
