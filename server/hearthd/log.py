@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
@@ -40,7 +41,7 @@ def configure(level: str = "info", format: str = "auto") -> None:
     root.setLevel(max(number, logging.WARNING))
 
 
-def _name(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+def _name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     record = event.get("_record")
     if record is not None:
         event["logger"] = record.name

@@ -63,7 +63,9 @@ def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str,
 
 def _value(summary: Summary, unit: str) -> str:
     """The median in a handy unit, and half the distance from the 10th to the 90th percentile in per cent of it."""
-    factor, unit = _SCALED.get(unit, lambda _: (1.0, unit))(summary.median)
+    factor = 1.0
+    if unit in _SCALED:
+        factor, unit = _SCALED[unit](summary.median)
     spread = ""
     if summary.n > 1 and summary.median:
         spread = f" [dim]±{50 * (summary.p90 - summary.p10) / summary.median:.0f} %[/dim]"

@@ -120,6 +120,7 @@ class Execute:
         if attach:
             self.attach(session.token, device)
             self.attached = self.receive().attached
+            self.seq = self.attached.last_seq
 
     def attach(self, token: str, device: int = 0) -> None:
         request = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token=token, device=device))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth_proto.reasons import Reason
+from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 
 from .harness import DaemonProcess
@@ -213,8 +213,8 @@ def test_a_pointer_beyond_its_buffer_is_refused(raw: Raw) -> None:
         pointer = c.Argument(pointer=c.Argument.Pointer(buffer=buffer, offset=offset))
         launch = c.Launch(function=function, grid=dim, block=dim, arguments=[pointer, c.Argument(int32=0)])
         with raw.execute() as stream:
-            result = stream.ask(c.Command(launch=launch))
-            assert result.error.code == Reason.OUT_OF_BOUNDS and False or str(offset) in result.error.message
+            refusal = from_status(stream.ask(c.Command(launch=launch)).error)
+            assert refusal.reason == Reason.OUT_OF_BOUNDS and str(offset) in refusal.message
 
 
 def test_ten_thousand_launches_in_order(gpu: hearth.Device) -> None:

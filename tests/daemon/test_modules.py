@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_globals(gpu: hearth.Device) -> None:
     assert out.get().tolist() == [0, 1, 2, 3] and counter.get().tolist() == [104]
     coefficients[1:3].fill(-1)
     assert coefficients.get().tolist() == [0, -1, -1, 3]
-    for wrong in ({"dtype": np.float64}, {"dtype": np.float32, "shape": (5,)}):
+    for wrong in ({"dtype": "V3"}, {"dtype": np.float32, "shape": (5,)}):
         with pytest.raises(hearth.ArgumentError, match="16 bytes"):
             module.get_global("coefficients", **wrong)
 
@@ -163,21 +164,34 @@ def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> N
     with ThreadPoolExecutor(6) as pool:
         results = list(pool.map(use, range(6)))
     assert [value for value, _ in results] == [42] * 6
-    assert [cached for _, cached in results].count(False) <= 1
+    assert [cached for _, cached in results].count(False) <= 1  # none, where that session's describe came later
     assert daemon.counter("compile_cache_misses") - before == 1
 
 
 def test_another_device_takes_it_from_the_cache(pair: list[hearth.Device]) -> None:
     code = fresh('extern "C" __global__ void f() {}')
-    first, second = (device.RawModule(code=code) for device in pair)
-    first.compile()
+    first = pair[0].RawModule(code=code)
     assert not first._describe().cached and first._describe().compile_ns > 0
+    second = pair[1].RawModule(code=code)
     assert second._describe().cached and second._describe().compile_ns == 0
 
 
-def test_the_cache_survives_the_daemon_and_damage(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_two_devices_at_once_compile_once(pair: list[hearth.Device]) -> None:
+    code = fresh('extern "C" __global__ void f() {}')
+    modules = [device.RawModule(code=code) for device in pair]
+    assert [module._describe().cached for module in modules].count(False) == 1
+
+
+def test_the_cache_survives_the_daemon_and_damage(
+    start_daemon: StartDaemon, cache: Path, gpu: hearth.Device, tmp_path: Path
+) -> None:
     code = fresh('extern "C" __global__ void f(int* x) { *x = 7; }')
     directory = tmp_path / "private"
+    directory.mkdir(mode=0o700)
+    saxpy_works(gpu)
+    for made in cache.iterdir():  # what the CPU backend makes once takes long
+        if made.is_dir() and len(made.name) > 2 and not made.name.startswith("."):
+            shutil.copytree(made, directory / made.name)
 
     def run() -> bool:
         daemon = start_daemon(cache_dir=directory)
@@ -191,7 +205,7 @@ def test_the_cache_survives_the_daemon_and_damage(start_daemon: StartDaemon, tmp
         return cached
 
     assert [run(), run()] == [False, True]
-    damaged = [path for path in directory.glob("*") if path.is_file()]
+    damaged = [path for path in directory.glob("??/*") if path.is_file()]
     assert damaged, "compiled modules are files in the cache's directory"
     for path in damaged:
         data = bytearray(path.read_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,5 +87,6 @@ class CompileService:
             self._memory[source] = outcome.image
             while len(self._memory) > MEMORY_ENTRIES:
                 del self._memory[next(iter(self._memory))]
-        for callback in self._flights.pop(source, ()):
-            callback(outcome)
+        joined = dataclasses.replace(outcome, cached=outcome.image is not None, elapsed_ns=0)
+        for index, callback in enumerate(self._flights.pop(source, ())):
+            callback(joined if index else outcome)  # one of them had it compiled; for the others it was there

@@ -24,11 +24,15 @@ from hearthd.device.server import ComputeServer, DeviceFault
 from hearthd.device.staging import Staging
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Tracks
+from hearthd.malloc import keep_freed_memory
 from hearthd.spec import DeviceSpec
 
 RECEIVE_BYTES = 2 << 20
 EXIT_FAULT = 70
 """Exit status of a process that gave up its device (EX_SOFTWARE)."""
+
+KEEP_BYTES = 1 << 30
+"""Freed host memory that a device process keeps for its next copies."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -173,6 +177,7 @@ class DeviceProcess:
 def main(link: socket.socket, spec: DeviceSpec) -> None:
     """Entry point of a device process."""
     _die_with_parent()
+    keep_freed_memory(KEEP_BYTES)
     for number in (signal.SIGINT, signal.SIGTERM):
         # A terminal or service manager signals the whole group; the front decides when a device process ends.
         signal.signal(number, signal.SIG_IGN)

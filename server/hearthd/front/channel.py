@@ -39,6 +39,8 @@ class Channel:
         self.number = number
         self.session_id = session_id
         self.sink: ResponseSink | None = None
+        self.last_seq = 0
+        """The last batch that the device process has been given; the next Execute stream goes on from there."""
         self._left_over = 0
         """The number of the last batch of an ended Execute stream, while that is not yet executed."""
         self.calls = 0
@@ -61,6 +63,7 @@ class Channel:
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
     def on_ack(self, seq: int) -> None:
+        self.last_seq = max(self.last_seq, seq)
         if self._left_over:
             if seq >= self._left_over:
                 self._left_over = 0
@@ -75,6 +78,7 @@ class Channel:
     def detach(self, last_unacked: int) -> None:
         """The Execute stream has ended; `last_unacked` is its last batch if that is not yet executed, else 0."""
         self.sink = None
+        self.last_seq = max(self.last_seq, last_unacked)
         self._left_over = last_unacked
 
     async def settled(self) -> None:

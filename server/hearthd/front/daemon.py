@@ -29,6 +29,7 @@ from hearthd.front.metrics import Metrics
 from hearthd.front.notify import Notifier
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
+from hearthd.malloc import keep_freed_memory
 from hearthd.spec import Backend
 
 log = structlog.get_logger("hearthd")
@@ -44,6 +45,8 @@ _GRPC_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
+_KEEP_BYTES = 64 << 20
+"""Freed memory that the front keeps for the next chunks: a few transfers' worth."""
 _SAME_SIGNAL = 0.2
 """Seconds within which a second signal is the first one, sent to the process and to its group."""
 
@@ -106,6 +109,7 @@ class Daemon:
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0
         self._signalled = 0.0
+        self._stopped = False
         self._asked_to_stop = asyncio.Event()
         self._asked_again = asyncio.Event()
 
@@ -116,8 +120,7 @@ class Daemon:
         try:
             await self._listen()
         except BaseException:
-            await self._close_listeners(0)
-            await self._launcher.stop()
+            await self.stop(at_once=True)
             raise
         self.supervisor.start()
         self._tasks = [
@@ -251,8 +254,13 @@ class Daemon:
             wait.cancel()
 
     async def stop(self, at_once: bool = False) -> None:
-        """Ends sessions, devices and listeners, and removes what was made."""
-        self.begin_drain()
+        """Ends sessions, devices and listeners, and removes what was made. Once is enough, and more do no harm."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.sessions.draining = True
+        if self._health is not None:
+            self._health.drain()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -263,7 +271,8 @@ class Daemon:
         self.collectives.stop()
         await self.supervisor.stop(at_once)
         await self._close_listeners(grace)
-        log.info("stopped")
+        if self._tasks:
+            log.info("stopped")
 
     async def _close_listeners(self, grace: float) -> None:
         if self._health is not None:
@@ -281,6 +290,8 @@ def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(t
     """Runs the daemon until it is told to stop; its exit code: 0, 1 for a failure, 2 for a configuration that cannot
     work here."""
     import uvloop
+
+    keep_freed_memory(_KEEP_BYTES)
 
     from hearthd.config import ConfigError
 

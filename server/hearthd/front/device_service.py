@@ -134,7 +134,7 @@ class DeviceService:
                     device_pb2.ExecuteResponse(
                         attached=device_pb2.Attached(
                             generation=channel.link.generation,
-                            last_seq=0,
+                            last_seq=channel.last_seq,
                             max_batch_bytes=window.max_batch_bytes,
                             max_batches_in_flight=window.max_batches,
                         )

@@ -15,9 +15,6 @@ ALIGNMENT = 256
 SMALLEST_HOST = 4 << 10
 """The smallest size class of host buffers, bytes."""
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-KEEP_BYTES = 1 << 30
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.aligned_alloc.restype = ctypes.c_void_p
 _libc.aligned_alloc.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
@@ -32,14 +29,6 @@ class CpuMemory:
     address: int
     size: int
     reserved: int
-
-
-def keep_freed_memory() -> None:
-    """Tells malloc to keep what is freed: the system's fresh pages are slow to touch, as `cudaMalloc` is on a GPU."""
-    mallopt = getattr(_libc, "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
-        mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
 class Heap:

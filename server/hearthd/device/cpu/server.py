@@ -13,7 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.cpu.collectives import CpuCommunicators
 from hearthd.device.cpu.compiler import compile_source
-from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, HostPool, fill_with, keep_freed_memory
+from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, HostPool, fill_with
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
@@ -26,6 +26,9 @@ MAX_THREADS = 1024
 SHARED_MEM = 48 << 10
 SHARED_MEM_OPTIN = 227 << 10
 """Static and opt-in shared memory of a block: an H100's, so that a kernel that fits here fits there."""
+
+COMPUTE_CAPABILITY = (7, 0)
+"""That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
 
 ELF_MAGIC = b"\x7fELF"
 
@@ -101,7 +104,6 @@ class CpuServer:
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
         self._streams: list[CpuStream] = []
-        keep_freed_memory()
         self._host = HostPool(spec.staging_bytes)
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
@@ -246,8 +248,8 @@ def _properties(spec: DeviceSpec, memory: int) -> node_pb2.DeviceProperties:
         name=f"{_cpu_name()} (virtual device {spec.index})",
         backend="cpu",
         uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{platform.node()}/cpu/{spec.index}")),
-        compute_capability_major=9,
-        compute_capability_minor=0,
+        compute_capability_major=COMPUTE_CAPABILITY[0],
+        compute_capability_minor=COMPUTE_CAPABILITY[1],
         total_memory=memory,
         multiprocessor_count=cores,
         warp_size=WARP_SIZE,

@@ -1,0 +1,21 @@
+"""Keeps freed memory in this process, for the next buffer of its kind.
+
+Every chunk of a transfer is a fresh object of a megabyte. By default glibc maps such objects one by one and gives them
+back at once, so that each chunk pays for the kernel clearing its pages: more than all copies of it together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGEST_MMAP_THRESHOLD = 32 << 20
+"""What glibc takes at most on 64-bit machines (mallopt(3))."""
+
+
+def keep_freed_memory(keep_bytes: int) -> None:
+    """Up to `keep_bytes` of free memory stay mapped. Does nothing where the C library has no mallopt."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, min(keep_bytes, (1 << 31) - 1))
