@@ -180,7 +180,7 @@ class Connection:
         self.refusal = ClosedError(
             "this connection belongs to the process that this one was forked from.",
             reason="UNSUPPORTED",
-            fix="call hearth.connect() in the child, or start children with the spawn method.",
+            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
         self._attachment = None
         if self._space is not None:

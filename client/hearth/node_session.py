@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.attachment import closed
 from hearth.connection import Connection
-from hearth.errors import ConnectError, HearthError, TimeoutError
+from hearth.errors import ConnectError, HearthError, TimeoutError, UnsupportedError
 from hearth.session import Limits
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.v1 import node_pb2
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
 
@@ -116,6 +117,14 @@ def open_session(target: Target, timeout: float, client_name: str | None) -> Nod
     from hearth import __version__
     from hearth.transport.grpc import GrpcTransport
 
+    if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
+        raise UnsupportedError(
+            "this process was forked from one that had connected already; gRPC's threads do not survive that, and a "
+            "new connection would hang.",
+            reason="UNSUPPORTED",
+            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+        )
+    _Grpc.used = True
     transport = GrpcTransport(target.address, loopback=target.loopback)
     request = node_pb2.OpenSessionRequest(
         protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
@@ -176,7 +185,15 @@ def _at_exit() -> None:
         session.close()
 
 
+class _Grpc:
+    """What this process did with gRPC, and what the one did that it was forked from."""
+
+    used = False
+    inherited = False
+
+
 def _after_fork() -> None:
+    _Grpc.inherited = _Grpc.inherited or _Grpc.used
     for session in list(_sessions):
         session.forked()
 

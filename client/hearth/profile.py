@@ -58,7 +58,8 @@ class Profile:
         assert self._attachment is not None
         if error is not None:  # it is the news; the profile is only closed
             if self._attachment.alive:
-                self._attachment.submit(command)
+                # What failed on the stream comes with its answer, which nobody waits for: it is told later.
+                self._attachment.request(command, reports=True).abandon()
             return
         self._result = self._connection.report(command, attachment=self._attachment).profile
 

@@ -63,7 +63,8 @@ def gated(gpu: hearth.Device) -> Iterator[Gate]:
     try:
         yield gate
     finally:
-        gate.open()
+        with contextlib.suppress(hearth.HearthError):  # the news of an earlier command may come here
+            gate.open()
         with contextlib.suppress(hearth.HearthError):
             gpu.synchronize()
 

@@ -212,8 +212,8 @@ class Session:
         self.profiles: Table[ProfileEntry] = Table("profile")
         self.uploads: dict[int, Upload] = {}
         self.downloads: dict[int, Download] = {}
-        self.aborted: deque[int] = deque(maxlen=256)
-        """Transfers given up lately, whose last chunks may still arrive."""
+        self.over: deque[int] = deque(maxlen=1024)
+        """Transfers that ended lately, done or given up: their last messages may still arrive."""
         self.deferred: Deferred[Operation] = Deferred()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0

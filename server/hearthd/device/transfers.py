@@ -64,8 +64,8 @@ class Transfers:
     def upload_frame(self, session: Session, frame: Frame) -> None:
         upload = session.uploads.get(frame.id)
         if upload is None:
-            if frame.id in session.aborted:
-                return  # was on its way when the transfer was given up
+            if frame.id in session.over:
+                return  # its last message may come after its last byte, and others after it was given up
             if sum(not other.claimed for other in session.uploads.values()) >= MAX_UNCLAIMED:
                 refusal = Refusal(
                     Reason.QUOTA_EXCEEDED,
@@ -89,6 +89,8 @@ class Transfers:
         self._device.kick(session)
 
     def upload_aborted(self, session: Session, transfer: int, payload: bytes) -> None:
+        if transfer in session.over:
+            return
         upload = session.uploads.setdefault(transfer, Upload())
         upload.error = Refusal(
             Reason.TRANSFER_ABORTED,
@@ -99,6 +101,12 @@ class Transfers:
 
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer) -> Operation:
         session = origin.session
+        if command.transfer in session.over:
+            raise Refusal(
+                Reason.TRANSFER_ABORTED,
+                f"transfer {command.transfer} is over: it was given up, or used before",
+                fix="write again under a new transfer number",
+            )
         upload = session.uploads.setdefault(command.transfer, Upload())
         if upload.claimed:
             raise Refusal(
@@ -145,6 +153,7 @@ class Transfers:
             self._abort(session, command.transfer, refusal)
             raise
         session.uploads.pop(command.transfer, None)
+        session.over.append(command.transfer)
         if command.size == buffer.size:
             buffer.failure = None
         origin.reply()
@@ -172,6 +181,9 @@ class Transfers:
 
     def download_frame(self, session: Session, frame: Frame) -> None:
         """The front has a client waiting for these chunks."""
+        if frame.id in session.over:
+            self._abort(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            return
         download = session.downloads.setdefault(frame.id, Download())
         download.open = True
         download.credits += frame.flags
@@ -263,7 +275,7 @@ class Transfers:
     def _abort(self, session: Session, transfer: int, refusal: Refusal) -> None:
         session.uploads.pop(transfer, None)
         session.downloads.pop(transfer, None)
-        session.aborted.append(transfer)
+        session.over.append(transfer)
         payload = refusal.to_status().SerializeToString()
         self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 

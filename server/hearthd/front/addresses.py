@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,19 @@ class Address(NamedTuple):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the daemon listens; empty: not at all."""
+
+    grpc: str = ""
+    http: str = ""
+    unix: str = ""
+
+    def __str__(self) -> str:
+        named = (("grpc", self.grpc), ("http", self.http), ("unix", self.unix))
+        return " ".join(f"{name}={value}" for name, value in named if value)
 
 
 def parse_address(text: str) -> Address:

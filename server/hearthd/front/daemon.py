@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -20,7 +19,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd import version
 from hearthd.config import Config
 from hearthd.front import backends, device_service, health, listen, node_service
-from hearthd.front.addresses import Address, parse_address
+from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.collective_router import CollectiveRouter
 from hearthd.front.execute import Window
 from hearthd.front.http import HttpServer
@@ -49,19 +48,6 @@ _KEEP_BYTES = 64 << 20
 """Freed memory that the front keeps for the next chunks: a few transfers' worth."""
 _SAME_SIGNAL = 0.2
 """Seconds within which a second signal is the first one, sent to the process and to its group."""
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Where the daemon listens; empty: not at all."""
-
-    grpc: str = ""
-    http: str = ""
-    unix: str = ""
-
-    def __str__(self) -> str:
-        named = (("grpc", self.grpc), ("http", self.http), ("unix", self.unix))
-        return " ".join(f"{name}={value}" for name, value in named if value)
 
 
 class Daemon:

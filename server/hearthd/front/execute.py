@@ -152,7 +152,7 @@ class Attachment:
         """Waits, within bounds, for the batches of an earlier stream: their acks must not count for this one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.settled(), _SETTLE)
-        self._sent = self._acked = self._channel.last_seq
+        self._sent = self._acked = self._ack_sent = self._channel.last_seq
 
     def detach(self) -> None:
         """Lets another stream have the channel."""

@@ -57,12 +57,11 @@ class ForkServerLauncher:
 
     def __init__(self, backend: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._preload = [*PRELOAD, *(PRELOAD_CUDA if backend == "cuda" else ())]
+        self._context.set_forkserver_preload([*PRELOAD, *(PRELOAD_CUDA if backend == "cuda" else ())])
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
 
     def warm_up(self) -> None:
         """Starts the forkserver, whose imports then run beside the front's own start."""
-        self._context.set_forkserver_preload(self._preload)
         if threading.current_thread() is not threading.main_thread():
             forkserver.ensure_running()
             return

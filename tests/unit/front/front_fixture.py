@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Front:
         self.devices: Any = device_pb2_grpc.DeviceServiceStub(channel)
         self.token = ""
         self.session = ""
+        self.last_seq = 0
 
     async def open(self, name: str = "test") -> str:
         answer = await self.node.OpenSession(node_pb2.OpenSessionRequest(client_name=name))
@@ -50,6 +52,7 @@ class Front:
         except grpc.aio.AioRpcError:
             raise await ended(stream) from None
         assert answer.WhichOneof("kind") == "attached", answer
+        self.last_seq = answer.attached.last_seq
         return stream
 
     def device(self, ordinal: int = 0) -> FakeDevice:
@@ -115,7 +118,18 @@ async def front(
 
 _runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 """One loop for all tests of a process: what gRPC keeps for a loop outlives it, and complains when it is collected."""
-atexit.register(_runner.close)
+
+
+def _close() -> None:
+    async def tidy() -> None:
+        gc.collect()  # gRPC's objects clean up on the loop that they were made on, so they must go before it does
+        await asyncio.sleep(0)
+
+    _runner.run(tidy())
+    _runner.close()
+
+
+atexit.register(_close)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

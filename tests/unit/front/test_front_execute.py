@@ -207,8 +207,11 @@ def test_acks_of_an_ended_stream_do_not_count_for_the_next(tmp_path: Path) -> No
             assert not attaching.done()
             f.device().release_acks()
             again = await attaching
-            await again.write(batch(1))
-            assert (await again.read()).ack.seq == 1
+            assert f.last_seq == 5, "a stream goes on where the one before it ended"
+            await again.write(batch(6))
+            assert (await again.read()).ack.seq == 6
+            await again.done_writing()
+            assert await again.read() is grpc.aio.EOF
 
     run(scenario())
 
@@ -223,6 +226,23 @@ def test_a_message_that_is_too_large_ends_the_stream(tmp_path: Path) -> None:
             assert refusal.reason == Reason.MESSAGE_TOO_LARGE
             assert refusal.details["allowed"] == "10000"
             assert not f.device().batches
+
+    run(scenario())
+
+
+def test_half_close_of_an_idle_stream_ends_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            await f.open()
+            for last in range(3):
+                stream = await f.attach()
+                assert f.last_seq == last
+                if last < 2:
+                    await stream.write(batch(last + 1))
+                    await read_until(stream, last + 1)
+                await stream.done_writing()
+                assert await stream.read() is grpc.aio.EOF
+                await until(lambda: not f.daemon.device_service.attachments)
 
     run(scenario())
 
