@@ -49,7 +49,7 @@ def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[
         try:
             rows += importlib.import_module(f"tests.bench.rows.{module}").measure(context)
         except Exception as error:  # the other rows are worth having
-            failed[name] = f"{type(error).__name__}: {error}"
+            failed[name] = "; ".join(filter(None, (f"{type(error).__name__}: {error}", context.daemon.obituary())))
         state = "failed" if name in failed else "measured"
         print(f"{name}: {state} in {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
     return rows, failed

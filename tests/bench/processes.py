@@ -27,22 +27,6 @@ class BenchError(Exception):
     """A side could not be measured."""
 
 
-@dataclass(frozen=True)
-class Daemon:
-    """A daemon that serves."""
-
-    tcp: str
-    unix: str
-    pid: int
-
-    def resident_mib(self) -> float:
-        """Resident memory of the front, in MiB."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise BenchError(f"process {self.pid} is gone")
-
-
 def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without Hearth's settings, and with caches that are empty when the run starts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
@@ -81,16 +65,16 @@ class Child:
                         return text
                     continue
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise BenchError(f"{self._name()} said nothing for {timeout:g} s; {self._said()}")
+                    raise BenchError(f"{self._name()} said nothing for {timeout:g} s; {self.said()}")
                 more = os.read(self.process.stdout.fileno(), 1 << 16)
                 if not more:
-                    raise BenchError(f"{self._name()} ended with {self.process.wait()}; {self._said()}")
+                    raise BenchError(f"{self._name()} ended with {self.process.wait()}; {self.said()}")
                 self._buffer += more
 
-    def go(self) -> None:
-        """Lets a worker that is `ready` start."""
+    def go(self, start: float) -> None:
+        """Lets a worker that is `ready` start at that `time.monotonic()`."""
         assert self.process.stdin is not None
-        self.process.stdin.write(b"go\n")
+        self.process.stdin.write(f"{start}\n".encode())
         self.process.stdin.flush()
 
     def result(self) -> Any:
@@ -114,10 +98,32 @@ class Child:
     def _name(self) -> str:
         return " ".join(str(part) for part in self.process.args[1:4])  # type: ignore[index]
 
-    def _said(self) -> str:
+    def said(self) -> str:
+        """The last lines of its stderr."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return "it said: " + " | ".join(lines[-4:]) if lines else "it said nothing on stderr"
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A daemon that serves."""
+
+    tcp: str
+    unix: str
+    child: Child
+
+    def resident_mib(self) -> float:
+        """Resident memory of the front, in MiB."""
+        for line in Path(f"/proc/{self.child.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise BenchError(f"the daemon has ended; {self.obituary()}")
+
+    def obituary(self) -> str:
+        """How it ended; empty while it serves."""
+        status = self.child.process.poll()
+        return "" if status is None else f"the daemon ended with {status}; {self.child.said()}"
 
 
 def start_worker(function: str, arguments: Mapping[str, Any], env: Mapping[str, str]) -> Child:
@@ -140,8 +146,9 @@ def run_together(
         if barrier:
             for child in children:
                 child.line(lambda text: text == worker.READY, TIMEOUT)
+            start = time.monotonic() + 0.1
             for child in children:
-                child.go()
+                child.go(start)
         results = [child.result() for child in children]
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -164,7 +171,7 @@ def daemon(folder: Path, backend: str, cpu_count: int, settings: Mapping[str, st
         try:
             said = child.line(lambda text: text.startswith("hearthd ready"), 120)
             addresses = dict(part.partition("=")[::2] for part in said.split() if "=" in part)
-            yield Daemon(addresses["grpc"], f"unix:{socket}", child.process.pid)
+            yield Daemon(addresses["grpc"], f"unix:{socket}", child)
         finally:
             child.end(politely=20)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tests.bench.stats import Row, Summary
@@ -27,7 +28,7 @@ def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str,
     commit = commit[:12] + "+" * commit.endswith("+")
     title = f"{len(devices)} x {devices[0]['name']}, commit {commit}, {seconds:.0f} s"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("what")
+    table.add_column("what", no_wrap=True)
     for column in ("Hearth", "baseline"):
         table.add_column(column, justify="right")
     table.add_column("against")
@@ -58,7 +59,7 @@ def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str,
         "Medians ± half of p10..p90; green: the aim, yellow: at least, red: below. Spread and notes: the JSON."
     )
     for name, why in failed.items():
-        console.print(f"[red]{name} could not be measured[/red]: {why}", markup=True, highlight=False)
+        console.print(f"[red]{name} could not be measured[/red]: {escape(why)}", highlight=False)
 
 
 def _value(summary: Summary, unit: str) -> str:

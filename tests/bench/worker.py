@@ -14,11 +14,13 @@ RESULT = "@result "
 READY = "@ready"
 
 
-def ready() -> None:
-    """Tells the parent that the work may start, and waits for its word."""
+def ready() -> float:
+    """Tells the parent that the work may start, and waits for its word: the start's `time.monotonic()`, one for all."""
     print(READY, flush=True)
-    if not sys.stdin.readline():
+    word = sys.stdin.readline()
+    if not word:
         raise SystemExit("the parent is gone")
+    return float(word)
 
 
 def main() -> None:

@@ -559,14 +559,14 @@ def test_100_kib_of_dynamic_shared_memory(server: CudaServer, stream: Stream) ->
     """
     function = build(server, code, "last")
     memory = server.allocate(4, stream)
-    params = bytearray(struct.pack("<Qi4x", memory.address, size // 4))
+    params = bytearray(struct.pack("<Qi", memory.address, size // 4))  # a longer block is refused as out of resources
     for _ in range(2):
         server.launch(function, (1, 1, 1), (128, 1, 1), size, stream, params)
     assert get(server, memory.address, 4, stream) == struct.pack("<i", size // 4 - 1)
     with pytest.raises(Refusal) as caught:
         server.launch(function, (1, 1, 1), (128, 1, 1), 1 << 20, stream, params)
     assert caught.value.reason is Reason.LAUNCH_INVALID and caught.value.details["requested"] == str(1 << 20)
-    server.launch(function, (1, 1, 1), (128, 1, 1), 1024, stream, bytearray(struct.pack("<Qi4x", memory.address, 8)))
+    server.launch(function, (1, 1, 1), (128, 1, 1), 1024, stream, bytearray(struct.pack("<Qi", memory.address, 8)))
     assert get(server, memory.address, 4, stream) == struct.pack("<i", 7)
     server.free(memory, stream)
 

@@ -60,10 +60,9 @@ def hearth(target: str, seconds: float) -> float:
         for _ in range(_AT_A_TIME):
             launch()
         gpu.synchronize()
-        ready()
+        begin = ready() + _WARM_UP
         done = 0
         pending: deque[hearth.Event] = deque()
-        begin = time.monotonic() + _WARM_UP
         end = begin + seconds
         while time.monotonic() < end:
             for _ in range(_AT_A_TIME):

@@ -106,9 +106,9 @@ async def front(
     }
     config, _ = load(environ={}, flags=paths)
     daemon = Daemon(config, "cpu", list(range(devices)), launcher)
-    await daemon.start()
     channel = grpc.aio.insecure_channel(f"unix:{config.unix_path}")
     try:
+        await daemon.start()
         yield Front(daemon, launcher, channel)
     finally:
         await channel.close()

@@ -17,8 +17,9 @@ KEY_AT = 24
 class Plan:
     """Geometry, where the buffers' addresses go, and how the client's parameter block becomes the kernel's.
 
-    `moves` is empty where the client's offsets are the kernel's own; else (from, to, size) of each parameter: C leaves
-    the alignment of a struct that is passed as bytes to its declaration, which only the kernel's side knows.
+    `moves` is empty where the client's block is the kernel's own; else (from, to, size) of each parameter: C leaves the
+    alignment of a struct that is passed as bytes to its declaration, which only the kernel's side knows; and the driver
+    refuses a block that is longer than the parameters ("too many resources requested for launch").
     """
 
     __slots__ = ("block", "function", "grid", "handles", "handles_at", "length", "moves", "name", "params_at",
@@ -40,7 +41,7 @@ class Plan:
         self.length = self.params_at + padded(self.params_size)
         self.real_size = max((offset + size for offset, size in real), default=0)
         pairs = list(zip(given, real, strict=True))
-        in_place = self.params_size >= self.real_size and all(mine[0] == theirs[0] for mine, theirs in pairs)
+        in_place = self.params_size == self.real_size and all(mine[0] == theirs[0] for mine, theirs in pairs)
         self.moves = () if in_place else tuple((mine[0], theirs[0], mine[1]) for mine, theirs in pairs)
         self.patches = tuple(theirs[0] for mine, theirs in pairs if mine[2])
 

@@ -1,0 +1,298 @@
+"""all_reduce over two devices: right sums, in order, and a clear end where ranks do not come together."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import hearth
+import numpy as np
+import pytest
+from hearth_proto.reasons import Reason, from_status
+from hearth_proto.v1 import commands_pb2 as c
+
+from .harness import DaemonProcess
+from .kernels import common, gated, saxpy_works
+from .raw import Execute, Raw
+
+pytestmark = pytest.mark.usefixtures("pair")
+DTYPES = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+REFERENCE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def values(dtype: str, size: int, rank: int) -> np.ndarray:
+    return np.random.default_rng([size, rank]).integers(1, 7, size).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", REFERENCE)
+def test_every_type_and_operation(pair: list[hearth.Device], dtype: str, op: str) -> None:
+    hosts = [values(dtype, 1001, rank) for rank in range(2)]
+    arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
+    hearth.Group(pair).all_reduce(arrays, op=op)
+    for array in arrays:
+        np.testing.assert_array_equal(array.get(), REFERENCE[op](*hosts))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_mean(pair: list[hearth.Device], dtype: str) -> None:
+    hosts = [values(dtype, 513, rank) for rank in range(2)]
+    arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
+    hearth.Group(pair).all_reduce(arrays, op="mean")
+    for array in arrays:
+        np.testing.assert_allclose(array.get(), (hosts[0] + hosts[1]) / 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 63, 64, 65, 1000, 4097, (1 << 20) + 1])
+def test_odd_sizes_in_place_and_out(pair: list[hearth.Device], size: int) -> None:
+    hosts = [values("float32", size, rank) for rank in range(2)]
+    arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
+    outs = [device.full(size + 2, -1, np.float32) for device in pair]
+    group = hearth.Group(pair)
+    group.all_reduce(arrays, outs=[out[1:-1] for out in outs])
+    for array, host, out in zip(arrays, hosts, outs, strict=True):
+        np.testing.assert_array_equal(array.get(), host)
+        np.testing.assert_array_equal(out.get(), np.pad(hosts[0] + hosts[1], 1, constant_values=-1))
+    group.all_reduce(arrays)
+    for array in arrays:
+        np.testing.assert_array_equal(array.get(), hosts[0] + hosts[1])
+
+
+def test_nothing_to_reduce(pair: list[hearth.Device]) -> None:
+    arrays = [device.zeros(0, np.float32) for device in pair]
+    hearth.Group(pair).all_reduce(arrays)
+    for device in pair:
+        device.synchronize()
+
+
+def test_a_group_of_one(gpu: hearth.Device) -> None:
+    x, out = gpu.asarray(np.arange(5.0)), gpu.zeros(5)
+    hearth.Group([gpu]).all_reduce([x], op="mean", outs=[out])
+    np.testing.assert_array_equal(out.get(), np.arange(5.0))
+
+
+def test_many_queued(pair: list[hearth.Device]) -> None:
+    arrays = [device.ones(100, np.float64) for device in pair]
+    group = hearth.Group(pair)
+    for _ in range(40):
+        group.all_reduce(arrays)
+    for array in arrays:
+        assert (array.get() == 2.0**40).all()
+
+
+def test_ordered_with_the_work_around_it(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    add_one = [common(device, "add_one") for device in pair]
+    arrays = [device.zeros(64, np.int32) for device in pair]
+    expected = 0
+    for _ in range(10):
+        for kernel, array in zip(add_one, arrays, strict=True):
+            kernel((1,), (64,), (array, np.int32(64)))
+        group.all_reduce(arrays)
+        expected = 2 * (expected + 1)
+    group.synchronize()
+    for array in arrays:
+        assert (array.get() == expected).all()
+
+
+def test_one_rank_is_late_on_its_device(pair: list[hearth.Device]) -> None:
+    arrays = [device.ones(64, np.float32) for device in pair]
+    with gated(pair[0]) as gate:
+        gate.hold()
+        hearth.Group(pair).all_reduce(arrays)
+        gate.open()
+    for array in arrays:
+        assert (array.get() == 2).all()
+
+
+def test_the_order_of_the_devices_does_not_matter(pair: list[hearth.Device]) -> None:
+    turned = pair[::-1]
+    arrays = [device.full(8, device.ordinal + 1, np.int32) for device in turned]
+    hearth.Group(turned).all_reduce(arrays)
+    hearth.Group(pair).all_reduce(arrays[::-1])
+    assert [array.get().tolist() for array in arrays] == [[6] * 8] * 2
+
+
+def test_sessions_and_threads_do_not_mix(daemon: DaemonProcess) -> None:
+    def work(seed: int) -> bool:
+        with daemon.connect() as node:
+            devices = node.devices[:2]
+            group = hearth.Group(devices)
+            for turn in range(5):
+                arrays = [device.full(999, seed + turn, np.int64) for device in devices]
+                group.all_reduce(arrays)
+                if any((array.get() != 2 * (seed + turn)).any() for array in arrays):
+                    return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, (1, 100, 10_000, 1_000_000)))
+
+
+def test_what_does_not_fit_is_refused_here(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    good = [device.zeros(4, np.float32) for device in pair]
+    for arrays, error in (
+        (good[:1], hearth.ArgumentError),
+        (good[::-1], hearth.ArgumentError),
+        ([good[0], pair[1].zeros(5, np.float32)], hearth.ArgumentError),
+        ([good[0], pair[1].zeros(4, np.float64)], hearth.ArgumentError),
+        ([good[0], np.zeros(4, np.float32)], hearth.DtypeError),
+    ):
+        with pytest.raises(error):
+            group.all_reduce(arrays)
+    with pytest.raises(hearth.ArgumentError, match="median"):
+        group.all_reduce(good, op="median")
+    with pytest.raises(hearth.ArgumentError):
+        hearth.Group([pair[0], pair[0]])
+    with pytest.raises(hearth.ArgumentError):
+        hearth.Group([])
+    group.all_reduce(good)
+    assert not good[0].get().any()
+
+
+def test_a_type_that_cannot_be_reduced_is_named(pair: list[hearth.Device]) -> None:
+    arrays = [device.zeros(4, np.complex64) for device in pair]
+    hearth.Group(pair).all_reduce(arrays)
+    for device in pair:
+        with pytest.raises(hearth.UnsupportedError, match="complex64"):
+            device.synchronize()
+
+
+# ---- ranks that do not come together, by plain stubs ----
+
+
+def part(buffer: int, sequence: int = 1, count: int = 4, dtype: str = "float32", timeout: float = 20, **more: Any) -> Any:
+    fields = {"op": c.REDUCE_OP_SUM, "devices": (0, 1), "source": buffer, "destination": buffer, **more}
+    reduce = c.AllReduce(sequence=sequence, count=count, dtype=dtype, timeout_ns=int(timeout * 1e9), **fields)
+    return c.Command(all_reduce=reduce)
+
+
+@pytest.fixture
+def ranks(raw: Raw) -> Any:
+    """Two Execute streams, each with a buffer of 16 bytes under handle 1."""
+    streams = [raw.execute(device) for device in range(2)]
+    for stream in streams:
+        stream.batch(
+            c.Command(allocate=c.Allocate(buffer=1, size=16)),
+            c.Command(fill=c.Fill(buffer=1, size=16, pattern=np.float32(3).tobytes())),
+        )
+    yield streams
+    for stream in streams:
+        stream.__exit__()
+
+
+def failure(stream: Execute) -> Any:
+    """The only failure of the stream."""
+    (entry,) = stream.failures()
+    assert entry.command.startswith("all_reduce")
+    return from_status(entry.status)
+
+
+def floats(stream: Execute) -> list[float]:
+    result = stream.ask(c.Command(read=c.Read(buffer=1, size=16)))
+    return list(np.frombuffer(result.read.data, np.float32))
+
+
+def test_ranks_come_together(ranks: list[Execute]) -> None:
+    for stream in ranks:
+        stream.batch(part(1))
+    assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "first", "second"),
+    [
+        ("count", {"count": 4}, {"count": 3}),
+        ("dtype", {"dtype": "float32"}, {"dtype": "int32"}),
+        ("reduce", {"op": c.REDUCE_OP_SUM}, {"op": c.REDUCE_OP_MAX}),
+    ],
+)
+def test_a_mismatch_names_the_field_and_the_values(
+    ranks: list[Execute], field: str, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    ranks[0].batch(part(1, **first))
+    ranks[1].batch(part(1, **second))
+    for stream in ranks:
+        refusal = failure(stream)
+        assert refusal.reason == Reason.COLLECTIVE_MISMATCH
+        assert refusal.details["field"] == field and refusal.details["odd_rank"] == "1"
+        assert field in refusal.message and "device 1" in refusal.message
+    for stream in ranks:
+        stream.batch(part(1, sequence=2))
+    assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
+
+
+def test_a_missing_rank_is_named_in_time_and_the_daemon_lives(ranks: list[Execute], daemon: DaemonProcess) -> None:
+    began = time.monotonic()
+    ranks[0].batch(part(1, timeout=0.3))
+    refusal = failure(ranks[0])
+    assert 0.25 < time.monotonic() - began < 10
+    assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
+    assert refusal.details["missing"] == "1" and "devices 1" in refusal.message
+    ranks[1].batch(part(1, timeout=20))  # too late, and told so at once
+    assert failure(ranks[1]).reason == Reason.COLLECTIVE_TIMEOUT
+    for stream in ranks:
+        stream.batch(part(1, sequence=2))
+    assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+
+
+def test_other_streams_go_on_while_a_rank_is_missing(ranks: list[Execute]) -> None:
+    waiting = ranks[0]
+    waiting.batch(
+        part(1, timeout=30),
+        c.Command(create_stream=c.CreateStream(stream=5)),
+        c.Command(stream=5, allocate=c.Allocate(buffer=2, size=4)),
+        c.Command(stream=5, fill=c.Fill(buffer=2, size=4, pattern=b"\7")),
+    )
+    result = waiting.ask(c.Command(stream=5, read=c.Read(buffer=2, size=4)))
+    assert result.read.data == b"\7\7\7\7"
+    ranks[1].batch(part(1))
+    assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
+
+
+def test_a_freed_buffer_is_kept_until_the_reduction_is_over(ranks: list[Execute]) -> None:
+    for stream in ranks:
+        stream.batch(
+            c.Command(allocate=c.Allocate(buffer=2, size=16)),
+            part(1),
+            c.Command(copy=c.Copy(destination=2, source=1, size=16)),
+            c.Command(free=c.Free(buffers=[1])),
+        )
+    for stream in ranks:
+        result = stream.ask(c.Command(read=c.Read(buffer=2, size=16)))
+        assert list(np.frombuffer(result.read.data, np.float32)) == [6.0] * 4
+        assert stream.failures() == []
+
+
+def test_dropped_arrays_take_part_to_the_end(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    outs = [device.zeros(1 << 16, np.float32) for device in pair]
+    for turn in range(10):
+        group.all_reduce([device.full(1 << 16, turn, np.float32) for device in pair], outs=outs)
+    for out in outs:
+        assert (out.get() == 18).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"devices": (1,)}, {"devices": (0, 0)}, {"devices": ()}, {"op": 99}, {"dtype": "float31"}, {"count": 5},
+     {"count": 2**62}, {"source_offset": 2**63}, {"devices": (0, 77)}],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_is_refused_at_once(ranks: list[Execute], wrong: dict[str, Any]) -> None:
+    ranks[0].batch(part(1, **wrong))
+    assert failure(ranks[0]).reason in (
+        Reason.INVALID_ARGUMENT, Reason.UNSUPPORTED, Reason.OUT_OF_BOUNDS, Reason.DEVICE_NOT_FOUND
+    )  # fmt: skip
+
+
+def test_a_session_that_ends_leaves_the_others_alone(daemon: DaemonProcess, ranks: list[Execute]) -> None:
+    with Raw(daemon.unix) as other, other.execute() as stream:
+        stream.batch(c.Command(allocate=c.Allocate(buffer=1, size=16)), part(1))
+    for stream in ranks:
+        stream.batch(part(1))
+    assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
