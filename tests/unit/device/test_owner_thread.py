@@ -1,0 +1,139 @@
+"""Every driver call is made on the device-handle thread: a call from anywhere else fails here."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import FrameReader, Kind, encode
+from hearth_proto.launches import Record, pack, pack_layout
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.process import DeviceProcess
+from hearthd.device.server import ComputeServer
+from hearthd.spec import DeviceSpec
+
+SOURCE = b'extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }'
+
+Command = commands_pb2.Command
+
+OFF_THREAD = {"compiler", "communicators"}
+"""What ComputeServer says is used on helper threads."""
+
+
+class Owned:
+    """A ComputeServer whose methods note who calls them."""
+
+    def __init__(self, server: ComputeServer) -> None:
+        self._server = server
+        self.owner = threading.get_ident()
+        self.called: set[str] = set()
+        self.strays: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._server, name)
+        if name in OFF_THREAD or not callable(value):
+            return value
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            self.called.add(name)
+            if threading.get_ident() != self.owner:
+                self.strays.append(f"{name} on {threading.current_thread().name}")
+            return value(*args, **kwargs)
+
+        return checked
+
+
+class Rig:
+    """A device process's loop on a thread of this process, driven frame by frame."""
+
+    def __init__(self, cache_dir: str) -> None:
+        self.sock, self._theirs = socket.socketpair()
+        self.sock.settimeout(60)
+        self._spec = DeviceSpec(0, "cpu", 0, cache_dir=cache_dir, launch_timeout=30.0)
+        self._reader = FrameReader()
+        self._ids = itertools.count(1)
+        self.thread = threading.Thread(target=self._main, name="device-handle")
+        self.thread.start()
+        self._until(Kind.READY)
+        self.sock.sendall(encode(Kind.OPEN, b"{}", channel=1))
+
+    def _main(self) -> None:
+        self.server = Owned(CpuServer(self._spec))
+        DeviceProcess(self._theirs, self._spec, self.server).run()  # type: ignore[arg-type]
+
+    def _until(self, kind: int) -> bytes:
+        while True:
+            for frame in self._reader.feed(self.sock.recv(1 << 20)):
+                if frame.kind == kind:
+                    return frame.payload
+
+    def call(self, **kind: Any) -> commands_pb2.Result:
+        command = Command(request=1, **kind)
+        self.sock.sendall(encode(Kind.CALL, command.SerializeToString(), channel=1, id=next(self._ids)))
+        return commands_pb2.Result.FromString(self._until(Kind.RESULT))
+
+    def stop(self) -> None:
+        self.sock.sendall(encode(Kind.CLOSE, channel=1))
+        self._until(Kind.CLOSED)
+        self.sock.sendall(encode(Kind.SHUTDOWN))
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        self.sock.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Any) -> Iterator[Rig]:
+    made = Rig(str(tmp_path))
+    yield made
+    made.stop()
+    assert made.server.strays == []
+
+
+def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
+    layout = pack_layout([(0, 8, True)])
+    record = pack(Record(1, 0, (1, 1, 1), (4, 1, 1), 0, 0, 0, layout, (1,), bytes(8)))
+    batch = commands_pb2.Batch(
+        seq=1,
+        commands=[
+            Command(load_module=commands_pb2.LoadModule(module=1, kind=1, code=SOURCE)),
+            Command(get_function=commands_pb2.GetFunction(function=1, module=1, name="twice")),
+            Command(allocate=commands_pb2.Allocate(buffer=1, size=16)),
+            Command(allocate=commands_pb2.Allocate(buffer=2, size=16)),
+            Command(create_stream=commands_pb2.CreateStream(stream=1)),
+            Command(start_profile=commands_pb2.StartProfile(profile=1)),
+            Command(fill=commands_pb2.Fill(buffer=1, size=16, pattern=struct.pack("<i", 3))),
+            Command(launches=record * 3),
+            Command(stream=1, copy=commands_pb2.Copy(destination=2, source=1, size=16)),
+            Command(record_event=commands_pb2.RecordEvent(event=1)),
+            Command(stream=1, wait_event=commands_pb2.WaitEvent(event=1)),
+        ],
+    )
+    message = device_pb2.ExecuteRequest(batch=batch).SerializeToString()
+    rig.sock.sendall(encode(Kind.BATCH, message, channel=1))
+    read = rig.call(stream=1, read=commands_pb2.Read(buffer=2, size=16))
+    assert read.read.data == struct.pack("<4i", *[24] * 4)
+    assert rig.call(end_profile=commands_pb2.EndProfile(profile=1)).profile.device_ns > 0
+    assert rig.call(sync=commands_pb2.Sync(all_streams=True)).WhichOneof("kind") == "done"
+    assert rig.call(free=commands_pb2.Free(buffers=[1, 2])).WhichOneof("kind") == "done"
+    wanted = {
+        "allocate",
+        "free",
+        "fill",
+        "copy",
+        "launch",
+        "load",
+        "download",
+        "record",
+        "wait",
+        "done",
+        "create_stream",
+    }
+    assert wanted <= rig.server.called, "the test exercised what it is about"
