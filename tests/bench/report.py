@@ -22,7 +22,7 @@ _SCALED: Mapping[str, Callable[[float], tuple[float, str]]] = {
 
 def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str, Any], seconds: float) -> None:
     """Prints the rows, and what could not be measured."""
-    console = Console(width=max(140, Console().width))
+    console = Console(width=max(156, Console().width))
     devices = described["devices"]
     commit = described["commit"]
     commit = commit[:12] + "+" * commit.endswith("+")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -37,6 +38,9 @@ ITEM_SIZES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
 
+CHECK_S = 0.05
+"""How often communicators are asked whether they have failed."""
+
 Key = tuple[int, tuple[int, ...], int]
 """channel, devices, sequence"""
 
@@ -59,6 +63,7 @@ class Collectives:
         self._pending: dict[Key, Pending] = {}
         self._comms: dict[str, Communicator] = {}
         self._track: Track | None = None
+        self._next_check = 0.0
 
     def all_reduce(self, origin: Origin, command: commands_pb2.AllReduce) -> Operation:
         session = origin.session
@@ -246,7 +251,11 @@ class Collectives:
         self._device.outbox.put(Kind.COLLECTIVE, json.dumps(message).encode())
 
     def check(self) -> None:
-        """Reports communicators that failed by themselves."""
+        """Reports communicators that failed by themselves. Cheap to call often: it looks now and then."""
+        now = time.monotonic()
+        if not self._comms or now < self._next_check:
+            return
+        self._next_check = now + CHECK_S
         for comm, communicator in list(self._comms.items()):
             reason = communicator.failed()
             if reason:

@@ -19,7 +19,7 @@ _WARM_UP = 0.75
 
 def measure(context: Context) -> list[Row]:
     """Each client in a process of its own; all launch at the same time; what is done within it counts."""
-    seconds = 1.0 if context.quick else 1.5
+    seconds = 1.5 if context.quick else 2.0
     alone: list[float] = []
     together: dict[int, list[float]] = {}
     fairness: dict[int, list[float]] = {}

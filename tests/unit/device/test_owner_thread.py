@@ -53,10 +53,10 @@ class Owned:
 class Rig:
     """A device process's loop on a thread of this process, driven frame by frame."""
 
-    def __init__(self, cache_dir: str) -> None:
+    def __init__(self) -> None:
         self.sock, self._theirs = socket.socketpair()
         self.sock.settimeout(60)
-        self._spec = DeviceSpec(0, "cpu", 0, cache_dir=cache_dir, launch_timeout=30.0)
+        self._spec = DeviceSpec(0, "cpu", 0, launch_timeout=30.0)
         self._reader = FrameReader()
         self._ids = itertools.count(1)
         self.thread = threading.Thread(target=self._main, name="device-handle")
@@ -90,8 +90,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Any) -> Iterator[Rig]:
-    made = Rig(str(tmp_path))
+def rig() -> Iterator[Rig]:
+    made = Rig()
     yield made
     made.stop()
     assert made.server.strays == []
@@ -119,6 +119,7 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
     message = device_pb2.ExecuteRequest(batch=batch).SerializeToString()
     rig.sock.sendall(encode(Kind.BATCH, message, channel=1))
     read = rig.call(stream=1, read=commands_pb2.Read(buffer=2, size=16))
+    assert not read.HasField("error"), read.error
     assert read.read.data == struct.pack("<4i", *[24] * 4)
     assert rig.call(end_profile=commands_pb2.EndProfile(profile=1)).profile.device_ns > 0
     assert rig.call(sync=commands_pb2.Sync(all_streams=True)).WhichOneof("kind") == "done"

@@ -1,0 +1,70 @@
+"""What the README shows runs as shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from .harness import BACKEND, DaemonProcess, environment, on_cpu
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def test_the_quick_start(daemon: DaemonProcess) -> None:
+    (code,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(HEARTH_TARGET=daemon.unix),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, profile, mean = done.stdout.splitlines()
+    assert first == "[ 0.  4.  8. 12.]"
+    assert re.fullmatch(r"[1-9]\d* ns on the device", profile)
+    assert mean == ("[1.5 1.5 1.5 1.5]" if BACKEND == "cpu" else mean)
+
+
+def test_the_configuration_it_shows_is_accepted(tmp_path: Path) -> None:
+    (text,) = blocks("toml")
+    assert tomllib.loads(text)["insecure"] is True
+    file = tmp_path / "hearth.toml"
+    file.write_text(text)
+    for path in (file, ROOT / "deploy" / "hearth.toml"):
+        command = [sys.executable, "-m", "hearthd", "check-config", "--config", str(path)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_file_and_target_it_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z]+)\b", README)) - {"it"}:
+        assert f"\n{target}:" in makefile, target
+    for path in set(re.findall(r"\b((?:deploy|proto|tests|server|client)/[\w./-]*\w)", README)):
+        assert (ROOT / path).exists(), path
+
+
+@on_cpu
+def test_the_demo(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hearthd", "demo"],
+        env=environment(XDG_CACHE_HOME=str(tmp_path), COLUMNS="140", HEARTH_DEVICES_BACKEND="cpu"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal to NumPy") == 5
+    assert "mean over 2 devices" in done.stdout
+    assert "failed" not in done.stdout
