@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth import transfer, wire
+from hearth import transfer
 from hearth.errors import HearthError, TransferError
+from hearth_proto import chunks
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
@@ -102,14 +103,14 @@ def read(
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
     request = device_pb2.DownloadRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
-    chunks = connection.transport.download(request, timeout)
-    reply.on_error = chunks.cancel
+    messages = connection.transport.download(request, timeout)
+    reply.on_error = messages.cancel
     if reply.error is not None:
-        chunks.cancel()
+        messages.cancel()
     received = 0
     try:
-        for message in chunks:
-            at, data = wire.download_response(message)
+        for message in messages:
+            at, data = chunks.download_response(message)
             into[at : at + len(data)] = data
             received += len(data)
             if progress is not None:
@@ -117,7 +118,7 @@ def read(
     except HearthError as error:
         raise _cause(reply, error) from None
     except BaseException:
-        chunks.cancel()
+        messages.cancel()
         reply.abandon()
         raise
     reply.wait()

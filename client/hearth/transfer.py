@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hearth import wire
+from hearth_proto import chunks
 
 if TYPE_CHECKING:
     from hearth.progress import Progress
@@ -38,6 +38,6 @@ def upload_messages(head: bytes, data: memoryview, chunk: int, progress: Progres
     total = len(data)
     for start in range(0, total, chunk):
         piece = data[start : start + chunk]
-        yield wire.upload_request(head if start == 0 else b"", piece)
+        yield chunks.upload_request(head if start == 0 else b"", piece)
         if progress is not None:
             progress(min(start + chunk, total), total)

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import hearth
+from hearth_proto.v1 import commands_pb2 as c
 
 from .harness import DaemonProcess, shared_memory
-from .raw import Raw
+from .kernels import saxpy_works
+from .raw import KEEP, Execute, Raw
 
 StartDaemon = Callable[..., DaemonProcess]
 
@@ -92,3 +94,27 @@ def start_daemon(cache: Path) -> Iterator[StartDaemon]:
         left += process.left_behind()
         process.remove()
     assert not left
+
+
+# ---- for what no honest client sends ----
+
+
+@pytest.fixture
+def unharmed(daemon: DaemonProcess) -> Iterator[None]:
+    """Whatever the test sends, the daemon's processes live on and serve others."""
+    pids = [device["pid"] for device in daemon.status()["devices"]]
+    yield
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+    assert [device["pid"] for device in daemon.status()["devices"]] == pids
+
+
+@pytest.fixture
+def stream(raw: Raw) -> Iterator[Execute]:
+    """An attached Execute stream of a session that has one buffer, `KEEP`, of 16 zero bytes."""
+    with raw.execute() as attached:
+        attached.batch(
+            c.Command(allocate=c.Allocate(buffer=KEEP, size=16)),
+            c.Command(fill=c.Fill(buffer=KEEP, size=16, pattern=b"\0")),
+        )
+        yield attached

@@ -16,6 +16,8 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc, status_pb2
 
 TIMEOUT = 60.0
+KEEP = 1
+"""The buffer of the sessions of the `stream` fixture."""
 
 
 def refusal_of(error: grpc.RpcError) -> Refusal:

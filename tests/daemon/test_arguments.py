@@ -89,7 +89,9 @@ extern "C" __global__ void open(int before, Item item, int after, double* out) {
     out[5] = item.ids[2]; out[6] = item.flag; out[7] = after;
 }
 struct __attribute__((packed)) Tight { char a; int b; };
-extern "C" __global__ void tight(char before, Tight item, double* out) { out[0] = before; out[1] = item.a; out[2] = item.b; }
+extern "C" __global__ void tight(char before, Tight item, double* out) {
+    out[0] = before; out[1] = item.a; out[2] = item.b;
+}
 struct alignas(16) Wide { float v[8]; };
 extern "C" __global__ void wide(char before, Wide item, double* out) {
     out[0] = before; for (int i = 0; i < 8; ++i) out[1 + i] = item.v[i];

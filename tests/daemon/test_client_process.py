@@ -93,5 +93,7 @@ def test_a_new_process_has_its_first_result_soon(daemon: DaemonProcess) -> None:
 
 
 def test_the_environment_says_where(daemon: DaemonProcess) -> None:
-    code = f"import os; os.environ['HEARTH_TARGET'] = {daemon.unix!r}\nimport hearth\nwith hearth.connect() as n: print(len(n.devices))"
+    code = (
+        f"import os; os.environ['HEARTH_TARGET'] = {daemon.unix!r}\nimport hearth\nprint(len(hearth.connect().devices))"
+    )
     assert int(run(code)) >= 1

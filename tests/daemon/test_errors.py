@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 from hearth_proto import reasons
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
@@ -14,7 +15,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from .kernels import common, gated
 from .raw import Raw
 
-BAD = "extern \"C\" __global__ void bad(int* x) { *x = undeclared; }"
+BAD = 'extern "C" __global__ void bad(int* x) { *x = undeclared; }'
 
 
 def bad_launch(gpu: hearth.Device, x: hearth.DeviceArray, stream: hearth.Stream | None = None) -> None:
@@ -119,8 +120,9 @@ def test_work_of_another_stream_on_a_poisoned_buffer_is_skipped_there(gpu: heart
 
 
 def test_a_poisoned_buffer_can_be_written_anew(gpu: hearth.Device) -> None:
+    good, side = gpu.full(4, 8, np.int32), gpu.stream()
     for renew in (lambda x: x.set(np.full(4, 8, np.int32)), lambda x: x.fill(8), lambda x: x.copy_from(good)):
-        x, good, side = gpu.zeros(4, np.int32), gpu.full(4, 8, np.int32), gpu.stream()
+        x = gpu.zeros(4, np.int32)
         gpu.synchronize()
         bad_launch(gpu, x)
         renew(x)

@@ -177,9 +177,8 @@ def test_too_much_shared_memory(gpu: hearth.Device) -> None:
 
 def test_arrays_of_elsewhere_are_refused_here(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     add_one = common(gpu, "add_one")
-    with daemon.connect() as other:
-        with pytest.raises(hearth.LaunchError, match="another device or session"):
-            add_one((1,), (1,), (other.device(0).zeros(1, np.int32), np.int32(1)))
+    with daemon.connect() as other, pytest.raises(hearth.LaunchError, match="another device or session"):
+        add_one((1,), (1,), (other.device(0).zeros(1, np.int32), np.int32(1)))
     freed = gpu.zeros(1, np.int32)
     freed.free()
     with pytest.raises(hearth.InvalidHandleError, match="freed") as caught:

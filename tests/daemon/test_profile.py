@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 from hearth_proto.reasons import Reason, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2 as c
 

@@ -9,9 +9,10 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import hearth
 import numpy as np
 import pytest
+
+import hearth
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 

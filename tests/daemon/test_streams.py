@@ -6,11 +6,12 @@ import threading
 import time
 from dataclasses import dataclass
 
-import hearth
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import hearth
 
 from .harness import wait_until
 from .kernels import common, gated

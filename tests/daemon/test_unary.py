@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
@@ -229,7 +230,9 @@ def test_all_reduce(raw: Raw) -> None:
     for ordinal, (call, buffer) in enumerate(zip(calls, buffers, strict=True)):
         call.result()
         raw.call("SyncCollective", c.SyncCollective(), device=ordinal)
-        assert list(np.frombuffer(raw.read(buffer, 16, device=ordinal), np.float32)) == [3.0 if devices[1:] else 1.0] * 4
+        assert (
+            list(np.frombuffer(raw.read(buffer, 16, device=ordinal), np.float32)) == [3.0 if devices[1:] else 1.0] * 4
+        )
 
 
 def test_calls_and_execute_share_a_session(raw: Raw) -> None:

@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from hearth_proto.frames import header
+from hearth_proto.frames import Kind, header
 
 MAX_VECTORS = 64
 
@@ -24,6 +24,13 @@ class Outbox:
         self._parts.append(header(kind, len(payload), channel=channel, id=id, flags=flags))
         if payload:
             self._parts.append(payload)
+
+    def put_chunk(self, head: bytes, data: bytes, *, channel: int, id: int, flags: int) -> None:
+        """A CHUNK whose payload is `head` and `data`, sent from where they lie."""
+        frame = header(Kind.CHUNK, len(head) + len(data), channel=channel, id=id, flags=flags)
+        self._parts.append(frame + head)
+        if data:
+            self._parts.append(data)
 
     def send(self) -> None:
         """Sends what fits; the rest goes when the socket takes more."""

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -22,6 +22,7 @@ from hearthd.device.outbox import Outbox
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.server import ComputeServer, DeviceFault
 from hearthd.device.staging import Staging
+from hearthd.device.tables import Session
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Tracks
 from hearthd.malloc import keep_freed_memory
@@ -60,12 +61,11 @@ class DeviceProcess:
         link.setblocking(False)
         self._outbox = Outbox(link, self._watch_writes)
         properties = server.properties
-        kick: Callable[..., None] = lambda session: self._executor.kick(session)  # noqa: E731
         device = Device(
             spec=spec,
             server=server,
             tracks=Tracks(server, spec.max_streams, self.loop.wake),
-            staging=Staging(server, spec.staging_bytes, lambda: kick(None)),
+            staging=Staging(server, spec.staging_bytes, lambda: self._kick(None)),
             compiler=CompileService(
                 server.compiler,
                 CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes),
@@ -81,7 +81,7 @@ class DeviceProcess:
                 properties.shared_mem_per_block,
                 properties.shared_mem_per_block_optin,
             ),
-            kick=kick,
+            kick=self._kick,
         )
         self._device = device
         self._executor = Executor(device, self.loop.post)
@@ -102,6 +102,9 @@ class DeviceProcess:
         self._outbox.send_all()
         self._device.compiler.close()
         self._server.close()
+
+    def _kick(self, session: Session | None) -> None:
+        self._executor.kick(session)  # made after what calls this
 
     def _poll(self) -> float | None:
         tracks = self._device.tracks

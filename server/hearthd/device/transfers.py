@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from hearth_proto.chunks import download_head, upload_data
 from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
+from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.server import HostBuffer
@@ -34,7 +35,7 @@ class Upload:
     """Bytes that have arrived for a Write, or are expected."""
 
     def __init__(self) -> None:
-        self.chunks: deque[bytes] = deque()
+        self.chunks: deque[memoryview] = deque()
         self.claimed = False
         self.ended = False
         self.error: Refusal | None = None
@@ -76,10 +77,10 @@ class Transfers:
                 return
             upload = session.uploads[frame.id] = Upload()
         try:
-            data = device_pb2.UploadRequest.FromString(frame.payload).data
-        except DecodeError:
+            data = upload_data(frame.payload)
+        except ValueError:
             upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is no UploadRequest")
-            data = b""
+            data = memoryview(b"")
         if data:
             upload.chunks.append(data)
         if frame.flags & Flag.LAST:
@@ -117,7 +118,7 @@ class Transfers:
         upload.claimed = True
         # `data` may hold the first bytes, as a client of the single call sends them.
         if command.data:
-            upload.chunks.appendleft(command.data)
+            upload.chunks.appendleft(memoryview(command.data))
         return Operation(
             origin,
             partial(self._write, origin, command, buffer, upload),
@@ -260,11 +261,11 @@ class Transfers:
     def _chunk(
         self, origin: Origin, command: commands_pb2.Read, host: HostBuffer, offset: int, size: int, last: bool
     ) -> None:
-        chunk = device_pb2.DownloadResponse(offset=offset, data=bytes(host.view[:size]))
+        data = bytes(host.view[:size])  # so that the staging memory is free for the next chunk
         self._device.staging.release(host)
-        self._device.outbox.put(
-            Kind.CHUNK,
-            chunk.SerializeToString(),
+        self._device.outbox.put_chunk(
+            download_head(offset, size),
+            data,
             channel=origin.session.channel,
             id=command.transfer,
             flags=Flag.LAST if last else 0,

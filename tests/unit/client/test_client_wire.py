@@ -28,33 +28,6 @@ def test_launches(records: list[bytes]) -> None:
     assert commands_pb2.Command.FromString(data) == commands_pb2.Command(launches=b"".join(records))
 
 
-@given(st.binary(max_size=1000))
-def test_uploads(data: bytes) -> None:
-    head = device_pb2.UploadRequest(session_token="t", device=1, transfer=2)
-    expected = device_pb2.UploadRequest(session_token="t", device=1, transfer=2, data=data)
-    assert (
-        device_pb2.UploadRequest.FromString(wire.upload_request(head.SerializeToString(), memoryview(data))) == expected
-    )
-
-
-@given(st.integers(0, 2**64 - 1), st.binary(max_size=1000))
-def test_downloads(offset: int, data: bytes) -> None:
-    message = device_pb2.DownloadResponse(offset=offset, data=data).SerializeToString()
-    got, view = wire.download_response(message)
-    assert (got, bytes(view)) == (offset, data)
-
-
-def test_downloads_with_further_fields() -> None:
-    offset, data = wire.download_response(b"\x1a\x01x\x12\x02ab\x08\x07")
-    assert (offset, bytes(data)) == (7, b"ab")
-
-
-@pytest.mark.parametrize("message", [b"\x12\x05abc", b"\x08\x80", b"\x1a\x05", b"\x12"])
-def test_broken_downloads(message: bytes) -> None:
-    with pytest.raises(ValueError):
-        wire.download_response(message)
-
-
 @pytest.mark.parametrize(
     ("given", "address", "loopback"),
     [

@@ -1,0 +1,90 @@
+"""The messages of transfers, read and written around their bytes: both ends cut chunks from memory and into it.
+
+Going through message objects would copy every byte two or three times more. The encoding is protobuf's own
+(https://protobuf.dev/programming-guides/encoding/); the tests compare it with the generated classes.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from hearth_proto.v1 import device_pb2
+
+_UPLOAD_DATA = 0x22  # UploadRequest.data, length-delimited
+_OFFSET = 0x08  # DownloadResponse.offset, varint
+_DATA = 0x12  # DownloadResponse.data, length-delimited
+
+
+def varint(value: int) -> bytes:
+    """`value`, not negative, in base 128."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends. Raises ValueError where the message ends inside it."""
+    value = shift = 0
+    while at < len(view):
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("the message ends inside a number")
+
+
+def upload_request(head: bytes, data: memoryview) -> bytes:
+    """An `UploadRequest`: `head` is its other fields, serialized; `data` is copied once."""
+    return b"".join((head, bytes((_UPLOAD_DATA,)), varint(len(data)), data))
+
+
+def upload_data(message: bytes) -> memoryview:
+    """The `data` of an `UploadRequest`, in place where it is the only field. Raises ValueError where it is none."""
+    view = memoryview(message)
+    if view and view[0] == _UPLOAD_DATA:
+        size, at = read_varint(view, 1)
+        if at + size == len(view):
+            return view[at:]
+    try:
+        return memoryview(device_pb2.UploadRequest.FromString(message).data)
+    except DecodeError as error:
+        raise ValueError(f"this is no UploadRequest: {error}") from None
+
+
+def download_head(offset: int, size: int) -> bytes:
+    """What stands before the `size` bytes of a `DownloadResponse`."""
+    return b"".join((bytes((_OFFSET,)), varint(offset), bytes((_DATA,)), varint(size)))
+
+
+def download_response(message: bytes) -> tuple[int, memoryview]:
+    """(offset, data) of a `DownloadResponse`, the data in place. Raises ValueError where it is none."""
+    view = memoryview(message)
+    offset, data, at = 0, view[:0], 0
+    while at < len(view):
+        tag = view[at]
+        value, at = read_varint(view, at + 1)
+        if tag == _OFFSET:
+            offset = value
+        elif tag == _DATA:
+            data = view[at : at + value]
+            at += value
+            if len(data) != value:
+                raise ValueError(f"{value} bytes of data are announced, {len(data)} are there")
+        else:  # a field of a newer daemon, or no such message at all
+            return _any_download_response(message)
+    return offset, data
+
+
+def _any_download_response(message: bytes) -> tuple[int, memoryview]:
+    try:
+        response = device_pb2.DownloadResponse.FromString(message)
+    except DecodeError as error:
+        raise ValueError(f"this is no DownloadResponse: {error}") from None
+    return response.offset, memoryview(response.data)

@@ -1,0 +1,114 @@
+"""What the daemon refuses to start with, and how it says so."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hearth
+
+from .conftest import StartDaemon
+from .harness import BACKEND, environment, hearthd, on_cpu
+from .kernels import saxpy_works
+
+
+def refused_start(*arguments: str) -> str:
+    """What a daemon says that does not start; it has ended by itself."""
+    done = hearthd("serve", "--backend", BACKEND, "--http", "127.0.0.1:0", "--log-level", "error", *arguments)
+    assert done.returncode in (1, 2), done
+    lines = done.stderr.strip().splitlines()
+    assert lines and lines[-1].startswith("hearthd: ") and "Traceback" not in done.stderr
+    return lines[-1]
+
+
+def test_one_daemon_a_socket(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    told = refused_start("--grpc", "", "--unix", str(daemon.socket))
+    assert str(daemon.socket) in told and "already serves" in told
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+
+
+def test_the_socket_of_a_dead_daemon_is_taken_over(start_daemon: StartDaemon) -> None:
+    dead = start_daemon()
+    dead.process.kill()
+    dead.process.wait()
+    assert dead.socket.exists()
+    arguments = ["--backend", BACKEND, "--cpu-count", "1", "--grpc", "", "--http", "", "--unix", str(dead.socket)]
+    command = [sys.executable, "-m", "hearthd", "serve", "--log-level", "error", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        try:
+            assert process.stdout is not None and "ready" in process.stdout.readline()
+            with hearth.connect(dead.unix) as node:
+                assert node.device(0).ones(3).get().sum() == 3
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0
+    assert not dead.socket.exists()
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = refused_start("--unix", "", "--grpc", f"127.0.0.1:{port}")
+        assert f"port {port}" in told and "in use" in told
+        told = refused_start("--unix", "", "--grpc", "127.0.0.1:0", "--http", f"127.0.0.1:{port}")
+        assert f"port {port}" in told and "listen.http" in told
+
+
+def test_addresses_that_others_reach_are_refused() -> None:
+    told = refused_start("--unix", "", "--grpc", "0.0.0.0:0")
+    assert "insecure" in told and "0.0.0.0" in told
+
+
+@on_cpu
+def test_kernels_of_the_cpu_stay_on_the_host() -> None:
+    assert "cpu_on_network" in refused_start("--unix", "", "--grpc", "0.0.0.0:0", "--insecure")
+
+
+@on_cpu
+def test_cuda_without_a_gpu_is_refused() -> None:
+    done = hearthd("serve", "--backend", "cuda", "--grpc", "127.0.0.1:0", "--http", "", "--unix", "")
+    assert done.returncode == 2 and "devices.backend = 'cuda'" in done.stderr and "Traceback" not in done.stderr
+
+
+# ---- configuration ----
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[sessions]\nleese = '1s'", "sessions.lease"),
+        ("[session]\nlease = '1s'", "[sessions]"),
+        ("[sessions]\nlease = 'soon'", "sessions.lease"),
+        ("[devices]\ncpu_count = 0", "devices.cpu_count"),
+        ("[listen]\ngrpc = 'here'", "here"),
+        ("[limits]\nmax_batch_bytes = '1 parsec'", "max_batch_bytes"),
+        ("not toml", "TOML"),
+    ],
+)
+def test_a_wrong_configuration_is_explained(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "hearth.toml"
+    path.write_text(text)
+    for command in ("check-config", "serve"):
+        done = hearthd(command, "--config", str(path))
+        assert done.returncode == 2 and told in done.stderr and str(path) in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    path.write_text("[sessions]\nlease = '5s'\n")
+    assert hearthd("check-config", "--config", str(path)).returncode == 0
+
+
+def test_the_environment_configures_and_is_checked(tmp_path: Path) -> None:
+    done = hearthd("print-config", env=environment(HEARTH_SESSIONS_LEASE="7s"))
+    assert "lease = 7.0" in done.stdout and "HEARTH_SESSIONS_LEASE" in done.stdout
+    done = hearthd("check-config", env=environment(HEARTH_SESSION_LEASE="7s"))
+    assert done.returncode == 2 and "HEARTH_SESSION_LEASE" in done.stderr and "HEARTH_SESSIONS_LEASE" in done.stderr
+    assert hearthd("check-config", env=environment(HEARTH_TARGET="unix:/x")).returncode == 0
+    done = hearthd("check-config", "--config", str(tmp_path / "missing.toml"))
+    assert done.returncode == 2 and "missing.toml" in done.stderr
