@@ -14,10 +14,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    import hearth
 
 SOURCE = r"""
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
@@ -54,106 +58,119 @@ __global__ void matmul(const float* a, const float* b, float* c, int n) {
 """
 
 
+ELEMENTS = 1 << 20
+SIDE = 256
+
+
 class Steps:
-    """Runs steps, times them, and collects what they say of their result."""
+    """Each step uses one feature against a node, and says what its result was equal to."""
 
-    def __init__(self) -> None:
-        self.table = Table(title="Hearth demo", title_justify="left")
-        for column in ("step", "result", "client"):
-            self.table.add_column(column)
-        self.failed = 0
+    def __init__(self, node: hearth.Node) -> None:
+        self._node = node
+        self._gpu = node.device(0)
+        self._mod = self._gpu.RawModule(code=SOURCE, name_expressions=["matmul<16>"])
+        self._rng = np.random.default_rng(1)
+        self._x = self._rng.standard_normal(ELEMENTS, dtype=np.float32)
 
-    def run(self, name: str, step: Callable[[], str]) -> None:
-        started = time.perf_counter()
+    def all(self) -> dict[str, Callable[[], str]]:
+        """In the order in which they are run."""
+        return {
+            "compile": self.compile,
+            "upload, download": self.copy,
+            "saxpy": self.saxpy,
+            "reduction": self.reduce,
+            "matrix product": self.matmul,
+            "all_reduce": self.all_reduce,
+            "compile error": self.compile_error,
+        }
+
+    def compile(self) -> str:
+        self._mod.compile()
+        return "3 kernels"
+
+    def copy(self) -> str:
+        back = self._gpu.asarray(self._x).get()
+        return _check(back, self._x, f"{self._x.nbytes / 2**20:.0f} MiB up and down")
+
+    def saxpy(self) -> str:
+        y_host = self._rng.standard_normal(ELEMENTS, dtype=np.float32)
+        x, y = self._gpu.asarray(self._x), self._gpu.asarray(y_host)
+        saxpy = self._mod.get_function("saxpy")
+        with self._gpu.profile() as profile:
+            saxpy((ELEMENTS // 256,), (256,), (np.float32(2), x, y, np.int32(ELEMENTS)))
+        return _check(y.get(), 2 * self._x + y_host, f"device time {profile.device_ns / 1e3:.1f} us")
+
+    def reduce(self) -> str:
+        total = self._gpu.zeros(1, np.float64)
+        x = self._gpu.asarray(self._x)
+        self._mod.get_function("reduce")((ELEMENTS // 256,), (256,), (x, total, np.int32(ELEMENTS)))
+        return _check(total.get(), [self._x.sum(dtype=np.float64)], "shared memory and atomics")
+
+    def matmul(self) -> str:
+        a = self._rng.standard_normal((SIDE, SIDE), dtype=np.float32)
+        b = self._rng.standard_normal((SIDE, SIDE), dtype=np.float32)
+        c = self._gpu.empty((SIDE, SIDE), np.float32)
+        arguments = (self._gpu.asarray(a), self._gpu.asarray(b), c, np.int32(SIDE))
+        with self._gpu.profile() as profile:
+            self._mod.get_function("matmul<16>")((SIDE // 16, SIDE // 16), (16, 16), arguments)
+        return _check(c.get(), a @ b, f"{SIDE} x {SIDE}, device time {profile.device_ns / 1e3:.1f} us")
+
+    def all_reduce(self) -> str:
+        import hearth
+
+        devices = self._node.devices
+        parts = [device.asarray(self._x * (rank + 1)) for rank, device in enumerate(devices)]
+        hearth.Group(devices).all_reduce(parts, op="mean")
+        for part in parts:
+            said = _check(part.get(), self._x * ((len(parts) + 1) / 2), f"mean over {len(parts)} devices")
+        return said
+
+    def compile_error(self) -> str:
+        import hearth
+
         try:
-            result = step()
-        except Exception as error:
-            self.failed += 1
-            result = f"[red]failed[/red]: {error}"
-        self.table.add_row(name, result, f"{(time.perf_counter() - started) * 1e3:.1f} ms")
+            self._gpu.RawModule(code='extern "C" __global__ void f(int* p) { *p = q; }').compile()
+        except hearth.CompileError as error:
+            return f"as it should: {str(error).splitlines()[0][:60]}"
+        raise AssertionError("source with an error compiled")
 
 
 def run_client(target: str) -> int:
-    """Every feature once against the daemon at `target`; the number of steps that failed."""
+    """Every step once against the daemon at `target`, printed as tables; the number of steps that failed."""
     import hearth
 
-    steps = Steps()
-    rng = np.random.default_rng(1)
-    n = 1 << 20
-    x_host = rng.standard_normal(n, dtype=np.float32)
-    y_host = rng.standard_normal(n, dtype=np.float32)
+    failed = 0
+    results = _table("Hearth demo", "step", "result", "client")
     with hearth.connect(target) as node:
-        devices = Table(title=f"Devices of {node.name}", title_justify="left")
-        for column in ("device", "name", "backend", "memory", "multiprocessors"):
-            devices.add_column(column)
-        for device in node.devices:
-            properties = device.properties
-            devices.add_row(
-                str(device.ordinal),
-                properties.name,
-                properties.backend,
-                f"{properties.total_memory / 2**30:.1f} GiB",
-                str(properties.multiprocessor_count),
-            )
-        gpu = node.device(0)
-        mod = gpu.RawModule(code=SOURCE, name_expressions=["matmul<16>"])
-
-        def compile_source() -> str:
-            mod.compile()
-            return "3 kernels"
-
-        def upload() -> str:
-            back = gpu.asarray(x_host).get()
-            return _check(back, x_host, f"{x_host.nbytes / 2**20:.0f} MiB up and down")
-
-        def saxpy() -> str:
-            x, y = gpu.asarray(x_host), gpu.asarray(y_host)
-            with gpu.profile() as profile:
-                mod.get_function("saxpy")((n // 256,), (256,), (np.float32(2), x, y, np.int32(n)))
-            return _check(y.get(), 2 * x_host + y_host, f"device time {profile.device_ns / 1e3:.1f} us")
-
-        def reduce() -> str:
-            total = gpu.zeros(1, np.float64)
-            mod.get_function("reduce")((n // 256,), (256,), (gpu.asarray(x_host), total, np.int32(n)))
-            return _check(total.get(), [x_host.sum(dtype=np.float64)], "shared memory and atomics")
-
-        def matmul() -> str:
-            size = 256
-            a = rng.standard_normal((size, size), dtype=np.float32)
-            b = rng.standard_normal((size, size), dtype=np.float32)
-            c = gpu.empty((size, size), np.float32)
-            kernel = mod.get_function("matmul<16>")
-            with gpu.profile() as profile:
-                kernel((size // 16, size // 16), (16, 16), (gpu.asarray(a), gpu.asarray(b), c, np.int32(size)))
-            return _check(c.get(), a @ b, f"{size} x {size}, device time {profile.device_ns / 1e3:.1f} us")
-
-        def all_reduce() -> str:
-            group = hearth.Group(node.devices)
-            parts = [device.asarray(x_host * (i + 1)) for i, device in enumerate(node.devices)]
-            group.all_reduce(parts, op="mean")
-            expected = x_host * ((len(parts) + 1) / 2)
-            for part in parts:
-                _check(part.get(), expected, "")
-            return f"equal to NumPy: mean over {len(parts)} devices"
-
-        def errors() -> str:
+        for name, step in Steps(node).all().items():
+            started = time.perf_counter()
             try:
-                gpu.RawModule(code='extern "C" __global__ void f(int* p) { *p = q; }').compile()
-            except hearth.CompileError as error:
-                return f"as it should: {str(error).splitlines()[0][:60]}"
-            raise AssertionError("source with an error compiled")
-
-        steps.run("compile", compile_source)
-        steps.run("upload, download", upload)
-        steps.run("saxpy", saxpy)
-        steps.run("reduction", reduce)
-        steps.run("matrix product", matmul)
-        steps.run("all_reduce", all_reduce)
-        steps.run("compile error", errors)
+                result = step()
+            except Exception as error:
+                failed += 1
+                result = f"[red]failed[/red]: {error}"
+            results.add_row(name, result, f"{(time.perf_counter() - started) * 1e3:.1f} ms")
         console = Console(width=max(100, Console().width))
-        console.print(devices)
-        console.print(steps.table)
-    return steps.failed
+        console.print(_devices(node))
+        console.print(results)
+    return failed
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _devices(node: hearth.Node) -> Table:
+    table = _table(f"Devices of {node.name}", "device", "name", "backend", "memory", "multiprocessors")
+    for device in node.devices:
+        properties = device.properties
+        memory = f"{properties.total_memory / 2**30:.1f} GiB"
+        multiprocessors = str(properties.multiprocessor_count)
+        table.add_row(str(device.ordinal), properties.name, properties.backend, memory, multiprocessors)
+    return table
 
 
 def _check(got: object, expected: object, what: str) -> str:
