@@ -39,10 +39,12 @@ def daemon(cache: Path) -> Iterator[DaemonProcess]:
     segments = shared_memory()
     process = DaemonProcess(cache)
     yield process
-    generations = [device["generation"] for device in process.status()["devices"]]
+    running = process.process.poll() is None
+    generations = [device["generation"] for device in process.status()["devices"]] if running else []
     code = process.stop()
     log, left = process.log(), process.left_behind()
     process.remove()
+    assert running, f"the shared daemon ended before its tests:\n{log[-4000:]}"
     assert code == 0, log[-4000:]
     assert not left
     if "PYTEST_XDIST_WORKER" not in os.environ:  # another worker's would be seen as well

@@ -147,7 +147,9 @@ class DaemonProcess:
         return json.loads(self.get("/status").body)
 
     def device_pid(self, ordinal: int = 0) -> int:
+        """Of a device that is up: never 0, which would mean this very process group to `os.kill`."""
         pid: int = self.status()["devices"][ordinal]["pid"]
+        assert pid > 0, f"device {ordinal} has no process"
         return pid
 
     def gauge(self, name: str, ordinal: int = 0) -> float:

@@ -44,6 +44,8 @@ class Gate:
         self._kernel = self._module.get_function("hold")
         self._gate = self._module.get_global("gate", np.int32)
         self._side = gpu.stream()
+        # What is made at the first use (staging, for one) may wait for running kernels: it is made before one runs.
+        self._gate.set(np.zeros(1, np.int32), stream=self._side)
         self._side.synchronize()
 
     def hold(self, after: hearth.DeviceArray | None = None, stream: hearth.Stream | None = None) -> None:

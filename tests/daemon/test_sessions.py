@@ -96,8 +96,13 @@ def test_two_clients_share_nothing(daemon: DaemonProcess) -> None:
 
 def test_one_client_is_not_held_up_by_another(daemon: DaemonProcess) -> None:
     with daemon.connect() as first, daemon.connect() as second, gated(first.device(0)) as gate:
+        gpu = second.device(0)
+        add_one, x = common(gpu, "add_one"), gpu.zeros(8, np.int32)
+        add_one((1,), (8,), (x, np.int32(8)))
+        assert (x.get() == 1).all()
         gate.hold()
-        saxpy_works(second.device(0))
+        add_one((1,), (8,), (x, np.int32(8)))
+        assert (x.get() == 2).all()
         assert not first.device(0).default_stream.done
 
 
@@ -261,6 +266,7 @@ def test_unclaimed_uploads_are_bounded(raw: Raw) -> None:
         upload.cancel()
 
 
+@pytest.mark.usefixtures("pair")
 def test_calls_of_a_session_are_bounded(raw: Raw) -> None:
     raw.buffer(bytes(16))
     request = device_pb2.AllReduceRequest(
