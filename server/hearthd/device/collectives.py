@@ -7,6 +7,7 @@ a communicator block, and are done on helper threads.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import threading
 import time
@@ -50,6 +51,7 @@ class Pending:
 
     def __init__(self) -> None:
         self.presented = False
+        self.present: Callable[[], None] = lambda: None
         self.comm: str | None = None
         self.error: Refusal | None = None
 
@@ -80,13 +82,30 @@ class Collectives:
             )
         pending = self._pending[key] = Pending()
         both = (source,) if source is destination else (destination, source)
-        return Operation(
+        operation = Operation(
             origin,
             partial(self._run, origin, command, key, pending, source, destination, op),
             writes=(origin.stream, *both),
             needs=(source,),
             spoils=(destination,),
         )
+
+        def present() -> None:
+            pending.presented = operation.announced = True
+            self._present(key, command, op)
+
+        def announce() -> None:
+            with contextlib.suppress(Refusal):  # it will be met again, and answered, when its turn comes
+                self._ranges(command, source, destination)
+                present()
+
+        operation.after = origin.reply
+        # Behind other collectives that have been presented it is presented at once, so that matching does not cost a
+        # round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could then
+        # be told to go in an order in which one of them cannot.
+        operation.on_announce = announce
+        pending.present = present
+        return operation
 
     def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
         def run() -> bool:
@@ -135,13 +154,10 @@ class Collectives:
         op: str,
     ) -> bool:
         device = self._device
-        size = command.count * ITEM_SIZES[command.dtype]
         try:
-            since = source.range(command.source_offset, size, "all_reduce, source")
-            to = destination.range(command.destination_offset, size, "all_reduce, destination")
+            since, to, size = self._ranges(command, source, destination)
             if not pending.presented:
-                pending.presented = True
-                self._present(key, command, op)
+                pending.present()
             if pending.error is not None:
                 raise pending.error
             if pending.comm is None:
@@ -168,8 +184,15 @@ class Collectives:
         origin.session.touch(track)
         device.telemetry.collectives += 1
         device.telemetry.collective_bytes += size
-        origin.reply()
         return True
+
+    @staticmethod
+    def _ranges(command: commands_pb2.AllReduce, source: Buffer, destination: Buffer) -> tuple[int, int, int]:
+        """Addresses and size in bytes; refuses what lies outside the buffers."""
+        size = command.count * ITEM_SIZES[command.dtype]
+        since = source.range(command.source_offset, size, "all_reduce, source")
+        to = destination.range(command.destination_offset, size, "all_reduce, destination")
+        return since, to, size
 
     def _comm_track(self) -> Track:
         if self._track is None:

@@ -93,7 +93,19 @@ class Operation:
     the buffers whose contents it depends on, `spoils` those that are worthless when it fails.
     """
 
-    __slots__ = ("_run", "after", "barrier", "finished", "needs", "origin", "reads", "spoils", "writes")
+    __slots__ = (
+        "_run",
+        "after",
+        "announced",
+        "barrier",
+        "finished",
+        "needs",
+        "on_announce",
+        "origin",
+        "reads",
+        "spoils",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -114,22 +126,24 @@ class Operation:
         self.spoils = spoils
         self.barrier = barrier
         self.finished = False
+        self.announced = False
+        self.on_announce: Callable[[], None] | None = None
+        """Asks ahead of its turn for what the operation will wait for; sets `announced` where that went well."""
         self.after: Callable[[], None] | None = None
         """Called when it has run well."""
 
     def step(self) -> bool:
         try:
-            for buffer in self.needs:
-                if buffer.failure is not None:
-                    because = poisoned(buffer.failure)
-                    if because is None:
-                        buffer.failure = None
-                        continue
-                    self.origin.skip(because, self.spoils)
-                    return self._finish()
+            because = self._missing()
+            if because is not None and not self.announced:
+                self.origin.skip(because, self.spoils)
+                return self._finish()
             if not self._run():
                 return False
-            if self.after is not None:
+            if because is not None:
+                # Its peers count on it, so it was run in step with them; what it made of nothing is worth nothing.
+                self.origin.skip(because, self.spoils)
+            elif self.after is not None:
                 self.after()
         except Refusal as refusal:
             self.origin.fail(refusal, self.spoils)
@@ -138,6 +152,20 @@ class Operation:
         except Exception as error:
             self.origin.fail(internal_error(self.origin.name, error), self.spoils)
         return self._finish()
+
+    def _missing(self) -> Failure | None:
+        """The failure behind what the operation needs, if any."""
+        for buffer in self.needs:
+            if buffer.failure is not None:
+                because = poisoned(buffer.failure)
+                if because is not None:
+                    return because
+                buffer.failure = None
+        return None
+
+    def announce(self) -> None:
+        if self.on_announce is not None:
+            self.on_announce()
 
     def abandon(self, refusal: Refusal) -> None:
         """Ends a command that will not run any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -108,6 +109,7 @@ class DeviceProcess:
 
     def _poll(self) -> float | None:
         tracks = self._device.tracks
+        self._device.staging.poll()
         self._executor.pump()
         while tracks.poll():
             self._executor.kick(None)
@@ -181,6 +183,8 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
     """Entry point of a device process."""
     _die_with_parent()
     keep_freed_memory(KEEP_BYTES)
+    # kill -USR1: every thread's stack to the log. The front asks for it before it ends a process that is stuck.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         # A terminal or service manager signals the whole group; the front decides when a device process ends.
         signal.signal(number, signal.SIG_IGN)

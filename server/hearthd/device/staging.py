@@ -23,8 +23,17 @@ class Staging:
             self._starved = True
             return None
         buffer = self._server.allocate_host(size)
+        if buffer is None:
+            self._starved = True
+            return None
         self.in_use += buffer.size
         return buffer
+
+    def poll(self) -> None:
+        """Lets waiting copies try again when the backend has more memory for them."""
+        if self._starved and self._server.host_grown():
+            self._starved = False
+            self._on_room()
 
     def release(self, buffer: HostBuffer) -> None:
         self.in_use -= buffer.size

@@ -20,6 +20,8 @@ WINDOWS = 6
 SPIN_S = 50e-6
 """A completion that comes this soon is polled for without sleeping: most small kernels end before."""
 
+WATCH_S = 1e-3
+
 Callback = Callable[[], None]
 
 
@@ -51,7 +53,7 @@ class Tracks:
         self._server = server
         self._max = max_streams
         self._notified = server.on_progress(wake)
-        self._watched: list[tuple[Event, Callback]] = []
+        self._watched: list[tuple[Event, Callback, float, Callback]] = []
         self._armed_at = 0.0
         self.completions = 0
         """Counts what has completed: whoever waits for room or an end looks again when it grows."""
@@ -121,9 +123,15 @@ class Tracks:
             self.on_complete(track, one)
         one()
 
-    def watch(self, event: Event, callback: Callback) -> None:
-        """`callback` when this event is done, whatever its track has been given since. The event stays the caller's."""
-        self._watched.append((event, callback))
+    def watch(
+        self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
+    ) -> None:
+        """`callback` when this event is done, whatever its track has been given since; the event stays the caller's.
+
+        With `timeout` seconds: `on_timeout` instead, when it is not done by then.
+        """
+        deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
+        self._watched.append((event, callback, deadline, on_timeout or callback))
         self._armed_at = time.perf_counter()
 
     def poll(self) -> bool:
@@ -135,18 +143,24 @@ class Tracks:
         if self._watched:
             done = self._server.done
             watched, self._watched = self._watched, []
-            for event, callback in watched:
+            now = time.perf_counter()
+            for watch in watched:
+                event, callback, deadline, on_timeout = watch
                 if done(event):
                     self.completions += 1
                     callback()
+                elif now > deadline:
+                    on_timeout()
                 else:
-                    self._watched.append((event, callback))
+                    self._watched.append(watch)
         return self.completions != before
 
     def sleep(self) -> float | None:
         """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done."""
-        if self._notified or not (self._watched or any(track.pending for track in self.all)):
+        if not (self._watched or any(track.pending for track in self.all)):
             return None
+        if self._notified:  # but a deadline comes without a notice
+            return WATCH_S if any(deadline != float("inf") for _, _, deadline, _ in self._watched) else None
         waited = time.perf_counter() - self._armed_at
         return 0.0 if waited < SPIN_S else min(1e-3, max(20e-6, waited / 8))
 

@@ -18,7 +18,7 @@ from hearthd.front import refusals
 from hearthd.front.channel import Channel
 from hearthd.front.launcher import DeviceProcess, Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
-from hearthd.front.loss import EXIT_GRACE, Cause, find_cause
+from hearthd.front.loss import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
 from hearthd.front.sessions import Session
 from hearthd.spec import DeviceSpec
 
@@ -192,6 +192,9 @@ class Device:
             await self._bury(process, exited)
             link.fail(self._stopped(), [])
         else:
+            if cause.label == "stuck":
+                process.report()
+                await asyncio.wait({exited}, timeout=REPORT_GRACE)
             if cause.label != "fault":  # that one has just said that it ends by itself
                 process.kill()
             self._lost(link, cause)

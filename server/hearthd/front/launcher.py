@@ -40,6 +40,9 @@ class DeviceProcess(Protocol):
     def kill(self) -> None:
         """At once; harmless where it has ended."""
 
+    def report(self) -> None:
+        """Makes it write where its threads are to the log; harmless where it has ended."""
+
     async def ended(self) -> int | None:
         """Its exit code, negative for a signal, when it has ended; None where nobody knows."""
 
@@ -114,6 +117,11 @@ class _Child:
         if self._exit is None or not self._exit.done():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def report(self) -> None:
+        if self._exit is None or not self._exit.done():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGUSR1)  # written by a signal handler: it works in a thread that is stuck
 
     async def ended(self) -> int | None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearthd.front.link import DeviceLink
 
+REPORT_GRACE = 0.2
+"""What a process that is stuck gets to write its stacks to the log."""
 EXIT_GRACE = 0.5
 """A process that said why it ends, or closed its link, has this long to be gone before it is killed."""
 

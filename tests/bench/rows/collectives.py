@@ -68,7 +68,7 @@ def _label(size: int) -> str:
 def _count(size: int, cuda: bool) -> int:
     """How many operations a sample has: the same on both sides."""
     most = 200 if cuda else 20
-    return max(4 if cuda else 2, min(most, (4 * GIB if cuda else 32 * MIB) // size))
+    return max(20 if cuda else 2, min(most, (16 * GIB if cuda else 32 * MIB) // size))
 
 
 def _slowest(ranks: list[Samples]) -> Samples:

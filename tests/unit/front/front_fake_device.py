@@ -59,6 +59,9 @@ class FakeDevice:
     def kill(self) -> None:
         self.die(-9)
 
+    def report(self) -> None:
+        self.reported = True
+
     async def ended(self) -> int | None:
         return await asyncio.shield(self._exit)
 

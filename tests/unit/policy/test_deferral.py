@@ -20,11 +20,18 @@ class Command:
         self.barrier = barrier
         self.ready = True
         self.log: list[int] = []
+        self.announced = False
+        self.may_announce = False
+        self.asked = 0
 
     def step(self) -> bool:
         if self.ready:
             self.log.append(self.number)
         return self.ready
+
+    def announce(self) -> None:
+        self.asked += 1
+        self.announced = self.may_announce
 
     def conflicts(self, other: Command) -> bool:
         if self.barrier or other.barrier:
@@ -125,3 +132,18 @@ def test_a_command_that_makes_another_ready_lets_it_run_in_the_same_pump() -> No
     first.ready = True
     deferred.pump()
     assert log == [0, 1]
+
+
+def test_announcements_reach_as_far_as_they_are_unbroken() -> None:
+    deferred: Deferred[Command] = Deferred()
+    made = [Command(number, writes=[1]) for number in range(6)]
+    for command in made:
+        command.ready = False
+        command.may_announce = command.number != 3
+    made[0].announced = True  # it waits for the answer to its own announcement
+    for command in made:
+        deferred.submit(command)
+    assert [command.asked for command in made] == [0, 1, 1, 1, 0, 0], "not beyond the one that could not"
+    alone = Command(9, writes=[2])
+    deferred.submit(alone)
+    assert alone.asked == 0, "one that stands behind nobody asks when it runs"

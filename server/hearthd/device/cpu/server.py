@@ -151,6 +151,9 @@ class CpuServer:
     def allocate_host(self, size: int) -> CpuHostBuffer:
         return self._host.take(size)
 
+    def host_grown(self) -> bool:
+        return False  # it never runs out but at the staging cap
+
     def free_host(self, buffer: CpuHostBuffer) -> None:
         self._host.give(buffer)
 

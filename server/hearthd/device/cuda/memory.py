@@ -247,8 +247,11 @@ class MemoryOperations:
         except CudaError as error:
             raise translate(error, "giving unused memory back to the device") from error
 
-    def allocate_host(self, size: int) -> HostBuffer:
+    def allocate_host(self, size: int) -> HostBuffer | None:
         return self.host.take(size)
+
+    def host_grown(self) -> bool:
+        return self.host.grown()
 
     def free_host(self, buffer: HostBuffer) -> None:
         self.host.give(buffer)

@@ -56,7 +56,7 @@ class CudaServer(MemoryOperations, StreamOperations, LaunchOperations):
             if getattr(error, "status", 0) in (NO_DEVICE, INVALID_DEVICE):
                 raise _not_found(index, str(error)) from error
             raise translate(error, f"opening CUDA device {index}", Reason.DEVICE_UNAVAILABLE) from error
-        self.host = HostPool(spec.staging_bytes + spec.staging_bytes // 4)
+        self.host = HostPool(spec.staging_bytes, on_grown=self.wake)
         capability = (self._properties.compute_capability_major, self._properties.compute_capability_minor)
         self._compiler = NvrtcCompiler(capability)
         self._communicators = NcclCommunicators(index)

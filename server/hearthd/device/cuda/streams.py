@@ -35,13 +35,19 @@ class StreamOperations:
     """The part of CudaServer that orders work. `record`, `wait` and `done` are on every client's path."""
 
     def __init__(self) -> None:
+        self._wake: Callable[[], None] = lambda: None
         self._streams: set[Stream] = set()
         self._events: list[int] = []  # free ones without timing
         self._timers: list[int] = []  # free ones with timing
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
         """CUDA tells of an event only to a thread that waits, or by a host function that holds the stream up."""
+        self._wake = wake if wake is not None else lambda: None
         return False
+
+    def wake(self) -> None:
+        """Makes the device-handle thread look again. Any thread."""
+        self._wake()
 
     def create_stream(self, priority: int = 0) -> Stream:
         """The driver clamps `priority` to what the device has; lower is more urgent."""

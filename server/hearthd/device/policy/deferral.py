@@ -25,8 +25,18 @@ class Deferrable(Protocol):
         """Conflicts with everything."""
         ...
 
+    @property
+    def announced(self) -> bool:
+        """Whether it waits only for others of its kind and for an answer that has been asked for."""
+        ...
+
     def step(self) -> bool:
         """Tries to run; False: still waiting. Called again whenever something may have changed."""
+        ...
+
+    def announce(self) -> None:
+        """Called at most once, when all that it stands behind have announced themselves: it may ask ahead of its
+        turn for what it will wait for."""
         ...
 
 
@@ -86,6 +96,8 @@ class Deferred(Generic[C]):
             waiting.ahead = len(ahead)
             if not ahead and command.step():
                 return True
+            if ahead and all(other.command.announced for other in ahead):
+                command.announce()
         self._hold(waiting)
         if not waiting.ahead:
             self._ready.append(waiting)

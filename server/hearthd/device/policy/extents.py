@@ -1,0 +1,58 @@
+"""Ranges of one piece of memory: first fit, and neighbours that are free become one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+
+class Extents:
+    """The free ranges of `size` bytes. Offsets and lengths are multiples of `granularity`."""
+
+    def __init__(self, size: int, granularity: int) -> None:
+        self.size = size
+        self._granularity = granularity
+        self._starts = [0] if size else []
+        self._lengths = [size] if size else []
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free, in one piece or several."""
+        return sum(self._lengths)
+
+    def rounded(self, size: int) -> int:
+        """What a request for `size` bytes takes."""
+        return max(1, -(-size // self._granularity)) * self._granularity
+
+    def take(self, size: int) -> int | None:
+        """The offset of a range of at least `size` bytes, or None where no free range is that long."""
+        size = self.rounded(size)
+        for index, length in enumerate(self._lengths):
+            if length >= size:
+                start = self._starts[index]
+                if length == size:
+                    del self._starts[index], self._lengths[index]
+                else:
+                    self._starts[index] += size
+                    self._lengths[index] -= size
+                return start
+        return None
+
+    def give(self, start: int, size: int) -> None:
+        """Takes a range back. Raises ValueError where part of it is free already, or lies outside."""
+        size = self.rounded(size)
+        index = bisect_left(self._starts, start)
+        before = index - 1
+        overlaps = (index < len(self._starts) and start + size > self._starts[index]) or (
+            before >= 0 and self._starts[before] + self._lengths[before] > start
+        )
+        if overlaps or start < 0 or start + size > self.size:
+            raise ValueError(f"[{start}..{start + size}) is not in use")
+        if index < len(self._starts) and start + size == self._starts[index]:
+            self._starts[index] = start
+            self._lengths[index] += size
+        else:
+            self._starts.insert(index, start)
+            self._lengths.insert(index, size)
+        if before >= 0 and self._starts[before] + self._lengths[before] == start:
+            self._lengths[before] += self._lengths[index]
+            del self._starts[index], self._lengths[index]

@@ -1,0 +1,56 @@
+"""Ranges never overlap, nothing is lost, and what is free is found."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.extents import Extents
+
+steps = st.lists(st.one_of(st.integers(1, 40), st.tuples(st.integers(0, 20))), max_size=80)
+
+
+@given(st.integers(0, 200), st.sampled_from([1, 4, 16]), steps)
+def test_random_programs(size: int, granularity: int, program: list[int | tuple[int]]) -> None:
+    size -= size % granularity
+    extents = Extents(size, granularity)
+    used: dict[int, int] = {}
+    for step in program:
+        if isinstance(step, tuple):
+            if used:
+                start = sorted(used)[step[0] % len(used)]
+                extents.give(start, used.pop(start))
+            continue
+        start = extents.take(step)
+        taken = extents.rounded(step)
+        holes = _holes(used, size, extents)
+        if start is None:
+            assert all(hole < taken for hole in holes), "a hole that fits was not found"
+            continue
+        assert start % granularity == 0 and start + taken <= size
+        assert all(start + taken <= other or other + extents.rounded(length) <= start for other, length in used.items())
+        used[start] = step
+        assert extents.free == size - sum(extents.rounded(length) for length in used.values())
+    for start, length in used.items():
+        extents.give(start, length)
+    assert extents.free == size
+    assert size == 0 or extents.take(size) == 0, "all of it is one piece again"
+
+
+def _holes(used: dict[int, int], size: int, extents: Extents) -> list[int]:
+    holes: list[int] = []
+    at = 0
+    for start in sorted(used):
+        holes.append(start - at)
+        at = start + extents.rounded(used[start])
+    return [*holes, size - at]
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 8), (24, 8), (32, 8), (-8, 8), (8, 16), (0, 16)])
+def test_giving_back_what_is_not_in_use(start: int, size: int) -> None:
+    extents = Extents(32, 8)
+    assert [extents.take(8) for _ in range(2)] == [0, 8]
+    extents.give(0, 8)
+    with pytest.raises(ValueError, match="not in use"):
+        extents.give(start, size)
