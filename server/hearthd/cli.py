@@ -125,4 +125,13 @@ def build_app() -> Any:
 
 def main() -> None:
     """Entry point of the console script."""
-    build_app()()
+    try:
+        app = build_app()
+    except ModuleNotFoundError as missing:
+        print(
+            f"hearthd: the Python package {missing.name!r} is not installed, and the daemon needs it. "
+            "Fix: pip install 'hearth-gpu[server]' (with GPUs: [cuda12] or [cuda13]); the client alone does not have it",
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
+    app()

@@ -112,3 +112,17 @@ def test_the_environment_configures_and_is_checked(tmp_path: Path) -> None:
     assert hearthd("check-config", env=environment(HEARTH_TARGET="unix:/x")).returncode == 0
     done = hearthd("check-config", "--config", str(tmp_path / "missing.toml"))
     assert done.returncode == 2 and "missing.toml" in done.stderr
+
+
+def test_a_client_only_install_says_what_the_daemon_needs(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
+    done = subprocess.run(
+        [sys.executable, "-m", "hearthd", "serve"],
+        env=environment(PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "hearth-gpu[server]" in done.stderr and "Traceback" not in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from cpu_kernels import Kernels
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import toolchain as toolchain_module
-from hearthd.device.cpu.cache import build_once, private_dir
+from hearthd.device.cpu.cache import UNUSED_S, build_once, private_dir
 from hearthd.device.cpu.compiler import compile_source, find_toolchain
 
 
@@ -255,3 +256,16 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
         build_once(tmp_path, "thing", fail)
     assert os.listdir(tmp_path) == []  # noqa: PTH208
     assert (build_once(tmp_path, "thing", lambda scratch: None)).is_dir()
+
+
+def test_what_was_not_used_for_a_month_is_cleared_away(tmp_path: Path) -> None:
+    def build(scratch: Path) -> None:
+        (scratch / "file").write_text("built")
+
+    old, used = build_once(tmp_path, "old", build), build_once(tmp_path, "used", build)
+    long_ago = time.time() - UNUSED_S - 60
+    for path in (old, used):
+        os.utime(path, (long_ago, long_ago))
+    assert build_once(tmp_path, "used", build) == used
+    build_once(tmp_path, "new", build)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "used"]

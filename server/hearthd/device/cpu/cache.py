@@ -6,13 +6,17 @@ What lies there is loaded into device processes, so a directory that anyone else
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+UNUSED_S = 30 * 24 * 3600.0
 
 _lock = threading.Lock()
 _temporary: dict[int, Path] = {}
@@ -46,6 +50,8 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
     """
     final = parent / name
     if final.is_dir():
+        with contextlib.suppress(OSError):
+            os.utime(final)  # in use: not what `_prune` looks for
         return final
     with _lock:  # threads of one process need not do it twice
         if final.is_dir():
@@ -61,7 +67,17 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
         finally:
             if scratch.exists():
                 shutil.rmtree(scratch, ignore_errors=True)
+        _prune(parent)
     return final
+
+
+def _prune(parent: Path) -> None:
+    """Removes what no process has asked for in a month: it was built for a compiler or a version that is gone."""
+    before = time.time() - UNUSED_S
+    for entry in parent.iterdir():
+        with contextlib.suppress(OSError):
+            if entry.is_dir() and entry.stat().st_mtime < before:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _remove(path: Path, pid: int) -> None:
