@@ -129,8 +129,8 @@ def main() -> None:
         app = build_app()
     except ModuleNotFoundError as missing:
         print(
-            f"hearthd: the Python package {missing.name!r} is not installed, and the daemon needs it. "
-            "Fix: pip install 'hearth-gpu[server]' (with GPUs: [cuda12] or [cuda13]); the client alone does not have it",
+            f"hearthd: the Python package {missing.name!r} is not installed; the client alone does without it, the "
+            "daemon does not. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
             file=sys.stderr,
         )
         raise SystemExit(1) from None
