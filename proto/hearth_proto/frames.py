@@ -79,44 +79,56 @@ def header(kind: int, length: int, *, channel: int = 0, id: int = 0, flags: int 
 
 
 class FrameReader:
-    """Turns a byte stream, cut anywhere, into frames."""
+    """Turns a byte stream, cut anywhere, into frames. Each payload is copied once, however many pieces it came in."""
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
-        self._buffer = bytearray()
         self._max_payload = max_payload
+        self._head = b""  # of the next frame, while it is not whole
+        self._frame: tuple[int, int, int, int, int] | None = None  # the header of the frame whose payload is on its way
+        self._pieces: list[memoryview] = []
+        self._missing = 0
 
     @property
     def pending(self) -> int:
         """Bytes of an unfinished frame."""
-        return len(self._buffer)
+        if self._frame is None:
+            return len(self._head)
+        return HEADER.size + self._frame[0] - self._missing
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that `data` completes, in order. Raises `FrameError` where no frame can begin."""
-        buffer = self._buffer
-        if not buffer and isinstance(data, bytes):
-            # The usual case: whole frames in one read are cut from it without another copy.
-            frames, position = self._parse(data)
-            if position < len(data):
-                buffer += memoryview(data)[position:]
-            return frames
-        buffer += data
-        frames, position = self._parse(buffer)
-        if position:
-            del buffer[:position]
-        return frames
-
-    def _parse(self, data: bytes | bytearray) -> tuple[list[Frame], int]:
+        if not isinstance(data, bytes):
+            data = bytes(data)  # pieces are kept, and the caller's buffer is used again
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        view = memoryview(data)
         frames: list[Frame] = []
         position = 0
         size = len(data)
-        unpack = HEADER.unpack_from
-        while size - position >= HEADER.size:
-            length, kind, flags, channel, ident = unpack(data, position)
-            if length > self._max_payload:
-                raise FrameError(f"a frame of {length} bytes is announced; the most is {self._max_payload}")
-            end = position + HEADER.size + length
-            if end > size:
-                break
-            frames.append(Frame(kind, flags, channel, ident, bytes(data[position + HEADER.size : end])))
-            position = end
-        return frames, position
+        while True:
+            if self._frame is None:
+                if size - position < HEADER.size:
+                    self._head = data[position:]
+                    return frames
+                self._frame = HEADER.unpack_from(data, position)
+                position += HEADER.size
+                self._missing = self._frame[0]
+                if self._missing > self._max_payload:
+                    raise FrameError(f"a frame of {self._missing} bytes is announced; the most is {self._max_payload}")
+            taken = min(self._missing, size - position)
+            piece = view[position : position + taken]
+            position += taken
+            self._missing -= taken
+            if self._missing:
+                self._pieces.append(piece)
+                return frames
+            _, kind, flags, channel, ident = self._frame
+            if self._pieces:
+                self._pieces.append(piece)
+                payload = b"".join(self._pieces)
+                self._pieces.clear()
+            else:
+                payload = bytes(piece)
+            frames.append(Frame(kind, flags, channel, ident, payload))
+            self._frame = None

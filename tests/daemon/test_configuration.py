@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_a_client_only_install_says_what_the_daemon_needs(tmp_path: Path) -> Non
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
     done = subprocess.run(
         [sys.executable, "-m", "hearthd", "serve"],
-        env=environment(PYTHONPATH=str(tmp_path)),
+        env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])),
         capture_output=True,
         text=True,
         timeout=60,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 UPLOAD_CREDITS = 8
 """Chunks that may be sent to the device before it grants any."""
-DOWNLOAD_CREDITS = 4
+DOWNLOAD_CREDITS = 8
 
 
 class Transfer:
