@@ -187,3 +187,13 @@ def test_zero_bytes_are_a_buffer(raw: Raw) -> None:
     assert raw.call("MemoryUsage", c.MemoryUsage()).allocations == 1
     raw.call("Free", c.Free(buffers=[buffer]))
     assert raw.call("MemoryUsage", c.MemoryUsage()).allocations == 0
+
+
+def test_what_follows_an_allocation_that_failed_is_not_reported_beside_it(gpu: hearth.Device) -> None:
+    lost = gpu.zeros(1 << 45, np.float64)  # an allocation and a fill
+    lost.fill(3)
+    with pytest.raises(hearth.OutOfMemoryError, match="never fit") as caught:
+        gpu.synchronize()
+    assert [failure.command for failure in caught.value.failures] == ["allocate"]
+    with pytest.raises(hearth.HearthError, match="no memory behind it"):
+        lost[:4].get()

@@ -52,7 +52,9 @@ class CompileCache:
             image = _decode(path.read_bytes())
             os.utime(path)  # the bound drops what was not used for longest
             return image
-        except (OSError, ValueError):
+        except OSError:
+            return None  # most often not there; whatever it is, another process may be putting it there just now
+        except ValueError:  # damaged
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None

@@ -34,7 +34,8 @@ class MemoryCommands:
             self._reserve(buffer, session)
         except Refusal as refusal:
             buffer.lost = refusal
-            raise
+            origin.fail(refusal, (buffer,))  # what is done to the buffer next is skipped, and not reported beside it
+            return
         origin.reply()
 
     def _reserve(self, buffer: Buffer, session: Session) -> None:

@@ -161,6 +161,9 @@ class Operation:
                 if because is not None:
                     return because
                 buffer.failure = None
+        for buffer in self.spoils:
+            if buffer.lost is not None and poisoned(buffer.failure) is not None:
+                return buffer.failure  # nothing to write to
         return None
 
     def announce(self) -> None:
