@@ -1,11 +1,10 @@
-"""What the front tells a device process when it starts it, and the door through which it does.
+"""What the front tells a device process when it starts it.
 
 Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`.
 """
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,10 +41,3 @@ class DeviceSpec:
     """Threads of one virtual CPU device; 0: all cores."""
     log_level: str = "info"
     log_format: Literal["json", "console"] = "console"
-
-
-def device_main(link: socket.socket, spec: DeviceSpec) -> None:
-    """Entry point of a device process; `link` is its end of the socket pair."""
-    from hearthd.device.process import main
-
-    main(link, spec)

@@ -13,6 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.collectives import Collectives
 from hearthd.device.context import Device
+from hearthd.device.copies import Copies
 from hearthd.device.launch import LaunchCommands
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.modules import ModuleCommands
@@ -35,8 +36,9 @@ class Executor:
         self._kicked: set[int] = set()
         self.watchdog = Watchdog(device.tracks)
         self.collectives = Collectives(device, post)
-        self._transfers = Transfers(device)
-        self._memory = self._transfers.memory = MemoryCommands(device, self._transfers)
+        copies = Copies(device)
+        self._transfers = Transfers(device, copies)
+        self._memory = MemoryCommands(device, copies, self._transfers)
         self._modules = ModuleCommands(device)
         self._launches = LaunchCommands(device, self.watchdog, self)
         waits = WaitCommands(device)

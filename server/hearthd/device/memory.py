@@ -7,8 +7,8 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
+from hearthd.device.copies import Copies, refused_read
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.policy.errors import poisoned, surface
 from hearthd.device.server import HostBuffer
 from hearthd.device.tables import Buffer, Session
 from hearthd.device.transfers import Transfers
@@ -19,8 +19,9 @@ PATTERN_SIZES = (1, 2, 4, 8, 16)
 class MemoryCommands:
     """Checks and orders the commands on buffers; `Transfers` carries those whose bytes travel beside the batch."""
 
-    def __init__(self, device: Device, transfers: Transfers) -> None:
+    def __init__(self, device: Device, copies: Copies, transfers: Transfers) -> None:
         self._device = device
+        self._copies = copies
         self._transfers = transfers
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> None:
@@ -116,22 +117,11 @@ class MemoryCommands:
             if host is None:
                 return False
             host.view[:size] = data
-            self.upload(origin, buffer, address, host, size)
+            self._copies.upload(origin, buffer, address, host, size)
             if size == buffer.size:
                 buffer.failure = None
         origin.reply()
         return True
-
-    def upload(self, origin: Origin, buffer: Buffer, address: int, host: HostBuffer, size: int) -> None:
-        """Host buffer to device, in the stream's order; the host buffer goes back when the copy is done."""
-        device = self._device
-        track = origin.stream.track
-        device.begin(origin.stream)
-        device.tracks.before(track, (buffer.usage,))
-        device.server.upload(address, host, 0, size, track.stream)
-        device.tracks.on_complete(track, partial(device.staging.release, host))
-        device.telemetry.host_to_device_bytes += size
-        device.telemetry.host_to_device_operations += 1
 
     def read(self, origin: Origin, command: commands_pb2.Read) -> Operation:
         buffer = origin.session.buffers.find(command.buffer)
@@ -154,22 +144,12 @@ class MemoryCommands:
             reads=(buffer,),
         )
 
-    def refused_read(self, origin: Origin, buffer: Buffer) -> bool:
-        """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did."""
-        failures = origin.stream.errors.take()
-        if not failures:
-            behind = poisoned(buffer.failure)
-            failures = [behind.cause] if behind is not None else []
-        if failures:
-            origin.reply_error(surface(failures))
-        return bool(failures)
-
     def _read(self, origin: Origin, buffer: Buffer, offset: int, size: int) -> bool:
         device = self._device
         track = origin.stream.track
         if track.full:
             return False
-        if self.refused_read(origin, buffer):
+        if refused_read(origin, buffer):
             return True
         address = buffer.range(offset, size, "read")
         if not size:
@@ -178,18 +158,9 @@ class MemoryCommands:
         host = device.staging.acquire(size)
         if host is None:
             return False
-        self.download(origin, buffer, address, host, size)
+        self._copies.download(origin, buffer, address, host, size)
         device.tracks.on_complete(track, partial(self._answer_read, origin, host, size))
         return True
-
-    def download(self, origin: Origin, buffer: Buffer, address: int, host: HostBuffer, size: int) -> None:
-        device = self._device
-        track = origin.stream.track
-        device.begin(origin.stream)
-        device.tracks.before(track, (), (buffer.usage,))
-        device.server.download(host, 0, address, size, track.stream)
-        device.telemetry.device_to_host_bytes += size
-        device.telemetry.device_to_host_operations += 1
 
     def _answer_read(self, origin: Origin, host: HostBuffer | None, size: int) -> None:
         data = b""

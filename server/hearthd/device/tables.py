@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy.deferral import Deferred
+from hearthd.device.flows import Download, Upload
+from hearthd.device.policy.deferral import Deferrable, Deferred
 from hearthd.device.policy.errors import Failure, StreamErrors
+from hearthd.device.policy.launch_plan import Plan
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.server import Event, Function, Memory, Module
 from hearthd.device.tracks import Track
-
-if TYPE_CHECKING:
-    from hearthd.device.operation import Operation
-    from hearthd.device.policy.launch_plan import Plan
-    from hearthd.device.transfers import Download, Upload
 
 MAX_HANDLE = (1 << 64) - 1
 
@@ -187,6 +184,12 @@ class Table(Generic[T]):
         return found
 
 
+class Waiting(Deferrable, Protocol):
+    """A command that has been submitted; see `hearthd.device.operation`."""
+
+    def abandon(self, refusal: Refusal) -> None: ...
+
+
 class BatchEntry:
     """A batch that has arrived, and how many of its commands have not run yet."""
 
@@ -214,7 +217,7 @@ class Session:
         self.downloads: dict[int, Download] = {}
         self.over: deque[int] = deque(maxlen=1024)
         """Transfers that ended lately, done or given up: their last messages may still arrive."""
-        self.deferred: Deferred[Operation] = Deferred()
+        self.deferred: Deferred[Waiting] = Deferred()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
         self.bytes_in_use = 0

@@ -6,9 +6,7 @@ given to the device. What it holds in host memory is bounded: the sender may be 
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
@@ -17,12 +15,11 @@ from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.context import Device
+from hearthd.device.copies import Copies, refused_read
+from hearthd.device.flows import Download, Upload
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.server import HostBuffer
 from hearthd.device.tables import Buffer, Session
-
-if TYPE_CHECKING:
-    from hearthd.device.memory import MemoryCommands
 
 CREDITS = 8
 """Chunks that the front may send of each upload before it is told of more."""
@@ -31,34 +28,12 @@ MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""
 
 
-class Upload:
-    """Bytes that have arrived for a Write, or are expected."""
-
-    def __init__(self) -> None:
-        self.chunks: deque[memoryview] = deque()
-        self.claimed = False
-        self.ended = False
-        self.error: Refusal | None = None
-        self.written = 0
-
-
-class Download:
-    """Chunks of a Read on their way out."""
-
-    def __init__(self) -> None:
-        self.credits = 0
-        self.open = False
-        self.claimed = False
-        self.aborted = False
-        self.queued = 0
-
-
 class Transfers:
     """The bulk side of a device process."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, copies: Copies) -> None:
         self._device = device
-        self.memory: MemoryCommands
+        self._copies = copies
 
     # ---- uploads ----
 
@@ -145,7 +120,7 @@ class Transfers:
                     return False
                 upload.chunks.popleft()
                 host.view[: len(data)] = data
-                self.memory.upload(origin, buffer, address + upload.written, host, len(data))
+                self._copies.upload(origin, buffer, address + upload.written, host, len(data))
                 upload.written += len(data)
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=command.transfer, flags=1)
             if upload.chunks:
@@ -226,7 +201,7 @@ class Transfers:
 
     def _read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, download: Download) -> bool:
         session, track, staging = origin.session, origin.stream.track, self._device.staging
-        if download.queued == 0 and self.memory.refused_read(origin, buffer):
+        if download.queued == 0 and refused_read(origin, buffer):
             self._abort(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
         try:
@@ -248,7 +223,7 @@ class Transfers:
                 return False
             download.credits -= 1
             if size:
-                self.memory.download(origin, buffer, address + download.queued, host, size)
+                self._copies.download(origin, buffer, address + download.queued, host, size)
             last = download.queued + size == command.size
             arrived = partial(self._chunk, origin, command, host, download.queued, size, last)
             self._device.tracks.on_complete(track, arrived)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -12,9 +12,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.front.transfers import Download, Transfer, Upload
-
-if TYPE_CHECKING:
-    from hearthd.front.link import DeviceLink
+from hearthd.front.wire import Link
 
 _REMEMBERED_ABORTS = 256
 """Transfers that the device gave up before their stream came; a later stream of such a transfer ends at once."""
@@ -34,7 +32,7 @@ class ResponseSink(Protocol):
 class Channel:
     """A session's place in a device process."""
 
-    def __init__(self, link: DeviceLink, number: int, session_id: str) -> None:
+    def __init__(self, link: Link, number: int, session_id: str) -> None:
         self.link = link
         self.number = number
         self.session_id = session_id

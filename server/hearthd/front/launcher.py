@@ -19,7 +19,8 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Protocol
 
-from hearthd.spec import DeviceSpec, device_main
+from hearthd.entry import device_main
+from hearthd.spec import DeviceSpec
 
 PRELOAD = ("hearthd.device.process",)
 PRELOAD_CUDA = ("cupy", "hearthd.device.cuda.server")

@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hearth_proto.frames import Flag, Kind
 from hearth_proto.reasons import Refusal
-
-if TYPE_CHECKING:
-    from hearthd.front.channel import Channel
+from hearthd.front.wire import Link
 
 UPLOAD_CREDITS = 8
 """Chunks that may be sent to the device before it grants any."""
 DOWNLOAD_CREDITS = 8
+"""Chunks that the device may send before the client has taken any."""
+
+
+class Carrier(Protocol):
+    """What a transfer needs of its channel."""
+
+    @property
+    def link(self) -> Link: ...
+    @property
+    def number(self) -> int: ...
+
+    def forget(self, transfer: int) -> None:
+        """The transfer is over."""
+        ...
 
 
 class Transfer:
     """What uploads and downloads share: one waiter, one end."""
 
-    def __init__(self, channel: Channel, transfer: int) -> None:
+    def __init__(self, channel: Carrier, transfer: int) -> None:
         self._channel = channel
         self._transfer = transfer
         self._waiter: asyncio.Future[None] | None = None
@@ -73,7 +85,7 @@ class Transfer:
 class Upload(Transfer):
     """Chunks towards the device."""
 
-    def __init__(self, channel: Channel, transfer: int) -> None:
+    def __init__(self, channel: Carrier, transfer: int) -> None:
         super().__init__(channel, transfer)
         self._credits = UPLOAD_CREDITS
 
@@ -105,7 +117,7 @@ class Upload(Transfer):
 class Download(Transfer):
     """Chunks from the device."""
 
-    def __init__(self, channel: Channel, transfer: int) -> None:
+    def __init__(self, channel: Carrier, transfer: int) -> None:
         super().__init__(channel, transfer)
         self._chunks: deque[tuple[bytes, bool]] = deque()
 

@@ -1,0 +1,17 @@
+"""The door through which the front starts a device process: all that it names of `device/`.
+
+Imports are made in the new process, so that the front loads nothing of what runs there.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from hearthd.spec import DeviceSpec
+
+
+def device_main(link: socket.socket, spec: DeviceSpec) -> None:
+    """Entry point of a device process; `link` is its end of the socket pair."""
+    from hearthd.device.process import main
+
+    main(link, spec)
