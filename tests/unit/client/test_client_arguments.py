@@ -42,7 +42,7 @@ ARGUMENTS = st.one_of(
     floats.map(lambda value: (value, ctypes.c_double(value))),
     st.integers(-(2**63), 2**63 - 1).map(lambda value: (value, ctypes.c_int64(value))),
     st.integers(0, 2**40).map(lambda value: (Array(9, value), ctypes.c_uint64(value))),
-    st.integers(0, 2**15).map(lambda value: (np.array(value, np.int16), ctypes.c_int16(value))),
+    st.integers(0, 2**15 - 1).map(lambda value: (np.array(value, np.int16), ctypes.c_int16(value))),
 )  # fmt: skip
 
 
