@@ -20,6 +20,10 @@ MAX_PAYLOAD = 64 << 20
 """A longer payload ends the link: nothing that is sent needs it, so the stream has lost its framing."""
 
 
+UPLOAD_CREDITS = 8
+"""Chunks of an upload that may be sent to the device process before it has granted any (`Kind.CREDIT`)."""
+
+
 class Kind(enum.IntEnum):
     """What a frame carries. Numbers are append-only."""
 

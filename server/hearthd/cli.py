@@ -133,5 +133,5 @@ def main() -> None:
             "daemon does not. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
             file=sys.stderr,
         )
-        raise SystemExit(1) from None
+        raise SystemExit(RUNTIME_ERROR) from None
     app()

@@ -99,7 +99,11 @@ class Collectives:
                 self._ranges(command, source, destination)
                 present()
 
+        def forget(_refusal: Refusal) -> None:
+            self._pending.pop(key, None)
+
         operation.after = origin.reply
+        operation.on_failure = forget
         # Behind other collectives that have been presented it is presented at once, so that matching does not cost a
         # round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could then
         # be told to go in an order in which one of them cannot.
@@ -116,11 +120,6 @@ class Collectives:
             return True
 
         return Operation(origin, run, writes=(origin.stream,))
-
-    def forget(self, session: Session) -> None:
-        """The session is gone; the front forgets its side by itself."""
-        for key in [key for key in self._pending if key[0] == session.channel]:
-            del self._pending[key]
 
     def _check(self, command: commands_pb2.AllReduce, devices: tuple[int, ...]) -> str:
         ordinal = self._device.spec.ordinal
@@ -154,24 +153,20 @@ class Collectives:
         op: str,
     ) -> bool:
         device = self._device
-        try:
-            since, to, size = self._ranges(command, source, destination)
-            if not pending.presented:
-                pending.present()
-            if pending.error is not None:
-                raise pending.error
-            if pending.comm is None:
-                return False
-            communicator = self._comms.get(pending.comm)
-            if communicator is None:
-                raise Refusal(
-                    Reason.COMMUNICATOR_FAILED,
-                    f"the communicator of devices {list(key[1])} is gone",
-                    fix="submit the operation again; a new communicator is made",
-                )
-        except Refusal:
-            self._pending.pop(key, None)
-            raise
+        since, to, size = self._ranges(command, source, destination)
+        if not pending.presented:
+            pending.present()
+        if pending.error is not None:
+            raise pending.error
+        if pending.comm is None:
+            return False
+        communicator = self._comms.get(pending.comm)
+        if communicator is None:
+            raise Refusal(
+                Reason.COMMUNICATOR_FAILED,
+                f"the communicator of devices {list(key[1])} is gone",
+                fix="submit the operation again; a new communicator is made",
+            )
         del self._pending[key]
         track = self._comm_track()
         device.begin(origin.stream)

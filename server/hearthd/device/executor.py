@@ -241,11 +241,9 @@ class Executor:
 
     def _close(self, session: Session, _frame: Frame) -> None:
         """Frees all that the session held, behind its work that is under way; then says so."""
-        session.closing = True
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
             operation.abandon(gone)
-        self.collectives.forget(session)
         for buffer in session.buffers.items.values():
             self._memory.release(session, buffer)
         for module in session.modules.items.values():

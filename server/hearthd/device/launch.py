@@ -29,7 +29,7 @@ from hearthd.device.policy import geometry
 from hearthd.device.policy.launch_plan import KEY_AT, Plan, Q, check_layout
 from hearthd.device.server import Function
 from hearthd.device.tables import BatchEntry, Buffer, FunctionEntry, LogicalStream, Session
-from hearthd.device.tracks import WINDOW, Track
+from hearthd.device.tracks import Track
 from hearthd.device.watchdog import Watchdog
 
 MAX_PLANS = 256
@@ -100,11 +100,7 @@ class LaunchCommands:
             usages.append(buffer.usage)
         track = stream.track
         tracks = device.tracks
-        for origin in tracks.ordering.plan(track.index, usages):
-            tracks.wait(track, origin)
-        track.budget -= 1
-        if not track.budget % WINDOW:
-            tracks.mark(track)
+        tracks.before(track, usages)
         track.launched.append((tracks.ordering.position(track.index), plan.name))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)

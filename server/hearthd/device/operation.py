@@ -101,6 +101,7 @@ class Operation:
         "finished",
         "needs",
         "on_announce",
+        "on_failure",
         "origin",
         "reads",
         "spoils",
@@ -131,11 +132,14 @@ class Operation:
         """Asks ahead of its turn for what the operation will wait for; sets `announced` where that went well."""
         self.after: Callable[[], None] | None = None
         """Called when it has run well."""
+        self.on_failure: Callable[[Refusal], None] | None = None
+        """Called when it will not: refused, skipped or given up. Lets go of what the operation held elsewhere."""
 
     def step(self) -> bool:
         try:
             because = self._missing()
             if because is not None and not self.announced:
+                self._let_go(because.cause.refusal)
                 self.origin.skip(because, self.spoils)
                 return self._finish()
             if not self._run():
@@ -146,11 +150,11 @@ class Operation:
             elif self.after is not None:
                 self.after()
         except Refusal as refusal:
-            self.origin.fail(refusal, self.spoils)
+            self._fail(refusal)
         except DeviceFault:
             raise
         except Exception as error:
-            self.origin.fail(internal_error(self.origin.name, error), self.spoils)
+            self._fail(internal_error(self.origin.name, error))
         return self._finish()
 
     def _missing(self) -> Failure | None:
@@ -173,8 +177,16 @@ class Operation:
     def abandon(self, refusal: Refusal) -> None:
         """Ends a command that will not run any more."""
         if not self.finished:
-            self.origin.fail(refusal, self.spoils)
+            self._fail(refusal)
             self._finish()
+
+    def _fail(self, refusal: Refusal) -> None:
+        self._let_go(refusal)
+        self.origin.fail(refusal, self.spoils)
+
+    def _let_go(self, refusal: Refusal) -> None:
+        if self.on_failure is not None:
+            self.on_failure(refusal)
 
     def _finish(self) -> bool:
         self.finished = True

@@ -30,7 +30,7 @@ from hearthd.device.loop import Loop
 S = TypeVar("S")
 R = TypeVar("R")
 
-ONE_WAY, CALL, EXCLUSIVE, FLUSH, SHUTDOWN, STARTED = range(6)
+ONE_WAY, CALL, EXCLUSIVE, FLUSH = range(4)
 
 
 class ProcessHandle(Generic[S]):

@@ -15,8 +15,6 @@ from hearthd.device.policy.ordering import Usage
 from hearthd.device.server import Event, Function, Memory, Module
 from hearthd.device.tracks import Track
 
-MAX_HANDLE = (1 << 64) - 1
-
 
 class Buffer:
     """Device memory under a handle. `usage` orders its users; `failure` stands behind its contents."""
@@ -206,7 +204,6 @@ class Session:
     def __init__(self, channel: int, info: Mapping[str, str], track: Callable[[], Track]) -> None:
         self.channel = channel
         self.id = info.get("session", "")
-        self.client = info.get("client", "")
         self.buffers: Table[Buffer] = Table("buffer")
         self.streams: Table[LogicalStream] = Table("stream")
         self.events: Table[EventEntry] = Table("event")
@@ -222,7 +219,6 @@ class Session:
         self.last_seq = 0
         self.bytes_in_use = 0
         self.bytes_reserved = 0
-        self.closing = False
         self._touched: dict[int, Track] = {}
         self.add_stream(0, track())
 

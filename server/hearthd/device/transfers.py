@@ -1,7 +1,7 @@
 """Writes and reads whose bytes travel beside the batch, in chunks, each side paced by credits.
 
 A transfer holds its place in its stream: it is one operation that stays at the head until its last chunk has been
-given to the device. What it holds in host memory is bounded: the sender may be `CREDITS` chunks ahead.
+given to the device. What it holds in host memory is bounded: the sender may be `UPLOAD_CREDITS` chunks ahead.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from hearthd.device.flows import Download, Upload
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.server import HostBuffer
 from hearthd.device.tables import Buffer, Session
-
-CREDITS = 8
-"""Chunks that the front may send of each upload before it is told of more."""
 
 MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""
@@ -84,50 +81,42 @@ class Transfers:
                 fix="write again under a new transfer number",
             )
         upload = session.uploads.setdefault(command.transfer, Upload())
-        if upload.claimed:
-            raise Refusal(
-                Reason.HANDLE_IN_USE,
-                f"transfer {command.transfer} belongs to another write already",
-                fix="mint a transfer number for each write",
-            )
-        upload.claimed = True
+        _claim(upload, command.transfer, "write")
         # `data` may hold the first bytes, as a client of the single call sends them.
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
-        return Operation(
+        operation = Operation(
             origin,
             partial(self._write, origin, command, buffer, upload),
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
+        operation.on_failure = partial(self._abort, session, command.transfer)
+        return operation
 
     def _write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, upload: Upload) -> bool:
         session, track, staging = origin.session, origin.stream.track, self._device.staging
-        try:
-            address = buffer.range(command.offset, command.size, "write")
-            while upload.written < command.size:
-                if not upload.chunks:
-                    if upload.error is not None:
-                        raise upload.error
-                    if upload.ended:
-                        raise self._too_short(command, upload)
-                    return False
-                data = upload.chunks[0]
-                if upload.written + len(data) > command.size:
-                    raise self._too_long(command, upload, len(data))
-                host = None if track.full else staging.acquire(len(data))
-                if host is None:
-                    return False
-                upload.chunks.popleft()
-                host.view[: len(data)] = data
-                self._copies.upload(origin, buffer, address + upload.written, host, len(data))
-                upload.written += len(data)
-                self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=command.transfer, flags=1)
-            if upload.chunks:
-                raise self._too_long(command, upload, len(upload.chunks[0]))
-        except Refusal as refusal:
-            self._abort(session, command.transfer, refusal)
-            raise
+        address = buffer.range(command.offset, command.size, "write")
+        while upload.written < command.size:
+            if not upload.chunks:
+                if upload.error is not None:
+                    raise upload.error
+                if upload.ended:
+                    raise self._too_short(command, upload)
+                return False
+            data = upload.chunks[0]
+            if upload.written + len(data) > command.size:
+                raise self._too_long(command, upload, len(data))
+            host = None if track.full else staging.acquire(len(data))
+            if host is None:
+                return False
+            upload.chunks.popleft()
+            host.view[: len(data)] = data
+            self._copies.upload(origin, buffer, address + upload.written, host, len(data))
+            upload.written += len(data)
+            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=command.transfer, flags=1)
+        if upload.chunks:
+            raise self._too_long(command, upload, len(upload.chunks[0]))
         session.uploads.pop(command.transfer, None)
         session.over.append(command.transfer)
         if command.size == buffer.size:
@@ -185,33 +174,24 @@ class Transfers:
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer) -> Operation:
         session = origin.session
         download = session.downloads.setdefault(command.transfer, Download())
-        if download.claimed:
-            raise Refusal(
-                Reason.HANDLE_IN_USE,
-                f"transfer {command.transfer} belongs to another read already",
-                fix="mint a transfer number for each read",
-            )
-        download.claimed = True
-        return Operation(
+        _claim(download, command.transfer, "read")
+        operation = Operation(
             origin,
             partial(self._read, origin, command, buffer, download),
             writes=(origin.stream,),
             reads=(buffer,),
         )
+        operation.on_failure = partial(self._abort, session, command.transfer)
+        return operation
 
     def _read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, download: Download) -> bool:
         session, track, staging = origin.session, origin.stream.track, self._device.staging
         if download.queued == 0 and refused_read(origin, buffer):
             self._abort(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
-        try:
-            address = buffer.range(command.offset, command.size, "read")
-        except Refusal as refusal:
-            self._abort(session, command.transfer, refusal)
-            raise
+        address = buffer.range(command.offset, command.size, "read")
         while download.queued < command.size or not command.size:
             if download.aborted:
-                session.downloads.pop(command.transfer, None)
                 raise Refusal(
                     Reason.TRANSFER_ABORTED, "the download was closed before its last byte", fix="read the buffer again"
                 )
@@ -254,6 +234,16 @@ class Transfers:
         session.over.append(transfer)
         payload = refusal.to_status().SerializeToString()
         self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+
+
+def _claim(flow: Upload | Download, transfer: int, what: str) -> None:
+    if flow.claimed:
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"transfer {transfer} belongs to another {what} already",
+            fix=f"mint a transfer number for each {what}",
+        )
+    flow.claimed = True
 
 
 def _message(payload: bytes) -> str:

@@ -67,8 +67,6 @@ CALLS = (
     Call("SyncCollective", "sync_collective", "done"),
 )
 
-Opener = Callable[[device_pb2.Target], Awaitable[Channel]]
-
 
 def build_command(kind: str, message: Message | None, stream: int) -> commands_pb2.Command:
     """`message` as the command of field `kind`; its request number is set where it is sent."""

@@ -7,12 +7,10 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from hearth_proto.frames import Flag, Kind
+from hearth_proto.frames import UPLOAD_CREDITS, Flag, Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.wire import Link
 
-UPLOAD_CREDITS = 8
-"""Chunks that may be sent to the device before it grants any."""
 DOWNLOAD_CREDITS = 8
 """Chunks that the device may send before the client has taken any."""
 
