@@ -79,7 +79,7 @@ class Signature:
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         offset = 0
-        places: list[tuple[int, int, bool]] = []
+        places: list[launches.Place] = []
         codes: list[str] = []
         for index, (code, size, alignment, pointer) in enumerate(parameters):
             gap = -offset % alignment
@@ -91,7 +91,7 @@ class Signature:
                     reason="LAUNCH_INVALID",
                     fix="pass large structs through device memory.",
                 )
-            places.append((offset, size, pointer))
+            places.append(launches.Place(offset, size, pointer))
             codes.append(f"{gap}x{code or f'{size}s'}" if gap else code or f"{size}s")
             offset += size
         self.block_size = offset

@@ -149,10 +149,15 @@ class DtypeError(HearthError, TypeError):
 
 _BY_REASON: Mapping[str, type[HearthError]] = {
     "COMPILE_FAILED": CompileError,
+    "COMPILE_LIMIT": CompileError,
     "NO_COMPILER": CompileError,
     "MODULE_INVALID": CompileError,
     "LAUNCH_INVALID": LaunchError,
     "LAUNCH_FAILED": LaunchError,
+    "RESIDENCY_EXCEEDED": LaunchError,
+    "OUT_OF_BOUNDS_WRITE": LaunchError,
+    "TENSOR_MAP_INVALID": LaunchError,
+    "CAPTURE_INVALID": LaunchError,
     "OUT_OF_MEMORY": OutOfMemoryError,
     "ALLOCATION_FAILED": OutOfMemoryError,
     "INVALID_HANDLE": InvalidHandleError,

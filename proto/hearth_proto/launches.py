@@ -16,12 +16,21 @@ offset field                   meaning
 52     u16 flags               `LaunchFlag`
 54     u16 block_size          bytes of the parameter block
 56     u64 timeout_ns          0: the device's default
-64     parameters x (u16, u16) offset in the block, size (top bit: a buffer's address), in the kernel's order
+64     extension               32 bytes, only with `LaunchFlag.EXTENDED`:
+       u32 cluster[3]          blocks; zeros: none
+       u32 iterations          launched so many times in a row
+       u64 grid_buffer         handle of a buffer with the grid as three u32, in place of `grid`; 0: none
+       u64 grid_offset         where in that buffer, bytes
+..     parameters x (u16, u16) in the kernel's order: offset in the block (top bit: the kernel only reads what it points
+                               to) and size (top bit: a buffer's address; with size 128: a tensor map)
 ..     padding to 8
-..     pointers x u64          buffer handles, in the kernel's order
+..     pointers x u64          handles of buffers and tensor maps, in the kernel's order
 ..     parameter block         laid out by C's rules; where an address belongs stands the offset into the buffer
 ..     padding to 8
 ====== ======================= =====================================================================================
+
+A buffer that the kernel only reads may be read by other streams at the same time. A tensor map takes 128 bytes of the
+block, whose contents the daemon fills in.
 
 The layout (offsets and sizes) is checked against the function's real parameters once per distinct layout; the daemon
 adds each buffer's address to the offset that stands in its place, as a linker does with a relocation.
@@ -35,8 +44,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 HEADER = struct.Struct("<IHHQQ3I3IIHHQ")
+EXTENSION = struct.Struct("<4IQQ")
 PARAMETER = struct.Struct("<HH")
 POINTER_BIT = 0x8000
+READ_ONLY_BIT = 0x8000
+TENSOR_MAP_BYTES = 128
+"""sizeof(CUtensorMap), cuda.h."""
 MAX_PARAMETER_BYTES = 32764
 """The largest parameter block of CUDA 12.1 and newer on Volta and newer (CUDA C++ Programming Guide, 7.25)."""
 
@@ -47,13 +60,32 @@ class LaunchFlag(enum.IntFlag):
     VALIDATE = 1  # red zones around the session's buffers
     UNCHECKED = 2  # the caller vouches for grid, block and arguments
     COOPERATIVE = 4
+    EXTENDED = 8  # an extension follows the header
 
 
-KNOWN_FLAGS = LaunchFlag.VALIDATE | LaunchFlag.UNCHECKED | LaunchFlag.COOPERATIVE
+KNOWN_FLAGS = LaunchFlag.VALIDATE | LaunchFlag.UNCHECKED | LaunchFlag.COOPERATIVE | LaunchFlag.EXTENDED
 
 
 class RecordError(ValueError):
     """The bytes are no launch record."""
+
+
+class Extension(NamedTuple):
+    """What few launches have."""
+
+    cluster: tuple[int, int, int] = (0, 0, 0)
+    iterations: int = 1
+    grid_buffer: int = 0
+    grid_offset: int = 0
+
+
+class Place(NamedTuple):
+    """One parameter of a layout. `pointer`: a buffer's address, or a tensor map where `size` is 128."""
+
+    offset: int
+    size: int
+    pointer: bool = False
+    read_only: bool = False
 
 
 class Record(NamedTuple):
@@ -65,20 +97,27 @@ class Record(NamedTuple):
     flags: int
     timeout_ns: int
     layout: bytes  # PARAMETER x parameters, as packed
-    buffers: tuple[int, ...]
+    buffers: tuple[int, ...]  # handles of buffers and tensor maps
     params: bytes  # the parameter block, offsets in the place of addresses
+    extension: Extension | None = None  # sets LaunchFlag.EXTENDED when packed
 
 
-def pack_layout(parameters: Sequence[tuple[int, int, bool]]) -> bytes:
-    """(offset, size, is a buffer) of each parameter, packed."""
+def pack_layout(parameters: Sequence[Place]) -> bytes:
+    """The places of all parameters, packed."""
     return b"".join(
-        PARAMETER.pack(offset, size | (POINTER_BIT if buffer else 0)) for offset, size, buffer in parameters
+        PARAMETER.pack(
+            place.offset | (READ_ONLY_BIT if place.read_only else 0), place.size | (POINTER_BIT if place.pointer else 0)
+        )
+        for place in parameters
     )
 
 
-def unpack_layout(layout: bytes) -> list[tuple[int, int, bool]]:
+def unpack_layout(layout: bytes) -> list[Place]:
     """The inverse of `pack_layout`."""
-    return [(offset, size & ~POINTER_BIT, bool(size & POINTER_BIT)) for offset, size in PARAMETER.iter_unpack(layout)]
+    return [
+        Place(offset & ~READ_ONLY_BIT, size & ~POINTER_BIT, bool(size & POINTER_BIT), bool(offset & READ_ONLY_BIT))
+        for offset, size in PARAMETER.iter_unpack(layout)
+    ]
 
 
 def padded(size: int) -> int:
@@ -90,14 +129,21 @@ def pack(record: Record) -> bytes:
     """One record as bytes."""
     parameters = len(record.layout) // PARAMETER.size
     pointers = len(record.buffers)
-    head = HEADER.size + padded(len(record.layout)) + 8 * pointers
+    flags = record.flags & ~LaunchFlag.EXTENDED
+    extension = b""
+    if record.extension is not None:
+        flags |= LaunchFlag.EXTENDED
+        cluster, iterations, grid_buffer, grid_offset = record.extension
+        extension = EXTENSION.pack(*cluster, iterations, grid_buffer, grid_offset)
+    head = HEADER.size + len(extension) + padded(len(record.layout)) + 8 * pointers
     length = head + padded(len(record.params))
     return b"".join(
         (
             HEADER.pack(
                 length, parameters, pointers, record.function, record.stream, *record.grid, *record.block,
-                record.shared_mem, record.flags, len(record.params), record.timeout_ns,
+                record.shared_mem, flags, len(record.params), record.timeout_ns,
             ),
+            extension,
             record.layout.ljust(padded(len(record.layout)), b"\0"),
             struct.pack(f"<{pointers}Q", *record.buffers),
             record.params.ljust(padded(len(record.params)), b"\0"),
@@ -114,16 +160,21 @@ def unpack(data: bytes | memoryview) -> Iterator[Record]:
             raise RecordError(f"{size - position} bytes are left at {position}, a launch record has at least 64")
         (length, parameters, pointers, function, stream, gx, gy, gz, bx, by, bz, shared_mem, flags, block_size,
          timeout_ns) = HEADER.unpack_from(data, position)  # fmt: skip
-        layout_at = position + HEADER.size
+        extended = bool(flags & LaunchFlag.EXTENDED)
+        layout_at = position + HEADER.size + (EXTENSION.size if extended else 0)
         layout_size = PARAMETER.size * parameters
         buffers_at = layout_at + padded(layout_size)
         params_at = buffers_at + 8 * pointers
         if length != params_at + padded(block_size) - position or position + length > size:
             raise RecordError(
-                f"the record at {position} says {length} bytes; its {parameters} parameters, {pointers} buffers and "
+                f"the record at {position} says {length} bytes; its {parameters} parameters, {pointers} pointers and "
                 f"block of {block_size} bytes take {params_at + padded(block_size) - position}, and {size - position} "
                 "are left"
             )
+        extension = None
+        if extended:
+            cx, cy, cz, iterations, grid_buffer, grid_offset = EXTENSION.unpack_from(data, position + HEADER.size)
+            extension = Extension((cx, cy, cz), iterations, grid_buffer, grid_offset)
         yield Record(
             function,
             stream,
@@ -135,5 +186,6 @@ def unpack(data: bytes | memoryview) -> Iterator[Record]:
             bytes(data[layout_at : layout_at + layout_size]),
             struct.unpack_from(f"<{pointers}Q", data, buffers_at),
             bytes(data[params_at : params_at + block_size]),
+            extension,
         )
         position += length

@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AllocationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ALLOCATION_MODE_UNSPECIFIED: _ClassVar[AllocationMode]
+    ALLOCATION_MODE_AUTO: _ClassVar[AllocationMode]
+    ALLOCATION_MODE_PERSISTENT: _ClassVar[AllocationMode]
+
 class CodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CODE_KIND_UNSPECIFIED: _ClassVar[CodeKind]
@@ -15,6 +21,12 @@ class CodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODE_KIND_PTX: _ClassVar[CodeKind]
     CODE_KIND_CUBIN: _ClassVar[CodeKind]
     CODE_KIND_FATBIN: _ClassVar[CodeKind]
+
+class LaunchMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LAUNCH_MODE_CHECKED: _ClassVar[LaunchMode]
+    LAUNCH_MODE_VALIDATE: _ClassVar[LaunchMode]
+    LAUNCH_MODE_UNCHECKED: _ClassVar[LaunchMode]
 
 class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,11 +36,17 @@ class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REDUCE_OP_MIN: _ClassVar[ReduceOp]
     REDUCE_OP_MAX: _ClassVar[ReduceOp]
     REDUCE_OP_PROD: _ClassVar[ReduceOp]
+ALLOCATION_MODE_UNSPECIFIED: AllocationMode
+ALLOCATION_MODE_AUTO: AllocationMode
+ALLOCATION_MODE_PERSISTENT: AllocationMode
 CODE_KIND_UNSPECIFIED: CodeKind
 CODE_KIND_CUDA_CPP: CodeKind
 CODE_KIND_PTX: CodeKind
 CODE_KIND_CUBIN: CodeKind
 CODE_KIND_FATBIN: CodeKind
+LAUNCH_MODE_CHECKED: LaunchMode
+LAUNCH_MODE_VALIDATE: LaunchMode
+LAUNCH_MODE_UNCHECKED: LaunchMode
 REDUCE_OP_UNSPECIFIED: ReduceOp
 REDUCE_OP_SUM: ReduceOp
 REDUCE_OP_MEAN: ReduceOp
@@ -45,7 +63,7 @@ class Batch(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective")
+    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective", "dispatch", "begin_capture", "end_capture", "launch_graph", "update_graph", "destroy_graph", "prepare", "launch_prepared", "destroy_prepared", "create_tensor_map", "destroy_tensor_map", "occupancy", "set_allocation_mode", "start_trace", "end_trace")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     LAUNCHES_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +95,21 @@ class Command(_message.Message):
     END_PROFILE_FIELD_NUMBER: _ClassVar[int]
     ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     SYNC_COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_CAPTURE_FIELD_NUMBER: _ClassVar[int]
+    END_CAPTURE_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    DESTROY_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    DESTROY_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
+    DESTROY_TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    SET_ALLOCATION_MODE_FIELD_NUMBER: _ClassVar[int]
+    START_TRACE_FIELD_NUMBER: _ClassVar[int]
+    END_TRACE_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: int
     launches: bytes
@@ -108,15 +141,55 @@ class Command(_message.Message):
     end_profile: EndProfile
     all_reduce: AllReduce
     sync_collective: SyncCollective
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ...) -> None: ...
+    dispatch: Dispatch
+    begin_capture: BeginCapture
+    end_capture: EndCapture
+    launch_graph: LaunchGraph
+    update_graph: UpdateGraph
+    destroy_graph: DestroyGraph
+    prepare: Prepare
+    launch_prepared: LaunchPrepared
+    destroy_prepared: DestroyPrepared
+    create_tensor_map: CreateTensorMap
+    destroy_tensor_map: DestroyTensorMap
+    occupancy: Occupancy
+    set_allocation_mode: SetAllocationMode
+    start_trace: StartTrace
+    end_trace: EndTrace
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ..., dispatch: _Optional[_Union[Dispatch, _Mapping]] = ..., begin_capture: _Optional[_Union[BeginCapture, _Mapping]] = ..., end_capture: _Optional[_Union[EndCapture, _Mapping]] = ..., launch_graph: _Optional[_Union[LaunchGraph, _Mapping]] = ..., update_graph: _Optional[_Union[UpdateGraph, _Mapping]] = ..., destroy_graph: _Optional[_Union[DestroyGraph, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., launch_prepared: _Optional[_Union[LaunchPrepared, _Mapping]] = ..., destroy_prepared: _Optional[_Union[DestroyPrepared, _Mapping]] = ..., create_tensor_map: _Optional[_Union[CreateTensorMap, _Mapping]] = ..., destroy_tensor_map: _Optional[_Union[DestroyTensorMap, _Mapping]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., set_allocation_mode: _Optional[_Union[SetAllocationMode, _Mapping]] = ..., start_trace: _Optional[_Union[StartTrace, _Mapping]] = ..., end_trace: _Optional[_Union[EndTrace, _Mapping]] = ...) -> None: ...
 
 class Allocate(_message.Message):
-    __slots__ = ("buffer", "size")
+    __slots__ = ("buffer", "size", "parts")
+    class Part(_message.Message):
+        __slots__ = ("buffer", "size")
+        BUFFER_FIELD_NUMBER: _ClassVar[int]
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        buffer: int
+        size: int
+        def __init__(self, buffer: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     size: int
-    def __init__(self, buffer: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[Allocate.Part]
+    def __init__(self, buffer: _Optional[int] = ..., size: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Allocate.Part, _Mapping]]] = ...) -> None: ...
+
+class SetAllocationMode(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: AllocationMode
+    def __init__(self, mode: _Optional[_Union[AllocationMode, str]] = ...) -> None: ...
+
+class Rows(_message.Message):
+    __slots__ = ("width", "rows", "pitch")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PITCH_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    rows: int
+    pitch: int
+    def __init__(self, width: _Optional[int] = ..., rows: _Optional[int] = ..., pitch: _Optional[int] = ...) -> None: ...
 
 class Free(_message.Message):
     __slots__ = ("buffers",)
@@ -125,44 +198,54 @@ class Free(_message.Message):
     def __init__(self, buffers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Write(_message.Message):
-    __slots__ = ("buffer", "offset", "data", "transfer", "size")
+    __slots__ = ("buffer", "offset", "data", "transfer", "size", "rows")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     offset: int
     data: bytes
     transfer: int
     size: int
-    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., transfer: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    rows: Rows
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., transfer: _Optional[int] = ..., size: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("buffer", "offset", "size", "transfer")
+    __slots__ = ("buffer", "offset", "size", "transfer", "rows")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     offset: int
     size: int
     transfer: int
-    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., transfer: _Optional[int] = ...) -> None: ...
+    rows: Rows
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., transfer: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ...) -> None: ...
 
 class Copy(_message.Message):
-    __slots__ = ("destination", "destination_offset", "source", "source_offset", "size")
+    __slots__ = ("destination", "destination_offset", "source", "source_offset", "size", "rows", "destination_pitch", "source_pitch")
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_PITCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_PITCH_FIELD_NUMBER: _ClassVar[int]
     destination: int
     destination_offset: int
     source: int
     source_offset: int
     size: int
-    def __init__(self, destination: _Optional[int] = ..., destination_offset: _Optional[int] = ..., source: _Optional[int] = ..., source_offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    rows: int
+    destination_pitch: int
+    source_pitch: int
+    def __init__(self, destination: _Optional[int] = ..., destination_offset: _Optional[int] = ..., source: _Optional[int] = ..., source_offset: _Optional[int] = ..., size: _Optional[int] = ..., rows: _Optional[int] = ..., destination_pitch: _Optional[int] = ..., source_pitch: _Optional[int] = ...) -> None: ...
 
 class Fill(_message.Message):
     __slots__ = ("buffer", "offset", "size", "pattern")
@@ -304,14 +387,16 @@ class Dim3(_message.Message):
     def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., z: _Optional[int] = ...) -> None: ...
 
 class Argument(_message.Message):
-    __slots__ = ("pointer", "raw", "float32", "float64", "int32", "int64", "uint32", "uint64", "boolean")
+    __slots__ = ("pointer", "raw", "float32", "float64", "int32", "int64", "uint32", "uint64", "boolean", "tensor_map")
     class Pointer(_message.Message):
-        __slots__ = ("buffer", "offset")
+        __slots__ = ("buffer", "offset", "read_only")
         BUFFER_FIELD_NUMBER: _ClassVar[int]
         OFFSET_FIELD_NUMBER: _ClassVar[int]
+        READ_ONLY_FIELD_NUMBER: _ClassVar[int]
         buffer: int
         offset: int
-        def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+        read_only: bool
+        def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., read_only: bool = ...) -> None: ...
     POINTER_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     FLOAT32_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +406,7 @@ class Argument(_message.Message):
     UINT32_FIELD_NUMBER: _ClassVar[int]
     UINT64_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
     pointer: Argument.Pointer
     raw: bytes
     float32: float
@@ -330,23 +416,210 @@ class Argument(_message.Message):
     uint32: int
     uint64: int
     boolean: bool
-    def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ...) -> None: ...
+    tensor_map: int
+    def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ...) -> None: ...
 
 class Launch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns")
+    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEM_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    COOPERATIVE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_GRID_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
     shared_mem: int
     arguments: _containers.RepeatedCompositeFieldContainer[Argument]
     timeout_ns: int
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
+    mode: LaunchMode
+    cooperative: bool
+    cluster: Dim3
+    iterations: int
+    dynamic_grid: Argument.Pointer
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ..., iterations: _Optional[int] = ..., dynamic_grid: _Optional[_Union[Argument.Pointer, _Mapping]] = ...) -> None: ...
+
+class Occupancy(_message.Message):
+    __slots__ = ("function", "block", "shared_mem", "cluster")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEM_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    function: int
+    block: Dim3
+    shared_mem: int
+    cluster: Dim3
+    def __init__(self, function: _Optional[int] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ...) -> None: ...
+
+class CreateTensorMap(_message.Message):
+    __slots__ = ("tensor_map", "buffer", "offset", "dtype", "shape", "strides", "element_strides", "interleave", "swizzle", "l2_promotion", "oob_fill", "tile", "im2col")
+    class Tile(_message.Message):
+        __slots__ = ("box",)
+        BOX_FIELD_NUMBER: _ClassVar[int]
+        box: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, box: _Optional[_Iterable[int]] = ...) -> None: ...
+    class Im2col(_message.Message):
+        __slots__ = ("lower_corner", "upper_corner", "channels_per_pixel", "pixels_per_column")
+        LOWER_CORNER_FIELD_NUMBER: _ClassVar[int]
+        UPPER_CORNER_FIELD_NUMBER: _ClassVar[int]
+        CHANNELS_PER_PIXEL_FIELD_NUMBER: _ClassVar[int]
+        PIXELS_PER_COLUMN_FIELD_NUMBER: _ClassVar[int]
+        lower_corner: _containers.RepeatedScalarFieldContainer[int]
+        upper_corner: _containers.RepeatedScalarFieldContainer[int]
+        channels_per_pixel: int
+        pixels_per_column: int
+        def __init__(self, lower_corner: _Optional[_Iterable[int]] = ..., upper_corner: _Optional[_Iterable[int]] = ..., channels_per_pixel: _Optional[int] = ..., pixels_per_column: _Optional[int] = ...) -> None: ...
+    TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    STRIDES_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_STRIDES_FIELD_NUMBER: _ClassVar[int]
+    INTERLEAVE_FIELD_NUMBER: _ClassVar[int]
+    SWIZZLE_FIELD_NUMBER: _ClassVar[int]
+    L2_PROMOTION_FIELD_NUMBER: _ClassVar[int]
+    OOB_FILL_FIELD_NUMBER: _ClassVar[int]
+    TILE_FIELD_NUMBER: _ClassVar[int]
+    IM2COL_FIELD_NUMBER: _ClassVar[int]
+    tensor_map: int
+    buffer: int
+    offset: int
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    strides: _containers.RepeatedScalarFieldContainer[int]
+    element_strides: _containers.RepeatedScalarFieldContainer[int]
+    interleave: str
+    swizzle: str
+    l2_promotion: str
+    oob_fill: str
+    tile: CreateTensorMap.Tile
+    im2col: CreateTensorMap.Im2col
+    def __init__(self, tensor_map: _Optional[int] = ..., buffer: _Optional[int] = ..., offset: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., strides: _Optional[_Iterable[int]] = ..., element_strides: _Optional[_Iterable[int]] = ..., interleave: _Optional[str] = ..., swizzle: _Optional[str] = ..., l2_promotion: _Optional[str] = ..., oob_fill: _Optional[str] = ..., tile: _Optional[_Union[CreateTensorMap.Tile, _Mapping]] = ..., im2col: _Optional[_Union[CreateTensorMap.Im2col, _Mapping]] = ...) -> None: ...
+
+class DestroyTensorMap(_message.Message):
+    __slots__ = ("tensor_map",)
+    TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
+    tensor_map: int
+    def __init__(self, tensor_map: _Optional[int] = ...) -> None: ...
+
+class Dispatch(_message.Message):
+    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEM_FIELD_NUMBER: _ClassVar[int]
+    BINDINGS_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    TIMED_FIELD_NUMBER: _ClassVar[int]
+    function: int
+    grid: Dim3
+    block: Dim3
+    shared_mem: int
+    bindings: _containers.RepeatedCompositeFieldContainer[Binding]
+    iterations: int
+    timeout_ns: int
+    timed: bool
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ...) -> None: ...
+
+class Binding(_message.Message):
+    __slots__ = ("role", "value", "size", "data", "upload", "range_offset", "range_size", "download")
+    class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ROLE_UNSPECIFIED: _ClassVar[Binding.Role]
+        ROLE_VALUE: _ClassVar[Binding.Role]
+        ROLE_INPUT: _ClassVar[Binding.Role]
+        ROLE_OUTPUT: _ClassVar[Binding.Role]
+        ROLE_INPUT_OUTPUT: _ClassVar[Binding.Role]
+    ROLE_UNSPECIFIED: Binding.Role
+    ROLE_VALUE: Binding.Role
+    ROLE_INPUT: Binding.Role
+    ROLE_OUTPUT: Binding.Role
+    ROLE_INPUT_OUTPUT: Binding.Role
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    RANGE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RANGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
+    role: Binding.Role
+    value: Argument
+    size: int
+    data: bytes
+    upload: int
+    range_offset: int
+    range_size: int
+    download: int
+    def __init__(self, role: _Optional[_Union[Binding.Role, str]] = ..., value: _Optional[_Union[Argument, _Mapping]] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., upload: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_size: _Optional[int] = ..., download: _Optional[int] = ...) -> None: ...
+
+class BeginCapture(_message.Message):
+    __slots__ = ("graph",)
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    graph: int
+    def __init__(self, graph: _Optional[int] = ...) -> None: ...
+
+class EndCapture(_message.Message):
+    __slots__ = ("graph", "discard")
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
+    graph: int
+    discard: bool
+    def __init__(self, graph: _Optional[int] = ..., discard: bool = ...) -> None: ...
+
+class LaunchGraph(_message.Message):
+    __slots__ = ("graph", "count")
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    graph: int
+    count: int
+    def __init__(self, graph: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class UpdateGraph(_message.Message):
+    __slots__ = ("graph", "node", "launch")
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    graph: int
+    node: int
+    launch: bytes
+    def __init__(self, graph: _Optional[int] = ..., node: _Optional[int] = ..., launch: _Optional[bytes] = ...) -> None: ...
+
+class DestroyGraph(_message.Message):
+    __slots__ = ("graph",)
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    graph: int
+    def __init__(self, graph: _Optional[int] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("prepared", "launches")
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+    prepared: int
+    launches: bytes
+    def __init__(self, prepared: _Optional[int] = ..., launches: _Optional[bytes] = ...) -> None: ...
+
+class LaunchPrepared(_message.Message):
+    __slots__ = ("prepared", "count")
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    prepared: int
+    count: int
+    def __init__(self, prepared: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class DestroyPrepared(_message.Message):
+    __slots__ = ("prepared",)
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    prepared: int
+    def __init__(self, prepared: _Optional[int] = ...) -> None: ...
 
 class Sync(_message.Message):
     __slots__ = ("all_streams",)
@@ -369,6 +642,16 @@ class EndProfile(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     profile: int
     def __init__(self, profile: _Optional[int] = ...) -> None: ...
+
+class StartTrace(_message.Message):
+    __slots__ = ("max_events",)
+    MAX_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    max_events: int
+    def __init__(self, max_events: _Optional[int] = ...) -> None: ...
+
+class EndTrace(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class AllReduce(_message.Message):
     __slots__ = ("devices", "sequence", "source", "source_offset", "destination", "destination_offset", "count", "dtype", "op", "timeout_ns")
@@ -399,7 +682,7 @@ class SyncCollective(_message.Message):
     def __init__(self) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("request", "error", "done", "read", "event", "module", "function", "memory_usage", "profile")
+    __slots__ = ("request", "error", "done", "read", "event", "module", "function", "memory_usage", "profile", "dispatch", "graph", "occupancy", "trace")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +693,10 @@ class Result(_message.Message):
     GLOBAL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_USAGE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request: int
     error: _status_pb2.Status
     done: Done
@@ -419,7 +706,11 @@ class Result(_message.Message):
     function: FunctionResult
     memory_usage: MemoryUsageResult
     profile: ProfileResult
-    def __init__(self, request: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., read: _Optional[_Union[ReadResult, _Mapping]] = ..., event: _Optional[_Union[EventResult, _Mapping]] = ..., module: _Optional[_Union[ModuleResult, _Mapping]] = ..., function: _Optional[_Union[FunctionResult, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsageResult, _Mapping]] = ..., profile: _Optional[_Union[ProfileResult, _Mapping]] = ..., **kwargs) -> None: ...
+    dispatch: DispatchResult
+    graph: GraphResult
+    occupancy: OccupancyResult
+    trace: TraceResult
+    def __init__(self, request: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., read: _Optional[_Union[ReadResult, _Mapping]] = ..., event: _Optional[_Union[EventResult, _Mapping]] = ..., module: _Optional[_Union[ModuleResult, _Mapping]] = ..., function: _Optional[_Union[FunctionResult, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsageResult, _Mapping]] = ..., profile: _Optional[_Union[ProfileResult, _Mapping]] = ..., dispatch: _Optional[_Union[DispatchResult, _Mapping]] = ..., graph: _Optional[_Union[GraphResult, _Mapping]] = ..., occupancy: _Optional[_Union[OccupancyResult, _Mapping]] = ..., trace: _Optional[_Union[TraceResult, _Mapping]] = ..., **kwargs) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()
@@ -456,7 +747,7 @@ class ModuleResult(_message.Message):
     def __init__(self, functions: _Optional[_Iterable[str]] = ..., globals: _Optional[_Iterable[str]] = ..., log: _Optional[str] = ..., cached: bool = ..., compile_ns: _Optional[int] = ...) -> None: ...
 
 class FunctionResult(_message.Message):
-    __slots__ = ("name", "parameters", "registers", "static_shared_bytes", "local_bytes", "constant_bytes", "max_threads_per_block")
+    __slots__ = ("name", "parameters", "registers", "static_shared_bytes", "local_bytes", "constant_bytes", "max_threads_per_block", "max_dynamic_shared_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REGISTERS_FIELD_NUMBER: _ClassVar[int]
@@ -464,6 +755,7 @@ class FunctionResult(_message.Message):
     LOCAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONSTANT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_THREADS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    MAX_DYNAMIC_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     registers: int
@@ -471,7 +763,8 @@ class FunctionResult(_message.Message):
     local_bytes: int
     constant_bytes: int
     max_threads_per_block: int
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., registers: _Optional[int] = ..., static_shared_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., constant_bytes: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ...) -> None: ...
+    max_dynamic_shared_bytes: int
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., registers: _Optional[int] = ..., static_shared_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., constant_bytes: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ..., max_dynamic_shared_bytes: _Optional[int] = ...) -> None: ...
 
 class Parameter(_message.Message):
     __slots__ = ("offset", "size")
@@ -488,20 +781,28 @@ class GlobalResult(_message.Message):
     def __init__(self, size: _Optional[int] = ...) -> None: ...
 
 class MemoryUsageResult(_message.Message):
-    __slots__ = ("allocations", "bytes_in_use", "bytes_padding", "bytes_reserved", "device_free", "device_total")
+    __slots__ = ("allocations", "bytes_in_use", "bytes_padding", "bytes_reserved", "device_free", "device_total", "bytes_pinned", "bytes_pinned_in_use", "bytes_persistent", "bytes_peak")
     ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
     BYTES_IN_USE_FIELD_NUMBER: _ClassVar[int]
     BYTES_PADDING_FIELD_NUMBER: _ClassVar[int]
     BYTES_RESERVED_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FREE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PINNED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PINNED_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PERSISTENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PEAK_FIELD_NUMBER: _ClassVar[int]
     allocations: int
     bytes_in_use: int
     bytes_padding: int
     bytes_reserved: int
     device_free: int
     device_total: int
-    def __init__(self, allocations: _Optional[int] = ..., bytes_in_use: _Optional[int] = ..., bytes_padding: _Optional[int] = ..., bytes_reserved: _Optional[int] = ..., device_free: _Optional[int] = ..., device_total: _Optional[int] = ...) -> None: ...
+    bytes_pinned: int
+    bytes_pinned_in_use: int
+    bytes_persistent: int
+    bytes_peak: int
+    def __init__(self, allocations: _Optional[int] = ..., bytes_in_use: _Optional[int] = ..., bytes_padding: _Optional[int] = ..., bytes_reserved: _Optional[int] = ..., device_free: _Optional[int] = ..., device_total: _Optional[int] = ..., bytes_pinned: _Optional[int] = ..., bytes_pinned_in_use: _Optional[int] = ..., bytes_persistent: _Optional[int] = ..., bytes_peak: _Optional[int] = ...) -> None: ...
 
 class ProfileResult(_message.Message):
     __slots__ = ("device_ns", "wall_ns")
@@ -510,3 +811,91 @@ class ProfileResult(_message.Message):
     device_ns: int
     wall_ns: int
     def __init__(self, device_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ...) -> None: ...
+
+class DispatchResult(_message.Message):
+    __slots__ = ("outputs", "sizes", "upload_ns", "kernel_ns", "download_ns", "wall_ns", "enqueue_ns", "wait_ns")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_NS_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    WALL_NS_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedScalarFieldContainer[bytes]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    upload_ns: int
+    kernel_ns: int
+    download_ns: int
+    wall_ns: int
+    enqueue_ns: int
+    wait_ns: int
+    def __init__(self, outputs: _Optional[_Iterable[bytes]] = ..., sizes: _Optional[_Iterable[int]] = ..., upload_ns: _Optional[int] = ..., kernel_ns: _Optional[int] = ..., download_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., enqueue_ns: _Optional[int] = ..., wait_ns: _Optional[int] = ...) -> None: ...
+
+class GraphResult(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[GraphNode]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[GraphNode, _Mapping]]] = ...) -> None: ...
+
+class GraphNode(_message.Message):
+    __slots__ = ("kind", "kernel")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    kernel: str
+    def __init__(self, kind: _Optional[str] = ..., kernel: _Optional[str] = ...) -> None: ...
+
+class OccupancyResult(_message.Message):
+    __slots__ = ("blocks_per_multiprocessor", "multiprocessors", "max_cooperative_blocks", "max_clusters", "suggested_block")
+    BLOCKS_PER_MULTIPROCESSOR_FIELD_NUMBER: _ClassVar[int]
+    MULTIPROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    MAX_COOPERATIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    SUGGESTED_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    blocks_per_multiprocessor: int
+    multiprocessors: int
+    max_cooperative_blocks: int
+    max_clusters: int
+    suggested_block: int
+    def __init__(self, blocks_per_multiprocessor: _Optional[int] = ..., multiprocessors: _Optional[int] = ..., max_cooperative_blocks: _Optional[int] = ..., max_clusters: _Optional[int] = ..., suggested_block: _Optional[int] = ...) -> None: ...
+
+class TraceResult(_message.Message):
+    __slots__ = ("events", "dropped", "epoch_ns")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
+    dropped: int
+    epoch_ns: int
+    def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., dropped: _Optional[int] = ..., epoch_ns: _Optional[int] = ...) -> None: ...
+
+class TraceEvent(_message.Message):
+    __slots__ = ("name", "stream", "seq", "index", "queued_ns", "submitted_ns", "started_ns", "ended_ns", "bytes", "kernel", "grid", "block", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_NS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stream: int
+    seq: int
+    index: int
+    queued_ns: int
+    submitted_ns: int
+    started_ns: int
+    ended_ns: int
+    bytes: int
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    error: str
+    def __init__(self, name: _Optional[str] = ..., stream: _Optional[int] = ..., seq: _Optional[int] = ..., index: _Optional[int] = ..., queued_ns: _Optional[int] = ..., submitted_ns: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., bytes: _Optional[int] = ..., kernel: _Optional[str] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...

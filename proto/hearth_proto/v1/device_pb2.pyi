@@ -67,14 +67,22 @@ class Ack(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("device_lost", "draining", "protocol_error")
+    __slots__ = ("device_lost", "draining", "protocol_error", "output")
     DEVICE_LOST_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_ERROR_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     device_lost: DeviceLost
     draining: Draining
     protocol_error: _status_pb2.Status
-    def __init__(self, device_lost: _Optional[_Union[DeviceLost, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., protocol_error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    output: Output
+    def __init__(self, device_lost: _Optional[_Union[DeviceLost, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., protocol_error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ...) -> None: ...
+
+class Output(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class DeviceLost(_message.Message):
     __slots__ = ("device", "generation", "status", "in_flight")
@@ -347,3 +355,123 @@ class SyncCollectiveRequest(_message.Message):
     target: Target
     command: _commands_pb2.SyncCollective
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.SyncCollective, _Mapping]] = ...) -> None: ...
+
+class DispatchRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Dispatch
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Dispatch, _Mapping]] = ...) -> None: ...
+
+class BeginCaptureRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.BeginCapture
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.BeginCapture, _Mapping]] = ...) -> None: ...
+
+class EndCaptureRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.EndCapture
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.EndCapture, _Mapping]] = ...) -> None: ...
+
+class LaunchGraphRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.LaunchGraph
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.LaunchGraph, _Mapping]] = ...) -> None: ...
+
+class UpdateGraphRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.UpdateGraph
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.UpdateGraph, _Mapping]] = ...) -> None: ...
+
+class DestroyGraphRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.DestroyGraph
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.DestroyGraph, _Mapping]] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Prepare
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Prepare, _Mapping]] = ...) -> None: ...
+
+class LaunchPreparedRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.LaunchPrepared
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.LaunchPrepared, _Mapping]] = ...) -> None: ...
+
+class DestroyPreparedRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.DestroyPrepared
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.DestroyPrepared, _Mapping]] = ...) -> None: ...
+
+class CreateTensorMapRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.CreateTensorMap
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.CreateTensorMap, _Mapping]] = ...) -> None: ...
+
+class DestroyTensorMapRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.DestroyTensorMap
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.DestroyTensorMap, _Mapping]] = ...) -> None: ...
+
+class OccupancyRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Occupancy
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Occupancy, _Mapping]] = ...) -> None: ...
+
+class SetAllocationModeRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.SetAllocationMode
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.SetAllocationMode, _Mapping]] = ...) -> None: ...
+
+class StartTraceRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.StartTrace
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.StartTrace, _Mapping]] = ...) -> None: ...
+
+class EndTraceRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.EndTrace
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.EndTrace, _Mapping]] = ...) -> None: ...

@@ -180,6 +180,81 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.SyncCollectiveRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
                 _registered_method=True)
+        self.Dispatch = channel.unary_unary(
+                '/hearth.v1.DeviceService/Dispatch',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.DispatchRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.DispatchResult.FromString,
+                _registered_method=True)
+        self.BeginCapture = channel.unary_unary(
+                '/hearth.v1.DeviceService/BeginCapture',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.BeginCaptureRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.EndCapture = channel.unary_unary(
+                '/hearth.v1.DeviceService/EndCapture',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.EndCaptureRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.GraphResult.FromString,
+                _registered_method=True)
+        self.LaunchGraph = channel.unary_unary(
+                '/hearth.v1.DeviceService/LaunchGraph',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.LaunchGraphRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.UpdateGraph = channel.unary_unary(
+                '/hearth.v1.DeviceService/UpdateGraph',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.UpdateGraphRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.DestroyGraph = channel.unary_unary(
+                '/hearth.v1.DeviceService/DestroyGraph',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.DestroyGraphRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/hearth.v1.DeviceService/Prepare',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.LaunchPrepared = channel.unary_unary(
+                '/hearth.v1.DeviceService/LaunchPrepared',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.LaunchPreparedRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.DestroyPrepared = channel.unary_unary(
+                '/hearth.v1.DeviceService/DestroyPrepared',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.DestroyPreparedRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.CreateTensorMap = channel.unary_unary(
+                '/hearth.v1.DeviceService/CreateTensorMap',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.CreateTensorMapRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.DestroyTensorMap = channel.unary_unary(
+                '/hearth.v1.DeviceService/DestroyTensorMap',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.DestroyTensorMapRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.Occupancy = channel.unary_unary(
+                '/hearth.v1.DeviceService/Occupancy',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.OccupancyRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.OccupancyResult.FromString,
+                _registered_method=True)
+        self.SetAllocationMode = channel.unary_unary(
+                '/hearth.v1.DeviceService/SetAllocationMode',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.SetAllocationModeRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.StartTrace = channel.unary_unary(
+                '/hearth.v1.DeviceService/StartTrace',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.StartTraceRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.EndTrace = channel.unary_unary(
+                '/hearth.v1.DeviceService/EndTrace',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.EndTraceRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.TraceResult.FromString,
+                _registered_method=True)
 
 
 class DeviceServiceServicer(object):
@@ -364,6 +439,96 @@ class DeviceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Dispatch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginCapture(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndCapture(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LaunchGraph(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateGraph(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DestroyGraph(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prepare(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LaunchPrepared(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DestroyPrepared(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateTensorMap(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DestroyTensorMap(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Occupancy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAllocationMode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartTrace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndTrace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DeviceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -511,6 +676,81 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     servicer.SyncCollective,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.SyncCollectiveRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'Dispatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Dispatch,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.DispatchRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.DispatchResult.SerializeToString,
+            ),
+            'BeginCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginCapture,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.BeginCaptureRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'EndCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndCapture,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.EndCaptureRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.GraphResult.SerializeToString,
+            ),
+            'LaunchGraph': grpc.unary_unary_rpc_method_handler(
+                    servicer.LaunchGraph,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.LaunchGraphRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'UpdateGraph': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGraph,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.UpdateGraphRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'DestroyGraph': grpc.unary_unary_rpc_method_handler(
+                    servicer.DestroyGraph,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.DestroyGraphRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.PrepareRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'LaunchPrepared': grpc.unary_unary_rpc_method_handler(
+                    servicer.LaunchPrepared,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.LaunchPreparedRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'DestroyPrepared': grpc.unary_unary_rpc_method_handler(
+                    servicer.DestroyPrepared,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.DestroyPreparedRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'CreateTensorMap': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTensorMap,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.CreateTensorMapRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'DestroyTensorMap': grpc.unary_unary_rpc_method_handler(
+                    servicer.DestroyTensorMap,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.DestroyTensorMapRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'Occupancy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Occupancy,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.OccupancyRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.OccupancyResult.SerializeToString,
+            ),
+            'SetAllocationMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAllocationMode,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.SetAllocationModeRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'StartTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartTrace,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.StartTraceRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'EndTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTrace,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.EndTraceRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.TraceResult.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1296,6 +1536,411 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/SyncCollective',
             hearth__proto_dot_v1_dot_device__pb2.SyncCollectiveRequest.SerializeToString,
             hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dispatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/Dispatch',
+            hearth__proto_dot_v1_dot_device__pb2.DispatchRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.DispatchResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/BeginCapture',
+            hearth__proto_dot_v1_dot_device__pb2.BeginCaptureRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/EndCapture',
+            hearth__proto_dot_v1_dot_device__pb2.EndCaptureRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.GraphResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LaunchGraph(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/LaunchGraph',
+            hearth__proto_dot_v1_dot_device__pb2.LaunchGraphRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGraph(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/UpdateGraph',
+            hearth__proto_dot_v1_dot_device__pb2.UpdateGraphRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DestroyGraph(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/DestroyGraph',
+            hearth__proto_dot_v1_dot_device__pb2.DestroyGraphRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/Prepare',
+            hearth__proto_dot_v1_dot_device__pb2.PrepareRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LaunchPrepared(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/LaunchPrepared',
+            hearth__proto_dot_v1_dot_device__pb2.LaunchPreparedRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DestroyPrepared(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/DestroyPrepared',
+            hearth__proto_dot_v1_dot_device__pb2.DestroyPreparedRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTensorMap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/CreateTensorMap',
+            hearth__proto_dot_v1_dot_device__pb2.CreateTensorMapRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DestroyTensorMap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/DestroyTensorMap',
+            hearth__proto_dot_v1_dot_device__pb2.DestroyTensorMapRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Occupancy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/Occupancy',
+            hearth__proto_dot_v1_dot_device__pb2.OccupancyRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.OccupancyResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAllocationMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/SetAllocationMode',
+            hearth__proto_dot_v1_dot_device__pb2.SetAllocationModeRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/StartTrace',
+            hearth__proto_dot_v1_dot_device__pb2.StartTraceRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/EndTrace',
+            hearth__proto_dot_v1_dot_device__pb2.EndTraceRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.TraceResult.FromString,
             options,
             channel_credentials,
             insecure,

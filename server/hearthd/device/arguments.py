@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from hearth_proto.launches import pack_layout
+from hearth_proto.launches import TENSOR_MAP_BYTES, Place, pack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 
@@ -21,8 +21,11 @@ SCALARS = {
 
 
 def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, tuple[int, ...], bytes]:
-    """Layout, buffer handles and block. Every argument starts at a multiple of 8: the plan moves it to its place."""
-    layout: list[tuple[int, int, bool]] = []
+    """Layout, handles of buffers and tensor maps, and block.
+
+    Every argument starts at a multiple of 8: the plan moves it to its place.
+    """
+    layout: list[Place] = []
     buffers: list[int] = []
     block = bytearray()
     for index, argument in enumerate(arguments):
@@ -31,18 +34,23 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
             raise Refusal(
                 Reason.LAUNCH_INVALID,
                 f"argument {index} has no value",
-                fix="set one of pointer, raw or a scalar",
+                fix="set one of pointer, tensor_map, raw or a scalar",
                 details={"argument": index},
             )
+        read_only = False
         if kind == "pointer":
             buffers.append(argument.pointer.buffer)
+            read_only = argument.pointer.read_only
             value = struct.pack("<Q", argument.pointer.offset)
+        elif kind == "tensor_map":
+            buffers.append(argument.tensor_map)
+            value = bytes(TENSOR_MAP_BYTES)
         elif kind == "raw":
             value = argument.raw
         else:
             value = struct.pack(SCALARS[kind], getattr(argument, kind))
         block += bytes(-len(block) % 8)
-        layout.append((len(block), len(value), kind == "pointer"))
+        layout.append(Place(len(block), len(value), kind in ("pointer", "tensor_map"), read_only))
         block += value
         if len(block) > 0x7FFF:
             raise Refusal(Reason.LAUNCH_INVALID, "the arguments take more than 32767 bytes", fix="pass a buffer")

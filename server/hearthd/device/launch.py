@@ -14,6 +14,7 @@ from hearth_proto.launches import (
     KNOWN_FLAGS,
     MAX_PARAMETER_BYTES,
     LaunchFlag,
+    Place,
     Record,
     RecordError,
     pack,
@@ -235,10 +236,10 @@ class LaunchCommands:
         return Plan(function, entry.name, record, given)
 
     @staticmethod
-    def _check_arguments(function: Function, given: Sequence[tuple[int, int, bool]], record: Record) -> list[str]:
+    def _check_arguments(function: Function, given: Sequence[Place], record: Record) -> list[str]:
         if len(record.params) > MAX_PARAMETER_BYTES:
             return [f"the arguments take {len(record.params)} bytes; the most is {MAX_PARAMETER_BYTES}"]
-        if sum(buffer for _, _, buffer in given) != len(record.buffers):
+        if sum(place.pointer for place in given) != len(record.buffers):
             return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
         malformed = check_layout(given, len(record.params))
         return [malformed] if malformed else geometry.check_parameters(given, function.parameters)

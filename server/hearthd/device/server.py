@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from hearth_proto.v1 import node_pb2
+from hearthd.device.nodes import Dim, GraphNode, KernelNode, LaunchAttributes
 
 
 class DeviceFault(Exception):
@@ -27,6 +28,9 @@ class DeviceFault(Exception):
 
 Stream: TypeAlias = Any
 """A CUDA stream, or a thread of the CPU backend: each backend's own, opaque to everything above."""
+
+Graph: TypeAlias = Any
+"""An instantiated graph; each backend's own."""
 
 Event: TypeAlias = Any
 """A point in a stream; each backend's own, handed back with `release_event`."""
@@ -232,6 +236,25 @@ class ComputeServer(Protocol):
     def upload(self, destination: int, source: Any, offset: int, size: int, stream: Stream) -> None: ...
     def download(self, destination: Any, offset: int, source: int, size: int, stream: Stream) -> None: ...
     def copy(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
+    def upload_rows(
+        self, destination: int, pitch: int, source: Any, offset: int, width: int, rows: int, stream: Stream
+    ) -> None:
+        """`rows` rows of `width` bytes, dense in the host buffer, `pitch` bytes apart on the device."""
+        ...
+
+    def download_rows(
+        self, destination: Any, offset: int, source: int, pitch: int, width: int, rows: int, stream: Stream
+    ) -> None: ...
+    def copy_rows(
+        self,
+        destination: int,
+        destination_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        rows: int,
+        stream: Stream,
+    ) -> None: ...
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         """`pattern` is 1, 2, 4, 8 or 16 bytes; `size` and `address` are multiples of its length."""
         ...
@@ -246,11 +269,38 @@ class ComputeServer(Protocol):
     def launch(
         self,
         function: Any,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
+        grid: Dim,
+        block: Dim,
         shared_mem: int,
         stream: Stream,
         params: bytearray,
+        attributes: LaunchAttributes | None = None,
     ) -> None:
         """`params` is the parameter block with addresses filled in; it may be reused when the call returns."""
+        ...
+
+    def blocks_per_multiprocessor(self, function: Any, threads: int, shared_mem: int) -> int:
+        """How many blocks of so many threads fit one multiprocessor (cuOccupancyMaxActiveBlocksPerMultiprocessor)."""
+        ...
+
+    def max_clusters(self, function: Any, cluster: Dim, block: Dim, shared_mem: int) -> int:
+        """How many clusters fit the device at once (cuOccupancyMaxActiveClusters); Refusal(UNSUPPORTED)."""
+        ...
+
+    def suggested_block(self, function: Any, shared_mem: int) -> int:
+        """Threads of a block that gives the most occupancy (cuOccupancyMaxPotentialBlockSize)."""
+        ...
+
+    # graphs
+    def create_graph(self, nodes: Sequence[GraphNode]) -> Graph:
+        """Instantiated, uploaded, each node behind the one before it."""
+        ...
+
+    def launch_graph(self, graph: Graph, stream: Stream) -> None: ...
+    def update_graph(self, graph: Graph, index: int, node: KernelNode) -> None:
+        """Other parameters for the kernel node `index`, from its next launch on."""
+        ...
+
+    def destroy_graph(self, graph: Graph) -> None:
+        """The caller has seen its last launch end."""
         ...

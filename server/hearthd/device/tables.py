@@ -52,6 +52,17 @@ class Buffer:
         return self.address + offset
 
 
+class TensorMapEntry:
+    """A client's tensor map: the 128 bytes that the driver made of a buffer. Whoever uses it uses the buffer."""
+
+    __slots__ = ("buffer", "data", "handle")
+
+    def __init__(self, handle: int, buffer: Buffer, data: bytes) -> None:
+        self.handle = handle
+        self.buffer = buffer
+        self.data = data
+
+
 class LogicalStream:
     """A client's stream. Folded streams share a track, never errors."""
 
@@ -210,6 +221,7 @@ class Session:
         self.modules: Table[ModuleEntry] = Table("module")
         self.functions: Table[FunctionEntry] = Table("function")
         self.profiles: Table[ProfileEntry] = Table("profile")
+        self.tensor_maps: Table[TensorMapEntry] = Table("tensor map")
         self.uploads: dict[int, Upload] = {}
         self.downloads: dict[int, Download] = {}
         self.over: deque[int] = deque(maxlen=1024)

@@ -65,6 +65,21 @@ CALLS = (
     Call("EndProfile", "end_profile", "profile"),
     Call("AllReduce", "all_reduce", "done"),
     Call("SyncCollective", "sync_collective", "done"),
+    Call("Dispatch", "dispatch", "dispatch"),
+    Call("BeginCapture", "begin_capture", "done"),
+    Call("EndCapture", "end_capture", "graph"),
+    Call("LaunchGraph", "launch_graph", "done"),
+    Call("UpdateGraph", "update_graph", "done"),
+    Call("DestroyGraph", "destroy_graph", "done"),
+    Call("Prepare", "prepare", "done"),
+    Call("LaunchPrepared", "launch_prepared", "done"),
+    Call("DestroyPrepared", "destroy_prepared", "done"),
+    Call("CreateTensorMap", "create_tensor_map", "done"),
+    Call("DestroyTensorMap", "destroy_tensor_map", "done"),
+    Call("Occupancy", "occupancy", "occupancy"),
+    Call("SetAllocationMode", "set_allocation_mode", "done"),
+    Call("StartTrace", "start_trace", "done"),
+    Call("EndTrace", "end_trace", "trace"),
 )
 
 

@@ -9,15 +9,14 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.cpu.collectives import CpuCommunicators
 from hearthd.device.cpu.compiler import compile_source
+from hearthd.device.cpu.launch import LaunchOperations
 from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, HostPool, fill_with
-from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
-from hearthd.device.server import DeviceFault, Function, FunctionAttributes, Image, MemoryInfo, Module, Source
+from hearthd.device.server import DeviceFault, Image, MemoryInfo, Source
 from hearthd.spec import DeviceSpec
 
 ALIGNMENT = 256
@@ -29,45 +28,6 @@ SHARED_MEM_OPTIN = 227 << 10
 
 COMPUTE_CAPABILITY = (7, 0)
 """That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
-
-ELF_MAGIC = b"\x7fELF"
-
-
-class LoadedFunction:
-    """A CpuFunction with the attributes that launches are checked against."""
-
-    def __init__(self, function: CpuFunction) -> None:
-        self.cpu = function
-        self.name = function.name
-        self.parameters = function.params
-        self.attributes = FunctionAttributes(
-            static_shared_bytes=function.static_shared_bytes, max_threads_per_block=function.max_threads_per_block
-        )
-
-
-class LoadedModule:
-    """A CpuModule whose functions are looked up once."""
-
-    def __init__(self, module: CpuModule) -> None:
-        self._module = module
-        self._functions: dict[str, LoadedFunction] = {}
-
-    @property
-    def functions(self) -> list[str]:
-        return list(self._module.functions)
-
-    @property
-    def globals(self) -> list[str]:
-        return list(self._module.globals)
-
-    def function(self, name: str) -> Function:
-        found = self._functions.get(name)
-        if found is None:
-            found = self._functions[name] = LoadedFunction(self._module.function(name))
-        return found
-
-    def global_(self, name: str) -> tuple[int, int]:
-        return self._module.global_(name)
 
 
 class CpuCompiler:
@@ -97,7 +57,7 @@ class CpuCompiler:
         return Image(code=code)
 
 
-class CpuServer:
+class CpuServer(LaunchOperations):
     """One virtual device. Streams are threads; events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec) -> None:
@@ -109,6 +69,7 @@ class CpuServer:
         self._properties = _properties(spec, self._heap.limit)
         self._compiler = CpuCompiler(spec.cache_dir, spec.compile_timeout)
         self._communicators = CpuCommunicators(self._compiler.toolchain)
+        LaunchOperations.__init__(self, self._compiler.toolchain)
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
@@ -202,33 +163,6 @@ class CpuServer:
 
     def fill(self, address: int, pattern: bytes, size: int, stream: CpuStream) -> None:
         stream.submit(lambda: fill_with(address, pattern, size))
-
-    # ---- code ----
-
-    def load(self, image: Image) -> Module:
-        if not image.code.startswith(ELF_MAGIC):
-            raise Refusal(
-                Reason.UNSUPPORTED,
-                "the CPU backend runs CUDA C++ source; PTX, CUBIN and fatbin are a GPU's code",
-                fix="send the source, or use a node with a GPU",
-            )
-        return LoadedModule(CpuModule(image.code, self._compiler.toolchain()))
-
-    def unload(self, module: Module) -> None:
-        pass  # code of other streams may still be on the stack; the mapping goes with the last reference
-
-    def launch(
-        self,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_mem: int,
-        stream: CpuStream,
-        params: bytearray,
-    ) -> None:
-        assert isinstance(function, LoadedFunction)
-        run = function.cpu.launch
-        stream.submit(lambda: run(grid, block, shared_mem, params))
 
 
 def _host_memory() -> int:

@@ -14,6 +14,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device import server
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
 from hearthd.device.cuda.streams import Stream
+from hearthd.device.nodes import LaunchAttributes
 
 _LOG_BYTES = 16 << 10
 _LISTED = 16
@@ -181,6 +182,7 @@ class LaunchOperations:
         shared_mem: int,
         stream: Stream,
         params: bytearray,
+        attributes: LaunchAttributes | None = None,
     ) -> None:
         if shared_mem > function.dynamic_limit:
             function.allow_shared(shared_mem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hearth_proto.launches import Place
 from hearth_proto.reasons import Reason, Refusal
 
 AXES = "xyz"
@@ -65,13 +66,13 @@ def check(limits: Limits, kernel: KernelLimits, grid: Dim, block: Dim, shared_me
     return wrong
 
 
-def check_parameters(given: Sequence[tuple[int, int, bool]], real: Sequence[tuple[int, int]]) -> list[str]:
+def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> list[str]:
     """What is wrong with the arguments' count and sizes; offsets may differ, the daemon moves them."""
     if len(given) != len(real):
         return [f"{len(given)} arguments are given; the kernel has {len(real)} parameters"]
     return [
         f"argument {index} has {size} bytes{' (a buffer)' if buffer else ''}; the kernel's parameter has {real_size}"
-        for index, ((_, size, buffer), (_, real_size)) in enumerate(zip(given, real, strict=True))
+        for index, ((_, size, buffer, _), (_, real_size)) in enumerate(zip(given, real, strict=True))
         if size != real_size
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from hearth_proto.launches import HEADER, Record, padded
+from hearth_proto.launches import HEADER, Place, Record, padded
 from hearthd.device.server import Function
 
 Q = struct.Struct("<Q")
@@ -25,7 +25,7 @@ class Plan:
     __slots__ = ("block", "function", "grid", "handles", "handles_at", "length", "moves", "name", "params_at",
                  "params_size", "patches", "real_size", "shared_mem", "timeout_ns")  # fmt: skip
 
-    def __init__(self, function: Function, name: str, record: Record, given: Sequence[tuple[int, int, bool]]) -> None:
+    def __init__(self, function: Function, name: str, record: Record, given: Sequence[Place]) -> None:
         real = function.parameters
         self.function = function
         self.name = name
@@ -60,10 +60,10 @@ class Plan:
         return block
 
 
-def check_layout(given: Sequence[tuple[int, int, bool]], params_size: int) -> str:
+def check_layout(given: Sequence[Place], params_size: int) -> str:
     """What is wrong with a layout in itself, or an empty string: parameters inside the block, not overlapping."""
     end = 0
-    for index, (offset, size, buffer) in enumerate(given):
+    for index, (offset, size, buffer, _) in enumerate(given):
         if offset < end:
             return f"argument {index} at offset {offset} overlaps the one before, which ends at {end}"
         if buffer and size != Q.size:
