@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hearth.arguments import Struct as Struct
+    from hearth.arguments import read_only as read_only
     from hearth.array import DeviceArray as DeviceArray
     from hearth.device import Device as Device
     from hearth.errors import ArgumentError as ArgumentError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from hearth.errors import UnavailableError as UnavailableError
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.function import Function as Function
+    from hearth.function import Occupancy as Occupancy
     from hearth.group import Group as Group
     from hearth.module import RawModule as RawModule
     from hearth.node import Node as Node
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "arguments": ("Struct",),
+    "arguments": ("Struct", "read_only"),
     "array": ("DeviceArray",),
     "device": ("Device",),
     "errors": (
@@ -85,7 +87,7 @@ _HOMES = {
         "UnavailableError",
         "UnsupportedError",
     ),
-    "function": ("Function",),
+    "function": ("Function", "Occupancy"),
     "group": ("Group",),
     "module": ("RawModule",),
     "node": ("Node", "connect"),
@@ -120,6 +122,7 @@ __all__ = [
     "MemoryUsage",
     "Node",
     "NodeInfo",
+    "Occupancy",
     "OutOfMemoryError",
     "Profile",
     "QuotaExceededError",
@@ -135,6 +138,7 @@ __all__ = [
     "__version__",
     "connect",
     "get_elapsed_time",
+    "read_only",
 ]
 
 

@@ -3,7 +3,7 @@
 ==================================================== ======================================= ========================
 argument                                             passed as                               alignment
 ==================================================== ======================================= ========================
-`DeviceArray`                                        pointer                                 8
+`DeviceArray`, `read_only(array)`                    pointer                                 8
 NumPy or ml_dtypes scalar, 0-d array                 its own C type                          its size; `long double`:
                                                                                              its dtype's
 complex64, complex128                                `cuComplex`, `thrust::complex`          8, 16
@@ -55,6 +55,35 @@ class Struct:
         return bytes(self.data)
 
 
+class ReadOnly(OnDevice):
+    """An array that a kernel only reads; see `read_only`."""
+
+    __slots__ = ("_connection", "array")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self._memory = array._memory
+        self._offset = array._offset
+        self._connection = array._connection
+
+    def __repr__(self) -> str:
+        return f"read_only({self.array!r})"
+
+
+def read_only(array: OnDevice) -> ReadOnly:
+    """`array` as an argument that the kernel promises not to write to: launches on several streams may then read it at
+    the same time, where otherwise each would wait for the one before."""
+    if isinstance(array, ReadOnly):
+        return array
+    if not isinstance(array, OnDevice) or not hasattr(array, "_connection"):
+        raise LaunchTypeError(
+            f"read_only takes a device array, not a {type(array).__name__}.",
+            reason="LAUNCH_INVALID",
+            fix="upload it with gpu.asarray(...).",
+        )
+    return ReadOnly(array)
+
+
 class Parameter(NamedTuple):
     """How one argument is passed."""
 
@@ -62,6 +91,7 @@ class Parameter(NamedTuple):
     size: int
     alignment: int
     pointer: bool = False
+    read_only: bool = False
 
 
 _PYTHON = (
@@ -81,7 +111,7 @@ class Signature:
         offset = 0
         places: list[launches.Place] = []
         codes: list[str] = []
-        for index, (code, size, alignment, pointer) in enumerate(parameters):
+        for index, (code, size, alignment, pointer, read_only) in enumerate(parameters):
             gap = -offset % alignment
             offset += gap
             if offset + size > launches.MAX_PARAMETER_BYTES:
@@ -91,7 +121,7 @@ class Signature:
                     reason="LAUNCH_INVALID",
                     fix="pass large structs through device memory.",
                 )
-            places.append(launches.Place(offset, size, pointer))
+            places.append(launches.Place(offset, size, pointer, read_only))
             codes.append(f"{gap}x{code or f'{size}s'}" if gap else code or f"{size}s")
             offset += size
         self.block_size = offset
@@ -114,11 +144,17 @@ class Signature:
         shared_mem: int,
         flags: int,
         timeout_ns: int,
+        extension: launches.Extension | None = None,
     ) -> bytes:
         """The record up to its buffer handles."""
+        extended = b""
+        if extension is not None:
+            flags |= launches.LaunchFlag.EXTENDED
+            cluster, *rest = extension
+            extended = launches.EXTENSION.pack(*cluster, *rest)
         return (
             launches.HEADER.pack(
-                self.size,
+                self.size + len(extended),
                 self.parameters,
                 len(self.pointers),
                 function,
@@ -130,6 +166,7 @@ class Signature:
                 self.block_size,
                 timeout_ns,
             )
+            + extended
             + self.layout
         )
 
@@ -179,7 +216,7 @@ def fixed(types: Sequence[type]) -> bool:
 def parameter(index: int, arg: Any) -> Parameter:
     """How one argument is passed. Raises `LaunchTypeError`."""
     if isinstance(arg, OnDevice):
-        return Parameter("Q", 8, 8, True)
+        return Parameter("Q", 8, 8, True, isinstance(arg, ReadOnly))
     if isinstance(arg, np.generic) and not isinstance(arg, np.flexible | np.object_):
         return _scalar(arg.dtype)
     for kind, passed in _PYTHON:

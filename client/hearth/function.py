@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hearth import arguments
+from hearth import arguments, launching
 from hearth import stream as streams
-from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError, UnsupportedError
-from hearth_proto.launches import LaunchFlag
+from hearth.errors import HearthError, LaunchError, LaunchTypeError
+from hearth.memory import OnDevice
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hearth.module import RawModule
     from hearth.stream import Stream
 
-_MODES = {"checked": 0, "unchecked": int(LaunchFlag.UNCHECKED)}
-_SHARED_MAX = 2**32 - 1
 _CACHE_LIMIT = 1024
 
 
@@ -33,6 +31,19 @@ class _Bound(NamedTuple):
     attachment: Attachment | None
     handle: int
     heads: dict[object, tuple[bytes, arguments.Signature]]
+
+
+class Occupancy(NamedTuple):
+    """What of a kernel fits its device at once."""
+
+    blocks_per_multiprocessor: int
+    multiprocessors: int
+    max_cooperative_blocks: int
+    """The largest grid of a cooperative launch; 0 where the device has none."""
+    max_clusters: int
+    """Where a cluster was asked for."""
+    suggested_block: int
+    """Threads of a block that gives the most occupancy."""
 
 
 class Function:
@@ -63,10 +74,41 @@ class Function:
     ) -> None:
         """Launches the kernel, one way.
 
-        `grid` in blocks and `block` in threads: an int or one to three; `args` as `hearth.arguments` says;
-        `shared_mem`: dynamic shared memory in bytes; `timeout` in seconds, after which the device process is ended.
+        `grid` in blocks and `block` in threads: an int or one to three; `grid` may be a device array of three uint32,
+        which is read when the work before on the stream is done (a 0 in it launches nothing). `args` as
+        `hearth.arguments` says; `shared_mem`: dynamic shared memory in bytes; `timeout` in seconds, after which the
+        device process is ended. `mode`: ``"checked"``; ``"validate"``, which puts every array among the arguments
+        between red zones and reports what is written there (slow, and it takes a copy of each array); or
+        ``"unchecked"``, which leaves the geometry to the driver. `cooperative`: the whole grid is resident at once, so
+        that it can synchronise; `cluster`: blocks that share a cluster, as `grid`; `iterations`: launched so many
+        times in a row.
         Raises `LaunchError` for what can be seen here; the rest surfaces at the next sync, read or flush.
         """
+        connection = self._connection
+        attachment = connection._attachment
+        if attachment is None or not attachment.alive:
+            attachment = connection.attachment()
+        attachment.launch(
+            self._pack(
+                attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
+            )
+        )
+
+    def _pack(
+        self,
+        attachment: Attachment,
+        grid: Any,
+        block: Any,
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        stream: Stream | None = None,
+        timeout: float | None = None,
+        mode: str = "checked",
+        cooperative: bool = False,
+        cluster: Any = None,
+        iterations: int = 1,
+    ) -> bytes:
+        """The launch as a packed record. Raises as `__call__` does."""
         if not isinstance(args, tuple | list):
             raise LaunchTypeError(
                 f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
@@ -74,9 +116,6 @@ class Function:
                 fix="write f(grid, block, (x,)), with the comma.",
             )
         connection = self._connection
-        attachment = connection._attachment
-        if attachment is None or not attachment.alive:
-            attachment = connection.attachment()
         bound = self._bound
         if bound.attachment is not attachment:
             bound = self._bind(attachment)
@@ -100,9 +139,13 @@ class Function:
         except TypeError:  # a list for the grid, say
             key, entry = (), None
         if entry is None:
-            only = {"cooperative=": cooperative, "cluster=": cluster is not None, "iterations=": iterations != 1}
-            _refuse_unsupported(only, mode)
-            entry = _head(bound.handle, on, grid, block, args, shared_mem, timeout, mode)
+            if isinstance(grid, OnDevice):
+                if grid._memory.owner is not attachment.space:
+                    self._refuse("the grid", grid)
+                key = ()
+            entry = launching.head(
+                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations
+            )
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
@@ -115,7 +158,7 @@ class Function:
             array = values[index]
             memory = array._memory
             if memory.owner is not space:
-                self._refuse(index, array)
+                self._refuse(f"argument {index}", array, index)
             buffers.append(memory.handle)
             values[index] = array._offset
         for index in signature.raw:
@@ -124,7 +167,7 @@ class Function:
             tail = signature.pack(*buffers, *values)
         except struct.error:
             tail = signature.tail(args)  # says what does not fit
-        attachment.launch(head + tail)
+        return head + tail
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
         """Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block, stream, shared_mem]``."""
@@ -178,6 +221,33 @@ class Function:
         return self._describe().max_threads_per_block
 
     @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """The most dynamic shared memory that a launch may ask for."""
+        return self._describe().max_dynamic_shared_bytes
+
+    def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
+        """How many blocks of so many threads, with so much dynamic shared memory, the device holds at once.
+
+        Raises `LaunchError` for a block that can never run.
+        """
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        asked = command.occupancy
+        asked.function = self._bind(attachment).handle
+        asked.block.x, asked.block.y, asked.block.z = arguments.dimensions("block", block)
+        asked.shared_mem = shared_mem
+        if cluster is not None:
+            asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
+        result = self._connection.call(command, attachment=attachment).occupancy
+        return Occupancy(
+            result.blocks_per_multiprocessor,
+            result.multiprocessors,
+            result.max_cooperative_blocks,
+            result.max_clusters,
+            result.suggested_block,
+        )
+
+    @property
     def parameters(self) -> list[tuple[int, int]]:
         """(offset, size) in bytes of each parameter in the parameter block."""
         return [(parameter.offset, parameter.size) for parameter in self._describe().parameters]
@@ -209,53 +279,20 @@ class Function:
                 self._bound = _Bound(attachment, handle, {})
             return self._bound
 
-    def _refuse(self, index: int, array: Any) -> None:
+    def _refuse(self, what: str, array: Any, index: int | None = None) -> None:
         """Says why the array cannot be used here."""
+        details = {} if index is None else {"argument": str(index)}
         if array._connection is not self._connection:
             raise LaunchError(
-                f"argument {index} is {array!r} of another device or session; {self!r} cannot reach it.",
+                f"{what} is {array!r} of another device or session; {self!r} cannot reach it.",
                 reason="LAUNCH_INVALID",
                 fix="use arrays and kernels of one device; go through the host with gpu.asarray(x.get()).",
-                details={"argument": str(index)},
+                details=details,
             )
         try:
-            self._connection.check(array._memory, f"argument {index}, {array!r},")
+            self._connection.check(array._memory, f"{what}, {array!r},")
         except HearthError as error:
-            error.details.setdefault("argument", str(index))
+            for name, value in details.items():
+                error.details.setdefault(name, value)
             raise
-        raise LaunchError(f"argument {index}, {array!r}, changed hands during the launch.", reason="LAUNCH_INVALID")
-
-
-def _head(
-    function: int,
-    stream: int,
-    grid: Any,
-    block: Any,
-    args: Sequence[Any],
-    shared_mem: int,
-    timeout: float | None,
-    mode: str,
-) -> tuple[bytes, arguments.Signature]:
-    """The part of the record that stays from launch to launch. Raises what is wrong with it."""
-    if mode not in _MODES:
-        raise ArgumentError(f"mode is {mode!r}.", reason="INVALID_ARGUMENT", fix='use "checked" or "unchecked".')
-    if not 0 <= shared_mem <= _SHARED_MAX:
-        raise LaunchError(
-            f"shared_mem is {shared_mem} bytes; it lies between 0 and {_SHARED_MAX}.",
-            reason="LAUNCH_INVALID",
-            fix="see gpu.properties.shared_mem_per_block_optin.",
-        )
-    if timeout is not None and not 0 < timeout < 2**63 / 1e9:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
-    timeout_ns = 0 if timeout is None else max(1, int(timeout * 1e9))
-    dims = arguments.dimensions("grid", grid), arguments.dimensions("block", block)
-    signature = arguments.signature(args)
-    return signature.head(function, stream, *dims, int(shared_mem), _MODES[mode], timeout_ns), signature
-
-
-def _refuse_unsupported(keywords: dict[str, bool], mode: str) -> None:
-    asked = [name for name, given in keywords.items() if given] + (['mode="validate"'] if mode == "validate" else [])
-    if asked:
-        raise UnsupportedError(
-            f"{', '.join(asked)}: not supported by this version.", reason="UNSUPPORTED", fix="leave it out."
-        )
+        raise LaunchError(f"{what}, {array!r}, changed hands during the launch.", reason="LAUNCH_INVALID")

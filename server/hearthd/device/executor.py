@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,14 @@ from google.protobuf.message import DecodeError
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.device.binding import Binder
 from hearthd.device.collectives import Collectives
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies
 from hearthd.device.launch import LaunchCommands
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.modules import ModuleCommands
+from hearthd.device.occupancy import OccupancyCommands
 from hearthd.device.operation import Operation, Origin, internal_error, submit
 from hearthd.device.server import DeviceFault
 from hearthd.device.tables import BatchEntry, Session
@@ -40,7 +43,8 @@ class Executor:
         self._transfers = Transfers(device, copies)
         self._memory = MemoryCommands(device, copies, self._transfers)
         self._modules = ModuleCommands(device)
-        self._launches = LaunchCommands(device, self.watchdog, self)
+        self.binder = Binder(device, self.watchdog)
+        self._launches = LaunchCommands(device, self.binder, self)
         waits = WaitCommands(device)
         self._handlers: dict[str, Handler] = {
             "allocate": self._memory.allocate,
@@ -58,6 +62,7 @@ class Executor:
             "describe_function": self._modules.describe_function,
             "get_global": self._modules.get_global,
             "launch": self._launches.launch,
+            "occupancy": OccupancyCommands(device).occupancy,
             "create_stream": waits.create_stream,
             "destroy_stream": waits.destroy_stream,
             "record_event": waits.record_event,
@@ -72,6 +77,7 @@ class Executor:
             "all_reduce": self.collectives.all_reduce,
             "sync_collective": self.collectives.sync_collective,
         }
+        device.telemetry.know(self._handlers)
         self._frames: dict[int, Callable[[Session, Frame], None]] = {
             Kind.BATCH: self._batch,
             Kind.CALL: self._call,
@@ -126,18 +132,22 @@ class Executor:
             "memory_total_bytes": info.total,
             "staging_bytes": self._device.staging.in_use,
         }
-        return {"counters": self._device.telemetry.counters(), "gauges": gauges}
+        return {**self._device.telemetry.snapshot(gauges["commands_waiting"]), "gauges": gauges}
 
     # ---- replies (see operation.Replies) ----
 
     def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
-        if result.HasField("error"):
-            self._device.telemetry.command_errors += 1
         if call:
             self._device.outbox.put(Kind.RESULT, result.SerializeToString(), channel=session.channel, id=call)
         else:
             response = device_pb2.ExecuteResponse(result=result)
             self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
+
+    def failed(self, origin: Origin) -> None:
+        self._device.telemetry.failed(origin.name.partition(" ")[0])
+
+    def waited(self, nanoseconds: int) -> None:
+        self._device.telemetry.queue_delay.observe(nanoseconds)
 
     def acknowledge(self, session: Session, entry: BatchEntry) -> None:
         """Acknowledges every batch from the oldest on whose commands have all run."""
@@ -162,20 +172,24 @@ class Executor:
             self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
             return
         session.last_seq = batch.seq
-        self._device.telemetry.batches += 1
+        telemetry = self._device.telemetry
+        telemetry.batches += 1
+        began = time.perf_counter_ns()
         entry = BatchEntry(batch.seq)
         session.batches.append(entry)
         index = 0
         for command in batch.commands:
             if command.WhichOneof("kind") == "launches":
-                index += self._launches.run_records(session, command.launches, entry, index)
+                launches = self._launches.run_records(session, command.launches, entry, index)
+                telemetry.count("launch", launches)
+                index += launches
             else:
                 self._command(session, command, batch=entry, index=index)
                 index += 1
-        self._device.telemetry.commands += index
         entry.left -= 1
         if not entry.left:
             self.acknowledge(session, entry)
+        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
 
     def _call(self, session: Session, frame: Frame) -> None:
         try:
@@ -184,7 +198,6 @@ class Executor:
             refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is no Command")
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
-        self._device.telemetry.commands += 1
         self._command(session, command, call=frame.id)
 
     def _command(
@@ -197,6 +210,7 @@ class Executor:
         call: int = 0,
     ) -> None:
         kind = command.WhichOneof("kind") or ""
+        self._device.telemetry.count(kind)
         stream = session.streams.get(command.stream)
         origin = Origin(
             self,
@@ -244,13 +258,12 @@ class Executor:
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
             operation.abandon(gone)
-        for buffer in session.buffers.items.values():
-            self._memory.release(session, buffer)
+        self._memory.close(session)
         for module in session.modules.items.values():
             self._modules.release(session, module)
         for event in session.events.items.values():
             if event.event is not None:
-                self._device.server.release_event(event.event)
+                self._device.tracks.retire(event.event)
         for stream in session.streams.items.values():
             self._device.tracks.release(stream.track)
         del self._sessions[session.channel]

@@ -76,8 +76,16 @@ class ServiceThread(Generic[S]):
     def run_one_way(self, task: Callable[[S], object]) -> None:
         try:
             task(self.service)
-        except Exception as error:
-            self._errors.append(error)
+        except BaseException as error:
+            self.keep(error)
+
+    def keep(self, error: BaseException) -> None:
+        """For the next flush. What would end a thread (SystemExit, ...) ends the task, and is told like the rest."""
+        if not isinstance(error, Exception):
+            kept = RuntimeError(f"a task raised {type(error).__name__}: {error}")
+            kept.__cause__ = error
+            error = kept
+        self._errors.append(error)
 
     def take_errors(self) -> list[Exception]:
         errors, self._errors = self._errors, []
@@ -192,11 +200,14 @@ class ThreadHandle(Generic[S]):
             self._service: ServiceThread[Any] = ServiceThread(self._loop, factory)
         except BaseException as error:
             self._closed = True
+            self._loop.close()
             started.set_exception(error)
             return
         started.set_result(InlineHandle(self._service))
         try:
             self._loop.run()
         finally:
-            self._service.close()
-            self._loop.close()
+            try:
+                self._service.close()
+            finally:
+                self._loop.close()

@@ -1,48 +1,40 @@
-"""Launches: packed records in, checks, addresses filled in, out to the driver.
+"""Launches: packed records in, out to the driver.
 
 A launch whose function has seen this geometry and layout before goes the short way: one dictionary look-up replaces
-all checks but those on the buffers. Everything else becomes an operation that may wait.
+all checks but those on the buffers. Everything else becomes an operation that may wait, and goes through `Binder`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from hearth_proto.launches import (
-    HEADER,
-    KNOWN_FLAGS,
-    MAX_PARAMETER_BYTES,
-    LaunchFlag,
-    Place,
-    Record,
-    RecordError,
-    pack,
-    unpack,
-    unpack_layout,
-)
+from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.arguments import pack_arguments
+from hearthd.device.binding import Binder, BoundLaunch, Parsed
 from hearthd.device.context import Device
+from hearthd.device.dynamic_grid import DynamicGrid
 from hearthd.device.operation import Operation, Origin, Replies, submit
-from hearthd.device.policy import geometry
-from hearthd.device.policy.launch_plan import KEY_AT, Plan, Q, check_layout
-from hearthd.device.server import Function
-from hearthd.device.tables import BatchEntry, Buffer, FunctionEntry, LogicalStream, Session
-from hearthd.device.tracks import Track
-from hearthd.device.watchdog import Watchdog
+from hearthd.device.policy.launch_plan import KEY_AT, Plan, Q
+from hearthd.device.policy.ordering import Usage
+from hearthd.device.tables import BatchEntry, Buffer, LogicalStream, Session
+from hearthd.device.tracks import WINDOW
+from hearthd.device.validation import Validation
 
-MAX_PLANS = 256
-"""Checked launches remembered per function."""
+MODES = {
+    commands_pb2.LAUNCH_MODE_CHECKED: 0,
+    commands_pb2.LAUNCH_MODE_VALIDATE: int(LaunchFlag.VALIDATE),
+    commands_pb2.LAUNCH_MODE_UNCHECKED: int(LaunchFlag.UNCHECKED),
+}
 
 
 class LaunchCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, watchdog: Watchdog, replies: Replies) -> None:
+    def __init__(self, device: Device, binder: Binder, replies: Replies) -> None:
         self._device = device
-        self._watchdog = watchdog
+        self._binder = binder
         self._replies = replies
 
     def run_records(self, session: Session, data: bytes, batch: BatchEntry, index: int) -> int:
@@ -53,6 +45,7 @@ class LaunchCommands:
         unpack_header = HEADER.unpack_from
         default_timeout = self._device.spec.launch_timeout
         tracks = self._device.tracks
+        traced = session.trace is not None
         at = 0
         size = len(data)
         count = 0
@@ -72,7 +65,9 @@ class LaunchCommands:
                 plan is None
                 or stream is None
                 or deferred
+                or traced
                 or stream.starting
+                or stream.capture is not None
                 or plan.timeout_ns
                 or default_timeout
                 or plan.length != length
@@ -89,7 +84,7 @@ class LaunchCommands:
         device = self._device
         buffers = session.buffers.items
         params = plan.params(data, at)
-        usages = []
+        usages: list[Usage] = []
         for patch, handle in zip(plan.patches, plan.handles.unpack_from(data, at + plan.handles_at), strict=True):
             buffer = buffers.get(handle)
             if buffer is None or buffer.failure is not None or buffer.lost is not None:
@@ -101,13 +96,17 @@ class LaunchCommands:
             usages.append(buffer.usage)
         track = stream.track
         tracks = device.tracks
-        tracks.before(track, usages)
+        if plan.readers:
+            writes = [usage for usage, reads in zip(usages, plan.readers, strict=True) if not reads]
+            tracks.before(track, writes, [usage for usage in usages if usage not in writes])
+        else:
+            tracks.before(track, usages)
         track.launched.append((tracks.ordering.position(track.index), plan.name))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
         except Refusal:
             return False  # the long way meets it again, and knows whom to tell
-        device.telemetry.kernel_launches += 1
+        device.telemetry.launched += plan.weight
         return True
 
     def launch(self, origin: Origin, command: commands_pb2.Launch) -> None:
@@ -116,14 +115,15 @@ class LaunchCommands:
         record = Record(
             function=command.function,
             stream=origin.stream.handle,
-            grid=(command.grid.x, command.grid.y or 1, command.grid.z or 1),
-            block=(command.block.x, command.block.y or 1, command.block.z or 1),
+            grid=dim(command.grid),
+            block=dim(command.block),
             shared_mem=command.shared_mem,
-            flags=0,
+            flags=_flags(command),
             timeout_ns=command.timeout_ns,
             layout=layout,
             buffers=buffers,
             params=params,
+            extension=_extension(command),
         )
         self._submit(
             origin.session,
@@ -154,92 +154,144 @@ class LaunchCommands:
         call: int = 0,
     ) -> None:
         """The long way: every check, and an operation that can wait for its module, its buffers or for room."""
-        stream = session.streams.items[0]
-        name = "launch"
-
-        def origin() -> Origin:
-            return Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
-
-        buffers: list[Buffer] = []
+        stream, name, known = self._whose(session, data)
+        origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:
-            (record,) = unpack(data)
-            stream = session.streams.find(record.stream)
-            entry = session.functions.find(record.function)
-            name = f"launch {entry.name}"
-            for handle in record.buffers:
-                buffers.append(session.buffers.find(handle))
-        except RecordError as error:
-            origin().fail(Refusal(Reason.MALFORMED_MESSAGE, str(error), fix="pack records as launches.py says"))
-            return
+            parsed = self._binder.parse(session, data)
         except Refusal as refusal:
-            origin().fail(refusal, buffers)
+            if stream.capture is not None:
+                stream.capture.failed(name, refusal)
+            origin.fail(refusal, [buffer for buffer in known if buffer is not None])
             return
+        run = _Run(self._device, self._binder, origin, parsed)
+        written, read = parsed.split()
+        if parsed.grid_buffer is not None:
+            read = [*read, parsed.grid_buffer]
         operation = Operation(
-            origin(),
-            partial(self._run, stream, entry, record, buffers, data[KEY_AT : HEADER.size + len(record.layout)]),
-            writes=(stream, *buffers),
-            reads=(entry.module,),
-            needs=buffers,
-            spoils=buffers,
+            origin,
+            run.step if stream.capture is None else run.record,
+            writes=(stream, *written),
+            reads=(parsed.entry.module, *read),
+            needs=(*written, *read),
+            spoils=written,
         )
-        operation.after = operation.origin.reply
+        if stream.capture is not None:
+            operation.on_failure = partial(stream.capture.failed, name)
+            operation.after = origin.reply
+        elif not run.validates:
+            operation.after = origin.reply
         submit(operation)
 
-    def _run(
-        self, stream: LogicalStream, entry: FunctionEntry, record: Record, buffers: Sequence[Buffer], key: bytes
-    ) -> bool:
-        device = self._device
-        track = stream.track
-        if entry.module.pending or track.full:
+    @staticmethod
+    def _whose(session: Session, data: bytes) -> tuple[LogicalStream, str, list[Buffer | None]]:
+        """As far as the handles of a record are known: its stream, its name and its buffers."""
+        head = HEADER.unpack_from(data)
+        entry = session.functions.get(head[3])
+        stream = session.streams.get(head[4])
+        try:
+            (record,) = unpack(data)
+        except (RecordError, ValueError):
+            record = None
+        handles = record.buffers if record is not None and entry is not None else ()
+        buffers = [session.buffers.get(handle) for handle in handles]
+        return (
+            stream if stream is not None else session.streams.items[0],
+            f"launch {entry.name}" if entry is not None else "launch",
+            buffers,
+        )
+
+
+class _Run:
+    """One launch on the long way: what it has come to. A step that cannot go on answers False and is called again."""
+
+    def __init__(self, device: Device, binder: Binder, origin: Origin, parsed: Parsed) -> None:
+        self._device = device
+        self._binder = binder
+        self._origin = origin
+        self._parsed = parsed
+        self._capture = origin.stream.capture
+        self._record = parsed.record
+        self._key = parsed.key
+        self._bound: BoundLaunch | None = None
+        self._left = 0
+        self._grid: DynamicGrid | None = None
+        self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
+        extension = parsed.record.extension
+        if parsed.grid_buffer is not None and extension is not None:
+            self._grid = DynamicGrid(device, origin, parsed.grid_buffer, extension.grid_offset)
+
+    def step(self) -> bool:
+        parsed = self._parsed
+        stream = parsed.stream
+        if parsed.entry.module.pending or stream.track.full:
             return False
-        plan = entry.plans.get(key)
-        if plan is None:
-            plan = self._plan(entry, record)
-            if len(entry.plans) >= MAX_PLANS:
-                entry.plans.clear()
-            entry.plans[key] = plan
-        params = plan.params_of(record.params)
-        for patch, buffer in zip(plan.patches, buffers, strict=True):
-            offset = Q.unpack_from(params, patch)[0]
-            Q.pack_into(params, patch, buffer.range(offset, 0, f"launch of {entry.name}"))
-        device.begin(stream)
-        device.tracks.before(track, [buffer.usage for buffer in buffers])
-        track.launched.append((device.tracks.ordering.position(track.index), entry.name))
-        limit = plan.timeout_ns / 1e9 or device.spec.launch_timeout
-        if limit:
-            with self._watchdog.limit(track, entry.name, limit):
-                self._to_driver(plan, track, params)
-        else:
-            self._to_driver(plan, track, params)
+        if self._grid is not None:
+            if not self._grid.ready():
+                return False
+            if not self._read_grid(self._grid):
+                return True
+        if self._bound is None:
+            self._bound = self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key)
+            self._left = self._bound.plan.iterations
+        if self.validates:
+            return Validation(self._device, self._binder, self._origin, self._bound, parsed.pointers).run()
+        while self._left and not stream.track.full:
+            times = min(self._left, WINDOW)
+            self._binder.issue(stream, self._bound, times)
+            self._left -= times
+        return not self._left
+
+    def record(self) -> bool:
+        """In the place of `step` where the stream is being captured."""
+        parsed = self._parsed
+        if parsed.entry.module.pending:
+            return False
+        if self.validates or self._grid is not None:
+            what = 'mode="validate"' if self.validates else "a grid from a buffer"
+            raise Refusal(
+                Reason.CAPTURE_INVALID,
+                f"launch of {parsed.entry.name} with {what} cannot be captured: the host takes part in it",
+                fix="launch it outside the graph",
+            )
+        assert self._capture is not None
+        self._capture.add_launch(self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key))
         return True
 
-    def _to_driver(self, plan: Plan, track: Track, params: bytearray) -> None:
-        self._device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
-        self._device.telemetry.kernel_launches += 1
+    def _read_grid(self, grid: DynamicGrid) -> bool:
+        """Puts the grid that has come in its place; False: there is nothing to launch."""
+        extension = self._record.extension
+        if self._bound is None and extension is not None:
+            self._record = self._record._replace(
+                grid=grid.value, extension=extension._replace(grid_buffer=0, grid_offset=0)
+            )
+            self._key = b""
+            if not all(grid.value):
+                if self.validates:
+                    self._origin.reply()
+                return False
+        return True
 
-    def _plan(self, entry: FunctionEntry, record: Record) -> Plan:
-        """Every check that does not depend on the buffers; all failures in one refusal."""
-        function = entry.resolve()
-        if record.flags & ~KNOWN_FLAGS:
-            raise Refusal(Reason.UNSUPPORTED, f"launch flags {record.flags & ~KNOWN_FLAGS:#x} are unknown here")
-        if record.flags & (LaunchFlag.VALIDATE | LaunchFlag.COOPERATIVE):
-            flag = LaunchFlag(record.flags & (LaunchFlag.VALIDATE | LaunchFlag.COOPERATIVE))
-            raise Refusal(Reason.UNSUPPORTED, f"{flag.name} launches are not served yet", fix="launch in checked mode")
-        given = unpack_layout(record.layout)
-        wrong = self._check_arguments(function, given, record)
-        kernel = geometry.KernelLimits(
-            function.attributes.max_threads_per_block, function.attributes.static_shared_bytes
+
+def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
+    """Grid or block; axes that are left out are 1, but for x."""
+    return message.x, message.y or 1, message.z or 1
+
+
+def _flags(command: commands_pb2.Launch) -> int:
+    if command.mode not in MODES:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"launch mode {command.mode} is unknown here",
+            fix=f"use one of {', '.join(map(commands_pb2.LaunchMode.Name, MODES))}",
+            details={"mode": command.mode},
         )
-        wrong += geometry.check(self._device.limits, kernel, record.grid, record.block, record.shared_mem)
-        if wrong:
-            raise geometry.refuse(entry.name, wrong, record.grid, record.block, record.shared_mem)
-        return Plan(function, entry.name, record, given)
+    return MODES[command.mode] | (LaunchFlag.COOPERATIVE if command.cooperative else 0)
 
-    @staticmethod
-    def _check_arguments(function: Function, given: Sequence[Place], record: Record) -> list[str]:
-        if len(record.params) > MAX_PARAMETER_BYTES:
-            return [f"the arguments take {len(record.params)} bytes; the most is {MAX_PARAMETER_BYTES}"]
-        if sum(place.pointer for place in given) != len(record.buffers):
-            return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
-        malformed = check_layout(given, len(record.params))
-        return [malformed] if malformed else geometry.check_parameters(given, function.parameters)
+
+def _extension(command: commands_pb2.Launch) -> Extension | None:
+    dynamic = command.dynamic_grid
+    iterations = command.iterations if command.HasField("iterations") else 1
+    cluster = dim(command.cluster) if command.HasField("cluster") else (0, 0, 0)
+    if iterations == 1 and not any(cluster) and not command.HasField("dynamic_grid"):
+        return None
+    return Extension(cluster, iterations, dynamic.buffer, dynamic.offset)

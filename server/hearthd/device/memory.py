@@ -9,8 +9,10 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, refused_read
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.reservations import Reservations
 from hearthd.device.server import HostBuffer
 from hearthd.device.tables import Buffer, Session
+from hearthd.device.tracks import Track
 from hearthd.device.transfers import Transfers
 
 PATTERN_SIZES = (1, 2, 4, 8, 16)
@@ -23,45 +25,36 @@ class MemoryCommands:
         self._device = device
         self._copies = copies
         self._transfers = transfers
+        self.reservations = Reservations(device)
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> None:
         """At once, also while the stream waits: nothing can refer to the buffer before."""
         session = origin.session
         session.buffers.check_new(command.buffer)
-        track = origin.stream.track
-        buffer = Buffer(command.buffer, command.size, track)
+        buffer = Buffer(command.buffer, command.size)
         session.buffers.items[command.buffer] = buffer
         try:
-            self._reserve(buffer, session)
+            self._reserve(session, origin.stream.track, buffer)
         except Refusal as refusal:
+            self._device.telemetry.out_of_memory += 1
             buffer.lost = refusal
             origin.fail(refusal, (buffer,))  # what is done to the buffer next is skipped, and not reported beside it
             return
         origin.reply()
 
-    def _reserve(self, buffer: Buffer, session: Session) -> None:
+    def _reserve(self, session: Session, track: Track, buffer: Buffer) -> None:
         device = self._device
         limit = device.spec.memory_limit or device.server.properties.total_memory
         if buffer.size > limit:
             info = device.server.memory_info()
-            device.telemetry.out_of_memory += 1
             raise Refusal(
                 Reason.OUT_OF_MEMORY,
                 f"{buffer.size} bytes can never fit: device {device.spec.ordinal} has {limit}",
                 fix="allocate less, or split the data over several devices",
                 details={"requested": buffer.size, "total": limit, "free": info.free, "reserved": info.reserved},
             )
-        try:
-            memory = device.server.allocate(buffer.size, buffer.home.stream)
-        except Refusal:
-            device.telemetry.out_of_memory += 1
-            raise
-        buffer.memory = memory
-        buffer.address = memory.address
-        session.bytes_in_use += buffer.size
-        session.bytes_reserved += memory.reserved
-        device.telemetry.allocations += 1
-        device.telemetry.allocated_bytes += buffer.size
+        buffer.reservation = self.reservations.take(session, buffer.size, track, [buffer])
+        buffer.address = buffer.reservation.memory.address
 
     def free(self, origin: Origin, command: commands_pb2.Free) -> Operation | None:
         """The handles die now, the memory when the work that uses it is done."""
@@ -85,14 +78,31 @@ class MemoryCommands:
         return Operation(origin, run, writes=tuple(buffers))
 
     def release(self, session: Session, buffer: Buffer) -> None:
-        """Gives the memory back to the pool of the track it came from, behind every other use of it."""
-        memory, buffer.memory = buffer.memory, None
-        if memory is None:
-            return
-        self._device.tracks.settle(buffer.home, buffer.usage)
-        self._device.server.free(memory, buffer.home.stream)
-        session.bytes_in_use -= buffer.size
-        session.bytes_reserved -= memory.reserved
+        """The handle is gone: gives the memory back, behind every use of it, once nobody holds it any more."""
+        buffer.freed = True
+        if not buffer.holders:
+            self._give_back(session, buffer)
+
+    def hold(self, buffer: Buffer) -> None:
+        """Keeps the memory until `let_go`, also when the handle is freed: for graphs and prepared launches."""
+        buffer.holders += 1
+
+    def let_go(self, session: Session, buffer: Buffer) -> None:
+        """The end of one `hold`; `session` is the buffer's."""
+        buffer.holders -= 1
+        if buffer.freed and not buffer.holders:
+            self._give_back(session, buffer)
+
+    def _give_back(self, session: Session, buffer: Buffer) -> None:
+        reservation, buffer.reservation = buffer.reservation, None
+        if reservation is not None:
+            self.reservations.give(session, reservation, buffer)
+
+    def close(self, session: Session) -> None:
+        """Frees all that the session has, behind its work under way. What is held goes when its holders let go."""
+        for buffer in session.buffers.items.values():
+            self.release(session, buffer)
+        self.reservations.close(session)
 
     def write(self, origin: Origin, command: commands_pb2.Write) -> Operation:
         buffer = origin.session.buffers.find(command.buffer)
@@ -246,7 +256,7 @@ class MemoryCommands:
         limit = self._device.spec.memory_limit
         total = min(limit, info.total) if limit else info.total
         usage = commands_pb2.MemoryUsageResult(
-            allocations=sum(buffer.memory is not None for buffer in session.buffers.items.values()),
+            allocations=session.allocations,
             bytes_in_use=session.bytes_in_use,
             bytes_padding=session.bytes_reserved - session.bytes_in_use,
             bytes_reserved=info.reserved,
@@ -256,5 +266,5 @@ class MemoryCommands:
         origin.reply(commands_pb2.Result(memory_usage=usage))
 
     def memory_cleanup(self, origin: Origin, _command: commands_pb2.MemoryCleanup) -> None:
-        self._device.server.trim()
+        self.reservations.cleanup(origin.session)
         origin.reply()

@@ -145,7 +145,7 @@ class ModuleCommands:
         session = origin.session
         entry = session.modules.find(command.module)
         session.buffers.check_new(command.buffer)
-        buffer = Buffer(command.buffer, 0, origin.stream.track)
+        buffer = Buffer(command.buffer, 0)
         buffer.module = entry
         session.buffers.items[command.buffer] = buffer
 

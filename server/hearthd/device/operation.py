@@ -19,6 +19,13 @@ class Replies(Protocol):
 
     def result(self, session: Session, call: int, result: commands_pb2.Result) -> None: ...
     def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+    def failed(self, origin: Origin) -> None:
+        """Counts a command that failed, was skipped, or is answered with what failed before it."""
+        ...
+
+    def waited(self, nanoseconds: int) -> None:
+        """Counts how long a command had to wait before it ran."""
+        ...
 
 
 class Origin:
@@ -62,6 +69,7 @@ class Origin:
         self.replies.result(self.session, self.call, answer)
 
     def reply_error(self, status: status_pb2.Status) -> None:
+        self.replies.failed(self)
         self.replies.result(self.session, self.call, commands_pb2.Result(request=self.request, error=status))
 
     def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
@@ -69,6 +77,7 @@ class Origin:
         if self.answered:
             self.reply_error(refusal.to_status())
             return
+        self.replies.failed(self)
         self.keep(Failure(self.name, self.stream.handle, self.seq, self.index, refusal), spoiled)
 
     def skip(self, because: Failure, spoiled: Sequence[Buffer]) -> None:
@@ -77,6 +86,7 @@ class Origin:
         if self.answered:
             self.reply_error(failure.refusal.to_status([because.cause.to_message()]))
             return
+        self.replies.failed(self)
         self.keep(failure, spoiled)
 
     def keep(self, failure: Failure, spoiled: Sequence[Buffer]) -> None:

@@ -81,6 +81,10 @@ class DeviceProcess:
                 _dim(properties.max_grid_dim),
                 properties.shared_mem_per_block,
                 properties.shared_mem_per_block_optin,
+                properties.multiprocessor_count,
+                properties.max_threads_per_multiprocessor,
+                properties.max_blocks_per_multiprocessor,
+                frozenset(properties.features),
             ),
             kick=self._kick,
         )

@@ -39,7 +39,8 @@ class ProcessHandle(Generic[S]):
     def __init__(self, factory: Callable[[], S], *, name: str = "device", capacity: int = CAPACITY) -> None:
         ours, theirs = socket.socketpair()
         self._link = ours
-        self._room = threading.BoundedSemaphore(capacity)
+        self._capacity = capacity
+        self._room = threading.Semaphore(capacity)
         self._lock = threading.Lock()
         self._closed = False
         self._outstanding: dict[int, Future[Any]] = {0: Future()}
@@ -96,7 +97,7 @@ class ProcessHandle(Generic[S]):
         return ended
 
     def _send(self, what: int, task: object, future: Future[Any] | None) -> None:
-        payload = pickle.dumps((what, task))
+        payload = bytes([what]) + pickle.dumps(task)
         with self._lock:
             if self._closed:
                 raise HandleClosed("the device handle has been shut down, or its process ended")
@@ -123,6 +124,7 @@ class ProcessHandle(Generic[S]):
         for future in lost.values():
             if not future.done():
                 future.set_exception(HandleClosed("the device process ended before it answered"))
+        self._room.release(self._capacity)  # who waits for room learns that there is nobody left to make any
 
     def _reply(self, frame: Frame) -> None:
         if frame.kind == Kind.ACK:
@@ -131,7 +133,10 @@ class ProcessHandle(Generic[S]):
         future = self._outstanding.pop(frame.id, None) if frame.id else self._outstanding[0]
         if future is None:
             return
-        failed, value = pickle.loads(frame.payload)
+        try:
+            failed, value = pickle.loads(frame.payload)
+        except Exception as error:
+            failed, value = True, RuntimeError(f"the result does not come back from pickle: {error!r}")
         if failed:
             future.set_exception(value)
         else:
@@ -159,18 +164,24 @@ class _Child(Generic[S]):
                 self._run(frame)
 
     def _run(self, frame: Frame) -> None:
-        what, task = pickle.loads(frame.payload)
+        what = frame.payload[0]
         if what == ONE_WAY:
             self._link.sendall(encode(Kind.ACK))
+            try:
+                task = pickle.loads(frame.payload[1:])
+            except Exception as error:
+                self._service.keep(RuntimeError(f"the task does not come out of pickle here: {error!r}"))
+                return
             self._service.run_one_way(task)
             return
         try:
+            task = pickle.loads(frame.payload[1:])
             if what == CALL:
                 value = task(self._service.service)
             elif what == EXCLUSIVE:
                 value = task(self._inline)
             else:
-                value = self._service.take_errors()
+                value = [_portable(error) for error in self._service.take_errors()]
             payload = pickle.dumps((False, value))
         except BaseException as error:
             payload = _pickled_error(error)
@@ -178,12 +189,16 @@ class _Child(Generic[S]):
 
 
 def _pickled_error(error: BaseException) -> bytes:
+    return pickle.dumps((True, _portable(error)))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself, or its text where it cannot travel."""
     try:
-        payload = pickle.dumps((True, error))
-        pickle.loads(payload)  # an exception with arguments of its own may pickle and not come back
-        return payload
+        pickle.loads(pickle.dumps(error))  # an exception with arguments of its own may pickle and not come back
+        return error
     except Exception:
-        return pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _child(link: socket.socket, factory: Callable[[], S]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows import Download, Upload
@@ -12,21 +12,26 @@ from hearthd.device.policy.deferral import Deferrable, Deferred
 from hearthd.device.policy.errors import Failure, StreamErrors
 from hearthd.device.policy.launch_plan import Plan
 from hearthd.device.policy.ordering import Usage
-from hearthd.device.server import Event, Function, Memory, Module
+from hearthd.device.policy.persistent import PersistentBlocks
+from hearthd.device.policy.stretch import Stretch
+from hearthd.device.server import Event, Function, Module
 from hearthd.device.tracks import Track
 
 
 class Buffer:
     """Device memory under a handle. `usage` orders its users; `failure` stands behind its contents."""
 
-    __slots__ = ("address", "failure", "handle", "home", "lost", "memory", "module", "size", "usage")
+    __slots__ = ("address", "failure", "freed", "handle", "holders", "lost", "module", "reservation", "size", "usage")
 
-    def __init__(self, handle: int, size: int, home: Track) -> None:
+    def __init__(self, handle: int, size: int) -> None:
         self.handle = handle
         self.size = size
-        self.home = home
         self.address = 0
-        self.memory: Memory | None = None
+        self.reservation: Any = None
+        """The `hearthd.device.reservations.Reservation` that it lies in; None: no memory of its own."""
+        self.holders = 0
+        """Graphs and prepared launches that use it: its memory outlives its handle for them."""
+        self.freed = False
         self.module: ModuleEntry | None = None
         self.usage = Usage()
         self.failure: Failure | None = None
@@ -63,10 +68,22 @@ class TensorMapEntry:
         self.data = data
 
 
+class Capturing(Protocol):
+    """A capture under way; see `hearthd.device.graphs`."""
+
+    def add_launch(self, bound: Any) -> None:
+        """A `BoundLaunch`, in the stream's order. Raises Refusal for what a graph cannot hold."""
+        ...
+
+    def failed(self, command: str, refusal: Refusal) -> None:
+        """A command of the stream was not recorded: the capture cannot end well any more."""
+        ...
+
+
 class LogicalStream:
     """A client's stream. Folded streams share a track, never errors."""
 
-    __slots__ = ("collectives", "errors", "handle", "starting", "track")
+    __slots__ = ("capture", "collectives", "errors", "handle", "profiles", "starting", "track")
 
     def __init__(self, handle: int, track: Track) -> None:
         self.handle = handle
@@ -74,8 +91,12 @@ class LogicalStream:
         self.errors = StreamErrors()
         self.collectives: Track | None = None
         """The communicator's track, while work of this stream may be under way on it."""
+        self.capture: Capturing | None = None
+        """What records the stream's commands instead of running them, from the arrival of BeginCapture on."""
         self.starting: list[ProfileEntry] = []
         """Profiles whose clock starts with the stream's next work."""
+        self.profiles: list[ProfileEntry] = []
+        """Profiles that are open on it: what fails belongs to them."""
 
 
 class EventEntry:
@@ -129,12 +150,15 @@ class FunctionEntry:
 
 
 class ProfileEntry:
-    __slots__ = ("handle", "start", "started_ns", "stream")
+    """A client's profile: where its clock started, and what failed in its stretch of the stream."""
 
-    def __init__(self, handle: int, stream: LogicalStream, started_ns: int) -> None:
+    __slots__ = ("handle", "start", "started_ns", "stream", "stretch")
+
+    def __init__(self, handle: int, stream: LogicalStream, started_ns: int, stretch: Stretch) -> None:
         self.handle = handle
         self.stream = stream
         self.started_ns = started_ns
+        self.stretch = stretch
         self.start: Event | None = None
 
 
@@ -193,6 +217,38 @@ class Table(Generic[T]):
         return found
 
 
+class Record(Protocol):
+    """One command in a trace, or between marks; see `hearthd.device.trace`."""
+
+    def enter(self) -> None:
+        """The command is tried: what is given to the device from now on is its."""
+        ...
+
+    def leave(self, done: bool) -> None:
+        """It has run, or cannot go on yet."""
+        ...
+
+    def failed(self, reason: str) -> None:
+        """Why it did not do what it should."""
+        ...
+
+    def drop(self) -> None:
+        """It is no command of its own."""
+        ...
+
+
+class Observer(Protocol):
+    """What sees a session's commands, one by one; see `hearthd.device.trace`."""
+
+    def record(self, origin: Any) -> Record | None:
+        """A command (`hearthd.device.operation.Origin`) has arrived."""
+        ...
+
+    def close(self) -> None:
+        """The session is over."""
+        ...
+
+
 class Waiting(Deferrable, Protocol):
     """A command that has been submitted; see `hearthd.device.operation`."""
 
@@ -229,8 +285,14 @@ class Session:
         self.deferred: Deferred[Waiting] = Deferred()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
+        self.allocations = 0
+        """Buffers with memory behind them, of live handles or held by a graph."""
         self.bytes_in_use = 0
+        self.bytes_peak = 0
         self.bytes_reserved = 0
+        self.persistent: PersistentBlocks[Any] = PersistentBlocks()
+        self.trace: Observer | None = None
+        """What sees every command of the session, if anything does; launches then take the long way."""
         self._touched: dict[int, Track] = {}
         self.add_stream(0, track())
 

@@ -2,34 +2,132 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hearthd.device.policy.histogram import Histogram
+from hearthd.device.policy.tally import read
+
+OTHER = "other"
+"""The operation under which a command counts that this daemon does not know: what a client sends makes no label."""
 
 
 @dataclass
 class Telemetry:
-    """Counts since the process started. Names end in their unit, as Prometheus wants them."""
+    """Counts since the process started. Names end in their unit; `_ns` is exported in seconds.
+
+    The fields of `int` are counters: they never go down.
+    """
 
     batches: int = 0
-    commands: int = 0
-    command_errors: int = 0
-    kernel_launches: int = 0
+    launched: int = 0
+    """Launches that were handed to the driver, with their threads and their occupancy; see `policy.tally`."""
+    validated_launches: int = 0
+    graph_launches: int = 0
+    prepared_launches: int = 0
+    dispatches: int = 0
     host_to_device_bytes: int = 0
     host_to_device_operations: int = 0
     device_to_host_bytes: int = 0
     device_to_host_operations: int = 0
     device_to_device_bytes: int = 0
+    device_to_device_operations: int = 0
     fills: int = 0
+    filled_bytes: int = 0
     allocations: int = 0
     allocated_bytes: int = 0
+    frees: int = 0
+    freed_bytes: int = 0
+    pool_hits: int = 0
+    pool_misses: int = 0
+    transient_allocated_bytes: int = 0
     out_of_memory: int = 0
     sync_points: int = 0
+    timed_dispatches: int = 0
+    timed_upload_ns: int = 0
+    timed_kernel_ns: int = 0
+    timed_download_ns: int = 0
+    timed_wall_ns: int = 0
+    timed_enqueue_ns: int = 0
+    timed_wait_ns: int = 0
     modules_loaded: int = 0
+    modules_unloaded: int = 0
     compile_cache_hits: int = 0
     compile_cache_misses: int = 0
     compile_failures: int = 0
+    compile_crashes: int = 0
     collectives: int = 0
     collective_bytes: int = 0
     profiles: int = 0
+    profiles_void: int = 0
+    traces: int = 0
+    trace_events: int = 0
+    trace_events_dropped: int = 0
+    output_bytes: int = 0
+    output_dropped_bytes: int = 0
+    output_unattributed_bytes: int = 0
+
+    operations: dict[str, int] = field(default_factory=dict)
+    """Commands that arrived, by their kind."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """Those that failed, were skipped, or were answered with what failed before them."""
+
+    batch_execution: Histogram = field(default_factory=Histogram)
+    queue_delay: Histogram = field(default_factory=Histogram)
+    """Of commands that had to wait in the device process before they could be handed to the device."""
+    compile: Histogram = field(default_factory=Histogram)
+    sync_wait: Histogram = field(default_factory=Histogram)
+    transfer: Histogram = field(default_factory=Histogram)
+    loop_turn: Histogram = field(default_factory=Histogram)
+
+    def know(self, operations: Iterable[str]) -> None:
+        """The kinds of commands that are served: they count by name, from 0 on."""
+        for name in (*operations, "launch", OTHER):
+            self.operations.setdefault(name, 0)
+            self.errors.setdefault(name, 0)
+
+    def count(self, operation: str, times: int = 1) -> None:
+        """Commands have arrived."""
+        self.operations[operation if operation in self.operations else OTHER] += times
+
+    def failed(self, operation: str) -> None:
+        """A command has failed."""
+        self.errors[operation if operation in self.errors else OTHER] += 1
+
+    @property
+    def commands(self) -> int:
+        """All commands that have arrived."""
+        return sum(self.operations.values())
 
     def counters(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Every counter without a label but the device's."""
+        counters = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
+        tally = read(counters.pop("launched"))
+        return {
+            **counters,
+            "commands": self.commands,
+            "command_errors": sum(self.errors.values()),
+            "kernel_launches": tally.launches,
+            "scheduled_threads": tally.threads,
+            "occupancy_measured_launches": tally.measured,
+            "occupancy_sum": tally.occupancy,
+        }
+
+    def snapshot(self, waiting: int = 0) -> dict[str, Any]:
+        """All of it; `waiting` commands are still waiting, and have no queue delay yet."""
+        waited = sum(self.queue_delay.counts)
+        return {
+            "counters": self.counters(),
+            "operations": dict(self.operations),
+            "errors": dict(self.errors),
+            "histograms": {
+                "batch_execution": self.batch_execution.snapshot(),
+                # Nobody looks at the clock for a command that runs as it arrives.
+                "queue_delay": self.queue_delay.snapshot(max(0, self.commands - waited - waiting)),
+                "compile": self.compile.snapshot(),
+                "sync_wait": self.sync_wait.snapshot(),
+                "transfer": self.transfer.snapshot(),
+                "loop_turn": self.loop_turn.snapshot(),
+            },
+        }

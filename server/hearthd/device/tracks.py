@@ -54,6 +54,8 @@ class Tracks:
         self._max = max_streams
         self._notified = server.on_progress(wake)
         self._watched: list[tuple[Event, Callback, float, Callback]] = []
+        self._held: dict[Event, int] = {}
+        self._retired: set[Event] = set()
         self._armed_at = 0.0
         self.completions = 0
         """Counts what has completed: whoever waits for room or an end looks again when it grows."""
@@ -77,11 +79,11 @@ class Tracks:
 
     def before(self, track: Track, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> None:
         """Takes a position for a command and makes the track wait for whoever used its buffers."""
-        for origin in self.ordering.plan(track.index, writes, reads):
-            self.wait(track, origin)
         track.budget -= 1
         if not track.budget % WINDOW:
-            self.mark(track)
+            self.mark(track)  # before the position is taken: the command itself is still to be given
+        for origin in self.ordering.plan(track.index, writes, reads):
+            self.wait(track, origin)
 
     def mark(self, track: Track) -> None:
         """Gives the track its window back when what it has been given so far is done."""
@@ -96,16 +98,24 @@ class Tracks:
         if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
             self.wait(track, origin.index)
 
+    def follow(self, track: Track, event: Event) -> None:
+        """`track` waits for the event, and so does whoever is fenced behind the track from now on."""
+        self.before(track, ())
+        self._server.wait(track.stream, event)
+
     def settle(self, track: Track, usage: Usage) -> None:
         """`track` waits for every other use of a buffer that is about to be given back."""
         for index, position in usage.tracks().items():
             if self.ordering.fence(track.index, index, position):
                 self.wait(track, index)
 
-    def on_complete(self, track: Track, callback: Callback) -> None:
-        """`callback` when all that the track has been given so far is done."""
+    def on_complete(self, track: Track, callback: Callback, *, still_to_come: int = 0) -> None:
+        """`callback` when all that the track has been given so far is done.
+
+        `still_to_come`: how many of the positions taken belong to commands that have not been given to it yet.
+        """
         event = self._server.record(track.stream)
-        track.pending.append((self.ordering.position(track.index), event, callback))
+        track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
         self._armed_at = time.perf_counter()
 
     def after_all(self, tracks: Iterable[Track], callback: Callback) -> None:
@@ -128,11 +138,25 @@ class Tracks:
     ) -> None:
         """`callback` when this event is done, whatever its track has been given since; the event stays the caller's.
 
-        With `timeout` seconds: `on_timeout` instead, when it is not done by then.
+        With `timeout` seconds: `on_timeout` instead, when it is not done by then. Who may `retire` the event meanwhile
+        need not care.
         """
         deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
+        self._hold(event)
         self._watched.append((event, callback, deadline, on_timeout or callback))
         self._armed_at = time.perf_counter()
+
+    def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
+        """`callback` when both events are done; neither is released before it has returned."""
+        for event in (first, second):
+            self._hold(event)
+
+        def both() -> None:
+            callback()
+            for event in (first, second):
+                self._drop(event)
+
+        self.watch(first, lambda: self.watch(second, both))
 
     def poll(self) -> bool:
         """Calls back for what is done; whether anything was."""
@@ -153,7 +177,29 @@ class Tracks:
                     on_timeout()
                 else:
                     self._watched.append(watch)
+                    continue
+                self._drop(event)
         return self.completions != before
+
+    def retire(self, event: Event) -> None:
+        """Releases an event, as soon as nobody watches it any more."""
+        if event in self._held:
+            self._retired.add(event)
+        else:
+            self._server.release_event(event)
+
+    def _hold(self, event: Event) -> None:
+        self._held[event] = self._held.get(event, 0) + 1
+
+    def _drop(self, event: Event) -> None:
+        left = self._held[event] - 1
+        if left:
+            self._held[event] = left
+            return
+        del self._held[event]
+        if event in self._retired:
+            self._retired.discard(event)
+            self._server.release_event(event)
 
     def sleep(self) -> float | None:
         """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done."""

@@ -6,6 +6,7 @@ given to the device. What it holds in host memory is bounded: the sender may be 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from google.protobuf.message import DecodeError
@@ -20,6 +21,9 @@ from hearthd.device.flows import Download, Upload
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.server import HostBuffer
 from hearthd.device.tables import Buffer, Session
+
+Move = Callable[[HostBuffer, int, int], None]
+"""Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
 
 MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""
@@ -45,7 +49,7 @@ class Transfers:
                     f"{MAX_UNCLAIMED} uploads are waiting for their Write",
                     fix="send the Write before its upload",
                 )
-                self._abort(session, frame.id, refusal)
+                self.give_up(session, frame.id, refusal)
                 return
             upload = session.uploads[frame.id] = Upload()
         try:
@@ -58,30 +62,35 @@ class Transfers:
         if frame.flags & Flag.LAST:
             upload.ended = True
         if upload.error is not None and not upload.claimed:
-            self._abort(session, frame.id, upload.error)
+            self.give_up(session, frame.id, upload.error)
         self._device.kick(session)
 
     def upload_aborted(self, session: Session, transfer: int, payload: bytes) -> None:
         if transfer in session.over:
             return
-        upload = session.uploads.setdefault(transfer, Upload())
+        upload = session.uploads.get(transfer)
+        if upload is None or not upload.claimed:  # the command that comes for it is refused
+            session.uploads.pop(transfer, None)
+            session.over.append(transfer)
+            return
         upload.error = Refusal(
             Reason.TRANSFER_ABORTED,
             f"the upload ended before its last byte: {_message(payload)}",
-            fix="write the buffer again",
+            fix="send it again under a new transfer number",
         )
         self._device.kick(session)
 
+    def expect(self, session: Session, transfer: int, what: str) -> Upload:
+        """The upload of this number, from now on the `what`'s. Raises Refusal(TRANSFER_ABORTED), where it is over, and
+        Refusal(HANDLE_IN_USE)."""
+        _check_live(session, transfer)
+        upload = session.uploads.setdefault(transfer, Upload())
+        _claim(upload, transfer, what)
+        return upload
+
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer) -> Operation:
         session = origin.session
-        if command.transfer in session.over:
-            raise Refusal(
-                Reason.TRANSFER_ABORTED,
-                f"transfer {command.transfer} is over: it was given up, or used before",
-                fix="write again under a new transfer number",
-            )
-        upload = session.uploads.setdefault(command.transfer, Upload())
-        _claim(upload, command.transfer, "write")
+        upload = self.expect(session, command.transfer, "write")
         # `data` may hold the first bytes, as a client of the single call sends them.
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
@@ -91,55 +100,69 @@ class Transfers:
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
-        operation.on_failure = partial(self._abort, session, command.transfer)
+        operation.on_failure = partial(self.give_up, session, command.transfer)
         return operation
 
     def _write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, upload: Upload) -> bool:
-        session, track, staging = origin.session, origin.stream.track, self._device.staging
         address = buffer.range(command.offset, command.size, "write")
-        while upload.written < command.size:
-            if not upload.chunks:
-                if upload.error is not None:
-                    raise upload.error
-                if upload.ended:
-                    raise self._too_short(command, upload)
-                return False
-            data = upload.chunks[0]
-            if upload.written + len(data) > command.size:
-                raise self._too_long(command, upload, len(data))
-            host = None if track.full else staging.acquire(len(data))
-            if host is None:
-                return False
-            upload.chunks.popleft()
-            host.view[: len(data)] = data
-            self._copies.upload(origin, buffer, address + upload.written, host, len(data))
-            upload.written += len(data)
-            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=command.transfer, flags=1)
-        if upload.chunks:
-            raise self._too_long(command, upload, len(upload.chunks[0]))
-        session.uploads.pop(command.transfer, None)
-        session.over.append(command.transfer)
+
+        def put(host: HostBuffer, at: int, size: int) -> None:
+            self._copies.upload(origin, buffer, address + at, host, size)
+
+        if not self.receive(origin, command.transfer, upload, command.size, put):
+            return False
         if command.size == buffer.size:
             buffer.failure = None
         origin.reply()
         return True
 
+    def receive(self, origin: Origin, transfer: int, upload: Upload, size: int, put: Move) -> bool:
+        """Gives the chunks that are here to `put`, in the stream's order; whether all `size` bytes have been.
+
+        `put` takes the host buffer over. Raises what ended the upload, or Refusal for bytes too few or too many.
+        """
+        session, track, staging = origin.session, origin.stream.track, self._device.staging
+        while upload.written < size:
+            if not upload.chunks:
+                if upload.error is not None:
+                    raise upload.error
+                if upload.ended:
+                    raise self._too_short(origin, upload, size)
+                return False
+            data = upload.chunks[0]
+            if upload.written + len(data) > size:
+                raise self._too_long(origin, upload, size)
+            host = None if track.full else staging.acquire(len(data))
+            if host is None:
+                return False
+            upload.chunks.popleft()
+            host.view[: len(data)] = data
+            put(host, upload.written, len(data))
+            upload.written += len(data)
+            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
+        if upload.chunks:
+            raise self._too_long(origin, upload, size)
+        session.uploads.pop(transfer, None)
+        session.over.append(transfer)
+        return True
+
     @staticmethod
-    def _too_short(command: commands_pb2.Write, upload: Upload) -> Refusal:
+    def _too_short(origin: Origin, upload: Upload, size: int) -> Refusal:
         return Refusal(
             Reason.TRANSFER_ABORTED,
-            f"the upload ended after {upload.written} bytes; the write announced {command.size}",
-            fix="send as many bytes as the write says",
-            details={"size": command.size, "received": upload.written},
+            f"the upload ended after {upload.written} bytes; the {origin.name} announced {size}",
+            fix=f"send as many bytes as the {origin.name} says",
+            details={"size": size, "received": upload.written},
         )
 
     @staticmethod
-    def _too_long(command: commands_pb2.Write, upload: Upload, more: int) -> Refusal:
+    def _too_long(origin: Origin, upload: Upload, size: int) -> Refusal:
+        received = upload.written + len(upload.chunks[0])
         return Refusal(
             Reason.OUT_OF_BOUNDS,
-            f"the upload brought at least {upload.written + more} bytes; the write announced {command.size}",
-            fix="send as many bytes as the write says",
-            details={"size": command.size, "received": upload.written + more},
+            f"the upload brought at least {received} bytes; the {origin.name} announced {size}",
+            fix=f"send as many bytes as the {origin.name} says",
+            details={"size": size, "received": received},
         )
 
     # ---- downloads ----
@@ -147,7 +170,7 @@ class Transfers:
     def download_frame(self, session: Session, frame: Frame) -> None:
         """The front has a client waiting for these chunks."""
         if frame.id in session.over:
-            self._abort(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            self.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
             return
         download = session.downloads.setdefault(frame.id, Download())
         download.open = True
@@ -165,56 +188,95 @@ class Transfers:
         download = session.downloads.get(frame.id)
         if download is not None:
             download.aborted = True
-            if not download.claimed:
+            if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
                 del session.downloads[frame.id]
+                session.over.append(frame.id)
             self._device.kick(session)
         else:
             self.upload_aborted(session, frame.id, frame.payload)
 
+    def promise(self, session: Session, transfer: int, what: str) -> Download:
+        """The download of this number, from now on the `what`'s. Raises as `expect`."""
+        _check_live(session, transfer)
+        download = session.downloads.setdefault(transfer, Download())
+        _claim(download, transfer, what)
+        return download
+
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer) -> Operation:
         session = origin.session
-        download = session.downloads.setdefault(command.transfer, Download())
-        _claim(download, command.transfer, "read")
+        download = self.promise(session, command.transfer, "read")
         operation = Operation(
             origin,
             partial(self._read, origin, command, buffer, download),
             writes=(origin.stream,),
             reads=(buffer,),
         )
-        operation.on_failure = partial(self._abort, session, command.transfer)
+        operation.on_failure = partial(self.give_up, session, command.transfer)
         return operation
 
     def _read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, download: Download) -> bool:
-        session, track, staging = origin.session, origin.stream.track, self._device.staging
+        session = origin.session
         if download.queued == 0 and refused_read(origin, buffer):
-            self._abort(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
         address = buffer.range(command.offset, command.size, "read")
-        while download.queued < command.size or not command.size:
+
+        def take(host: HostBuffer, at: int, size: int) -> None:
+            self._copies.download(origin, buffer, address + at, host, size)
+
+        def sent() -> None:
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
+
+        return self.send(origin, command.transfer, download, command.size, take, sent)
+
+    def send(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        size: int,
+        take: Move,
+        sent: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Lets `take` fetch as many chunks as the client has room for, in the stream's order; whether all were.
+
+        A chunk goes out when its copy is done, and after the last one `sent` is called. Raises
+        Refusal(TRANSFER_ABORTED) where the client has closed the download.
+        """
+        track, staging = origin.stream.track, self._device.staging
+        while download.queued < size or not size:
             if download.aborted:
                 raise Refusal(
-                    Reason.TRANSFER_ABORTED, "the download was closed before its last byte", fix="read the buffer again"
+                    Reason.TRANSFER_ABORTED,
+                    "the download was closed before its last byte",
+                    fix=f"{origin.name.partition(' ')[0]} again",
                 )
             if not download.open or not download.credits or track.full:
                 return False
-            size = min(self._device.spec.chunk_bytes, command.size - download.queued)
-            host = staging.acquire(max(size, 1))
+            part = min(self._device.spec.chunk_bytes, size - download.queued)
+            host = staging.acquire(max(part, 1))
             if host is None:
                 return False
             download.credits -= 1
-            if size:
-                self._copies.download(origin, buffer, address + download.queued, host, size)
-            last = download.queued + size == command.size
-            arrived = partial(self._chunk, origin, command, host, download.queued, size, last)
+            if part:
+                take(host, download.queued, part)
+            last = download.queued + part == size
+            arrived = partial(self._chunk, origin, transfer, host, download.queued, part, sent if last else None)
             self._device.tracks.on_complete(track, arrived)
-            download.queued += size
+            download.queued += part
             if last:
                 break
-        session.downloads.pop(command.transfer, None)
+        origin.session.downloads.pop(transfer, None)
         return True
 
     def _chunk(
-        self, origin: Origin, command: commands_pb2.Read, host: HostBuffer, offset: int, size: int, last: bool
+        self,
+        origin: Origin,
+        transfer: int,
+        host: HostBuffer,
+        offset: int,
+        size: int,
+        sent: Callable[[], None] | None,
     ) -> None:
         data = bytes(host.view[:size])  # so that the staging memory is free for the next chunk
         self._device.staging.release(host)
@@ -222,18 +284,28 @@ class Transfers:
             download_head(offset, size),
             data,
             channel=origin.session.channel,
-            id=command.transfer,
-            flags=Flag.LAST if last else 0,
+            id=transfer,
+            flags=Flag.LAST if sent is not None else 0,
         )
-        if last:
-            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
+        if sent is not None:
+            sent()
 
-    def _abort(self, session: Session, transfer: int, refusal: Refusal) -> None:
+    def give_up(self, session: Session, transfer: int, refusal: Refusal) -> None:
+        """Ends a transfer before its last byte; whoever is on its other side is told why."""
         session.uploads.pop(transfer, None)
         session.downloads.pop(transfer, None)
         session.over.append(transfer)
         payload = refusal.to_status().SerializeToString()
         self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+
+
+def _check_live(session: Session, transfer: int) -> None:
+    if transfer in session.over:
+        raise Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"transfer {transfer} is over: it was given up, or used before",
+            fix="use a new transfer number",
+        )
 
 
 def _claim(flow: Upload | Download, transfer: int, what: str) -> None:

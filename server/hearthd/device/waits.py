@@ -39,9 +39,7 @@ class WaitCommands:
         stream = session.streams.pop(command.stream)
 
         def run() -> bool:
-            default = session.streams.items[0]
-            for failure in stream.errors.hand_over():
-                default.errors.add(failure)
+            stream.errors.hand_over(session.streams.items[0].errors)
             # Buffers allocated here go back through this track, so whoever gets it next is ordered behind.
             self._device.tracks.release(stream.track)
             origin.reply()
@@ -59,10 +57,14 @@ class WaitCommands:
         event = entry
 
         def run() -> bool:
+            track = origin.stream.track
+            if track.full:
+                return False
             self._device.begin(origin.stream)
             if event.event is not None:
-                self._device.server.release_event(event.event)
-            event.event = self._device.server.record(origin.stream.track.stream, timing=True)
+                self._device.tracks.retire(event.event)
+            self._device.tracks.before(track, ())
+            event.event = self._device.server.record(track.stream, timing=True)
             origin.reply()
             return True
 
@@ -72,8 +74,10 @@ class WaitCommands:
         event = origin.session.events.find(command.event)
 
         def run() -> bool:
+            if origin.stream.track.full:
+                return False
             if event.event is not None:  # as in CUDA, an event that was never recorded is no wait
-                self._device.server.wait(origin.stream.track.stream, event.event)
+                self._device.tracks.follow(origin.stream.track, event.event)
             origin.reply()
             return True
 
@@ -117,7 +121,7 @@ class WaitCommands:
                 elapsed = device.server.elapsed_ns(first, second)
                 origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=True, elapsed_ns=elapsed)))
 
-            device.tracks.watch(first, lambda: device.tracks.watch(second, answer))
+            device.tracks.watch_both(first, second, answer)
             return True
 
         return Operation(origin, run, reads=(start, end))
@@ -127,7 +131,7 @@ class WaitCommands:
 
         def run() -> bool:
             if event.event is not None:
-                self._device.server.release_event(event.event)
+                self._device.tracks.retire(event.event)
                 event.event = None
             origin.reply()
             return True

@@ -39,7 +39,7 @@ class Watchdog:
         def started() -> None:
             limit.deadline = time.monotonic() + seconds
 
-        self._tracks.on_complete(track, started)
+        self._tracks.on_complete(track, started, still_to_come=1)
         yield
         self._limits.add(limit)
         self._tracks.on_complete(track, lambda: self._limits.discard(limit))

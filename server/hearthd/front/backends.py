@@ -57,6 +57,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             cache_dir=config.cache_dir,
             cache_bytes=config.cache.max_bytes,
             memory_limit=config.devices.memory_limit,
+            max_streams=config.devices.max_streams,
             launch_timeout=config.launch.timeout,
             collective_timeout=config.collectives.timeout,
             max_inline_bytes=config.limits.max_inline_bytes,

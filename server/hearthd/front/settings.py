@@ -49,6 +49,7 @@ class Devices(_Section):
     visible: Literal["all"] | tuple[int, ...] = "all"
     cpu_count: int = Field(default=2, ge=1, le=64)
     memory_limit: Bytes = Field(default=0, ge=0)  # per device; 0: what the device has
+    max_streams: int = Field(default=128, ge=1, le=1024)  # per device; further streams of clients share these
     cpu_on_network: bool = False
     start_timeout: Seconds = Field(default=60.0, gt=0)
     ping_timeout: Seconds = Field(default=10.0, gt=0)

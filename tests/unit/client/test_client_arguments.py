@@ -62,7 +62,7 @@ def test_the_block_is_laid_out_as_c_lays_out_a_struct(pairs: list[tuple[Any, Any
     unpacked = record(args)
     layout = launches.unpack_layout(unpacked.layout)
     assert len(layout) == len(args)
-    for (name, _), (offset, size, pointer), arg in zip(fields, layout, args, strict=True):
+    for (name, _), (offset, size, pointer, _), arg in zip(fields, layout, args, strict=True):
         field = getattr(c_struct, name)
         assert (offset, size, pointer) == (field.offset, field.size, isinstance(arg, Array))
         assert unpacked.params[offset : offset + size] == bytes(expected)[offset : offset + size]
@@ -89,7 +89,7 @@ def test_the_block_is_laid_out_as_c_lays_out_a_struct(pairs: list[tuple[Any, Any
 )
 def test_other_types(arg: Any, size: int, alignment: int, data: bytes) -> None:
     unpacked = record((np.int8(1), arg))
-    (_, (offset, got, pointer)) = launches.unpack_layout(unpacked.layout)
+    (_, (offset, got, pointer, _)) = launches.unpack_layout(unpacked.layout)
     assert (offset, got, pointer) == (alignment, size, False)
     assert unpacked.params[offset:] == data
 
@@ -98,7 +98,7 @@ def test_structured_scalars_follow_their_dtype() -> None:
     dtype = np.dtype([("a", np.int8), ("b", np.float64)], align=True)
     value = np.array([(1, 2.5)], dtype)[0]
     unpacked = record((np.int32(1), value))
-    assert launches.unpack_layout(unpacked.layout)[1] == (8, 16, False)
+    assert launches.unpack_layout(unpacked.layout)[1] == (8, 16, False, False)
     assert struct.unpack_from("<b7xd", unpacked.params, 8) == (1, 2.5)
 
 

@@ -34,7 +34,11 @@ def test_a_launch(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) ->
     (record,) = daemon.records
     assert (record.grid, record.block, record.shared_mem) == ((2, 3, 1), (64, 1, 1), 128)
     assert (record.flags, record.timeout_ns, record.stream) == (launches.LaunchFlag.UNCHECKED, 1_500_000_000, 0)
-    assert launches.unpack_layout(record.layout) == [(0, 4, False), (8, 8, True), (16, 8, False)]
+    assert launches.unpack_layout(record.layout) == [
+        launches.Place(0, 4),
+        launches.Place(8, 8, True),
+        launches.Place(16, 8),
+    ]
     assert record.buffers == (x._memory.handle,)
     assert record.params[8:] == (8).to_bytes(8, "little") + (7).to_bytes(8, "little")
 
@@ -77,10 +81,11 @@ def test_what_is_kept_from_launch_to_launch_is_kept_apart(
         (lambda f, x: f(1, 1, (), shared_mem=-1), "shared_mem is -1"),
         (lambda f, x: f(1, 1, (), timeout=0), "timeout"),
         (lambda f, x: f(1, 1, (), mode="fast"), "mode"),
-        (lambda f, x: f(1, 1, (), mode="validate"), "validate"),
-        (lambda f, x: f(1, 1, (), cooperative=True), "cooperative="),
-        (lambda f, x: f(1, 1, (), cluster=(2,)), "cluster="),
-        (lambda f, x: f(1, 1, (), iterations=2), "iterations="),
+        (lambda f, x: f(1, 1, (), cluster=(2, 0)), r"cluster\.y is 0"),
+        (lambda f, x: f(1, 1, (), iterations=0), "iterations is 0"),
+        (lambda f, x: f(1, 1, (), iterations=True), "iterations is True"),
+        (lambda f, x: f(1, 1, (), iterations=2**32), "iterations is 4294967296"),
+        (lambda f, x: f(x, 1, ()), "three uint32"),
     ],
 )
 def test_wrong_launches_are_refused_here(
@@ -91,6 +96,29 @@ def test_wrong_launches_are_refused_here(
     assert caught.value.fix
     gpu.synchronize()
     assert not daemon.records
+
+
+def test_keywords_travel_in_the_record(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
+    grid, x = gpu.zeros(3, np.uint32), gpu.zeros(3)
+    f(2, 1, (x,), mode="validate", cooperative=True)
+    f((4, 2), 1, (hearth.read_only(x),), cluster=(2, 1), iterations=7)
+    f(grid, 1, (x,))
+    gpu.synchronize()
+    plain, extended, dynamic = daemon.records
+    assert plain.flags == launches.LaunchFlag.VALIDATE | launches.LaunchFlag.COOPERATIVE
+    assert plain.extension is None
+    assert extended.extension == launches.Extension((2, 1, 1), 7)
+    assert launches.unpack_layout(extended.layout) == [launches.Place(0, 8, True, True)]
+    assert extended.buffers == plain.buffers
+    assert dynamic.extension == launches.Extension(grid_buffer=grid._memory.handle)
+
+
+def test_read_only_takes_arrays(gpu: hearth.Device) -> None:
+    x = hearth.read_only(gpu.zeros(3))
+    assert hearth.read_only(x) is x
+    assert "read_only(DeviceArray" in repr(x)
+    with pytest.raises(hearth.LaunchTypeError, match="ndarray"):
+        hearth.read_only(np.zeros(3))  # type: ignore[arg-type]
 
 
 def test_arrays_of_elsewhere(daemon: FakeDaemon, gpu: hearth.Device, f: hearth.Function) -> None:

@@ -35,9 +35,15 @@ class Kernels:
         self.module = CpuModule(self.image)
 
     def __call__(
-        self, name: str, grid: int | tuple[int, ...], block: int | tuple[int, ...], *args: Any, shared: int = 0
+        self,
+        name: str,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *args: Any,
+        shared: int = 0,
+        cooperative: bool = False,
     ) -> None:
-        self.module.function(name).launch(_three(grid), _three(block), shared, pack(*args))
+        self.module.function(name).launch(_three(grid), _three(block), shared, pack(*args), cooperative)
 
 
 def _three(value: int | tuple[int, ...]) -> tuple[int, int, int]:

@@ -73,8 +73,6 @@ def test_an_unknown_name_expression_fails() -> None:
         ("cuda::barrier<cuda::thread_scope_block> b;", "barrier"),
         ("cg::memcpy_async(g, s, p, 4);", "asynchronous"),
         ("__pipeline_commit();", "asynchronous"),
-        ("cg::this_grid().sync();", "grid"),
-        ("auto g = cg::this_grid(); g.sync();", "grid"),
         ("auto c = cg::this_cluster();", "cluster"),
     ],
 )

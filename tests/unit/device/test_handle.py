@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -60,6 +61,39 @@ def fail_oddly(_: Service) -> None:
     raise OddError(1, 2)
 
 
+def leave(status: int, _: Service) -> None:
+    raise SystemExit(status)
+
+
+def comes_back_only_here(_: Service) -> object:
+    return Homebound()
+
+
+class Unwelcome:
+    """A task that cannot be unpickled where it should run."""
+
+    def __call__(self, _: Service) -> None:
+        raise AssertionError("it never gets there")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_be_made, ()
+
+
+class Homebound:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_be_made, ()
+
+
+def refuse_to_be_made() -> None:
+    raise ValueError("not here")
+
+
+def processor_time(_: Service) -> float:
+    return time.process_time()
+
+
 def sleep(seconds: float, _: Service) -> None:
     time.sleep(seconds)
 
@@ -73,6 +107,10 @@ def nested(handle: DeviceHandle[Service]) -> list[Any]:
 
 def inline_items(handle: DeviceHandle[Service]) -> list[Any]:
     return handle.call(items)
+
+
+def fail_inside(text: str, handle: DeviceHandle[Service]) -> None:
+    handle.call(partial(fail, text))
 
 
 def shut_down_inside(handle: DeviceHandle[Service]) -> None:
@@ -173,6 +211,57 @@ def test_one_way_errors_are_kept_for_flush(make: Make) -> None:
     assert handle.call(items) == ["between"]
 
 
+def test_one_way_errors_that_cannot_travel_are_told_all_the_same(make: Make) -> None:
+    handle = make()
+    handle.submit(fail_oddly)
+    handle.submit(partial(fail, "plain"))
+    with pytest.raises(TaskErrors) as caught:
+        handle.flush()
+    texts = [str(error) for error in caught.value.exceptions]
+    assert len(texts) == 2 and "odd 1 2" in texts[0] and texts[1] == "plain"
+
+
+def test_what_ends_a_thread_elsewhere_ends_only_the_task_here(make: Make) -> None:
+    handle = make()
+    handle.submit(partial(leave, 3))
+    handle.submit(partial(append, "alive"))
+    with pytest.raises(TaskErrors, match="one-way tasks failed") as caught:
+        handle.flush()
+    assert "SystemExit: 3" in str(caught.value.exceptions[0])
+    with pytest.raises(SystemExit):
+        handle.call(partial(leave, 4))
+    assert handle.call(items) == ["alive"]
+
+
+def test_repeated_exceptions_are_each_kept(make: Make) -> None:
+    handle = make()
+    for turn in range(20):
+        with pytest.raises(ValueError, match=f"^{turn}$"):
+            handle.call(partial(fail, str(turn)))
+        with pytest.raises(ValueError, match=f"^inner {turn}$"):
+            handle.exclusive(partial(fail_inside, f"inner {turn}"))
+        handle.submit(partial(fail, f"one-way {turn}"))
+    with pytest.raises(TaskErrors) as caught:
+        handle.flush()
+    assert [str(error) for error in caught.value.exceptions] == [f"one-way {turn}" for turn in range(20)]
+
+
+def test_a_result_that_does_not_travel_fails_its_call_alone() -> None:
+    handle: ProcessHandle[Service] = ProcessHandle(Service)
+    try:
+        with pytest.raises(RuntimeError, match="does not come back"):
+            handle.call(comes_back_only_here)
+        with pytest.raises(Exception, match="pickle|not here"):
+            handle.call(Unwelcome())
+        handle.submit(Unwelcome())
+        with pytest.raises(TaskErrors, match="one-way tasks failed") as caught:
+            handle.flush()
+        assert "does not come out of pickle" in str(caught.value.exceptions[0])
+        assert handle.call(items) == []
+    finally:
+        assert handle.shutdown()
+
+
 def test_exclusive_runs_inline_and_nothing_interleaves(make: Make) -> None:
     handle = make()
     stop = threading.Event()
@@ -225,6 +314,75 @@ def test_shutdown_runs_what_is_queued(make: Make, tmp_path: Any) -> None:
         handle.call(items)
 
 
+def test_a_handle_made_after_a_shutdown_has_fresh_state(make: Make) -> None:
+    old = make()
+    old.submit(partial(append, "old"))
+    assert old.shutdown()
+    assert make().call(items) == []
+
+
+def test_a_task_is_let_go_of_once_it_has_run() -> None:
+    """What a task holds on to (arrays, handles) lives no longer than it has to."""
+    handle = ThreadHandle(Service)
+    try:
+        for use in (handle.submit, handle.call):
+            payload = Service()
+            gone = weakref.ref(payload)
+            use(partial(append_type, payload))
+            handle.flush()
+            del payload
+            handle.flush()  # the loop's own last reference is that to the task before
+            assert gone() is None
+    finally:
+        assert handle.shutdown()
+
+
+def append_type(item: object, service: Service) -> None:
+    service.items.append(type(item).__name__)
+
+
+def test_the_service_is_made_once_whoever_comes_first() -> None:
+    made: list[int] = []
+
+    def factory() -> Service:
+        made.append(threading.get_ident())
+        time.sleep(0.05)  # the others arrive while it is being made
+        return Service()
+
+    handles: list[ThreadHandle[Service]] = []
+    lock = threading.Lock()
+
+    def use(number: int) -> None:
+        with lock:
+            if not handles:
+                handles.append(ThreadHandle(factory))
+        handles[0].submit(partial(append, number))
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        assert sorted(handles[0].call(items)) == [0, 1, 2, 3]
+        assert made == [handles[0].call(owner)]
+    finally:
+        assert handles[0].shutdown()
+
+
+def owner(service: Service) -> int:
+    return service.owner
+
+
+def test_an_idle_handle_uses_no_processor_time(make: Make) -> None:
+    handle = make()
+    handle.call(items)
+    began, clock = handle.call(processor_time), time.perf_counter()
+    time.sleep(0.4)  # the measured quantity itself: nothing happens
+    used = handle.call(processor_time) - began
+    assert used < 0.1 * (time.perf_counter() - clock)
+
+
 def test_two_handles_share_nothing(make: Make) -> None:
     one, two = make(), make()
     one.submit(partial(append, 1))
@@ -236,6 +394,28 @@ def test_two_handles_share_nothing(make: Make) -> None:
 def test_a_service_that_cannot_start_says_why(kind: Any) -> None:
     with pytest.raises(RuntimeError, match="no device here"):
         kind(broken_factory)
+
+
+def test_a_producer_that_waits_for_room_learns_that_the_process_is_gone() -> None:
+    handle: ProcessHandle[Service] = ProcessHandle(Service, capacity=2)
+    child = handle.call(pid)
+    outcome: list[BaseException] = []
+
+    def produce() -> None:
+        try:
+            while True:
+                handle.submit(partial(sleep, 60))
+        except HandleClosed as error:
+            outcome.append(error)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    while handle._room._value:  # type: ignore[attr-defined]
+        os.sched_yield()
+    os.kill(child, 9)
+    producer.join(10)
+    assert len(outcome) == 1
+    assert handle.shutdown()
 
 
 def test_a_killed_process_ends_every_call() -> None:

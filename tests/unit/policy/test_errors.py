@@ -45,17 +45,53 @@ def test_what_follows_from_a_reported_failure_is_not_reported_again() -> None:
     assert errors.take() == [cause]
 
 
-def test_poison_lasts_until_the_cause_has_surfaced() -> None:
-    errors = StreamErrors()
+def test_poison_lasts_until_the_failure_itself_has_surfaced() -> None:
+    """What was skipped on another stream is not known to the client because the cause is: that stream still owes it."""
+    here, there = StreamErrors(), StreamErrors()
     cause = failure(1)
-    errors.add(cause)
+    here.add(cause)
     consequence = skipped("launch b", 4, 2, 0, cause)
+    there.add(consequence)
     assert poisoned(cause) is cause
     assert poisoned(consequence) is consequence
     assert poisoned(None) is None
-    errors.take()
+    here.take()
     assert poisoned(cause) is None
+    assert poisoned(consequence) is consequence
+    assert there.take() == [consequence]
     assert poisoned(consequence) is None
+
+
+def test_what_a_merged_failure_spoiled_stays_spoiled_until_its_count_is_told() -> None:
+    errors = StreamErrors()
+    failures = [failure(seq) for seq in range(3 * MAX_KEPT)]
+    for each in failures:
+        errors.add(each)
+    assert all(poisoned(each) is each for each in failures), "merged is not told"
+    errors.take()
+    assert not any(poisoned(each) for each in failures)
+
+
+def test_what_is_not_reported_beside_its_cause_is_told_with_it() -> None:
+    errors = StreamErrors()
+    cause = failure(0)
+    errors.add(cause)
+    consequence = skipped("launch b", 3, 1, 0, cause)
+    errors.add(consequence)
+    for seq in range(2, 2 + 2 * MAX_KEPT):
+        errors.add(failure(seq))
+    assert poisoned(consequence) is consequence
+    errors.take()
+    assert poisoned(consequence) is None
+
+
+def test_a_long_chain_of_skips_has_its_cause_at_hand() -> None:
+    cause = failure(1)
+    link = skipped("copy", 3, 2, 0, cause)
+    for seq in range(3, 5000):
+        link = skipped("copy", 3, seq, 0, link)
+    assert link.root is cause
+    assert link.cause is cause
 
 
 def test_a_skip_names_its_cause() -> None:
@@ -74,8 +110,54 @@ def test_the_status_lists_all_and_the_first_decides() -> None:
 
 
 def test_handing_over_keeps_them_unseen() -> None:
-    errors = StreamErrors()
-    errors.add(failure(1))
-    (moved,) = errors.hand_over()
-    assert not moved.surfaced
+    errors, heir = StreamErrors(), StreamErrors()
+    first, late = failure(1), failure(2)
+    errors.add(first)
+    errors.hand_over(heir)
     assert not errors
+    assert poisoned(first) is first
+    errors.add(late)  # what was under way when the stream was destroyed
+    assert not errors
+    assert heir.take() == [first, late]
+    assert poisoned(late) is None
+
+
+STREAMS = 3
+happenings = st.lists(
+    st.tuples(st.sampled_from(["fail"] * 12 + ["skip"] * 4 + ["take"]), st.integers(0, STREAMS - 1)), max_size=200
+)
+
+
+@given(happenings)
+def test_every_failure_is_told_exactly_once(program: list[tuple[str, int]]) -> None:
+    """Streams fail, skip what depends on the latest failure, and are asked; at the end one is destroyed."""
+    streams = [StreamErrors() for _ in range(STREAMS)]
+    waiting: list[set[Failure]] = [set() for _ in range(STREAMS)]
+    made: list[Failure] = []
+    counted = beside = 0
+
+    def ask(which: int) -> None:
+        nonlocal counted
+        counted += sum(1 + told.merged for told in streams[which].take())
+        assert all(each.told for each in waiting[which])
+        waiting[which].clear()
+
+    for seq, (what, which) in enumerate(program):
+        if what == "take":
+            ask(which)
+            continue
+        skips = what == "skip" and bool(made)
+        each = skipped("copy", which, seq, 0, made[-1]) if skips else failure(seq)
+        streams[which].add(each)
+        beside += each.spokesman is not None  # its stream reports the cause: the newest is never merged
+        made.append(each)
+        waiting[which].add(each)
+        assert not any(each.told for stream in waiting for each in stream), "not before it is asked for"
+    streams[2].hand_over(streams[0])
+    waiting[0] |= waiting.pop()
+    ask(0)
+    ask(1)
+    assert all(each.told for each in made)
+    assert counted <= len(made) - beside
+    if not any(each.root for each in made):  # else the heir may report the cause of what it gets
+        assert counted == len(made)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearth_proto.launches import Place
 from hearthd.device.policy.geometry import KernelLimits, Limits, check, check_parameters, refuse
 
 LIMITS = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10)
@@ -59,13 +60,13 @@ sizes = st.lists(st.integers(1, 64), max_size=8)
 
 @given(sizes, sizes)
 def test_parameters_match_exactly_when_counts_and_sizes_do(given_sizes: list[int], real_sizes: list[int]) -> None:
-    given_layout = [(0, size, False) for size in given_sizes]
+    given_layout = [Place(0, size) for size in given_sizes]
     real = [(0, size) for size in real_sizes]
     assert (check_parameters(given_layout, real) == []) == (given_sizes == real_sizes)
 
 
 def test_a_wrong_count_and_a_wrong_size_are_named() -> None:
-    assert check_parameters([(0, 4, False)], [(0, 4), (8, 8)]) == ["1 arguments are given; the kernel has 2 parameters"]
-    assert check_parameters([(0, 8, True)], [(0, 4)]) == [
+    assert check_parameters([Place(0, 4)], [(0, 4), (8, 8)]) == ["1 arguments are given; the kernel has 2 parameters"]
+    assert check_parameters([Place(0, 8, True)], [(0, 4)]) == [
         "argument 0 has 8 bytes (a buffer); the kernel's parameter has 4"
     ]

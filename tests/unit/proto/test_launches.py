@@ -6,27 +6,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.launches import HEADER, Record, RecordError, pack, pack_layout, unpack, unpack_layout
+from hearth_proto.launches import (
+    HEADER,
+    Extension,
+    LaunchFlag,
+    Place,
+    Record,
+    RecordError,
+    pack,
+    pack_layout,
+    unpack,
+    unpack_layout,
+)
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-layouts = st.lists(st.tuples(st.integers(0, 2**15), st.integers(0, 2**15 - 1), st.booleans()), max_size=12)
+layouts = st.lists(
+    st.builds(Place, st.integers(0, 2**15 - 1), st.integers(0, 2**15 - 1), st.booleans(), st.booleans()), max_size=12
+)
+extensions = st.none() | st.builds(Extension, st.tuples(u32, u32, u32), u32, u64, u64)
 
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
     layout = draw(layouts)
+    extension = draw(extensions)
+    flags = draw(st.integers(0, 2**16 - 1)) & ~LaunchFlag.EXTENDED
     return Record(
         function=draw(u64),
         stream=draw(u64),
         grid=(draw(u32), draw(u32), draw(u32)),
         block=(draw(u32), draw(u32), draw(u32)),
         shared_mem=draw(u32),
-        flags=draw(st.integers(0, 2**16 - 1)),
+        flags=flags | (LaunchFlag.EXTENDED if extension is not None else 0),
         timeout_ns=draw(u64),
         layout=pack_layout(layout),
         buffers=tuple(draw(u64) for _ in range(draw(st.integers(0, 8)))),
         params=draw(st.binary(max_size=100)),
+        extension=extension,
     )
 
 
@@ -38,7 +55,7 @@ def test_round_trip(sent: list[Record]) -> None:
 
 
 @given(layouts)
-def test_layout_round_trip(layout: list[tuple[int, int, bool]]) -> None:
+def test_layout_round_trip(layout: list[Place]) -> None:
     assert unpack_layout(pack_layout(layout)) == layout
 
 

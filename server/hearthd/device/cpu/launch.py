@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import Toolchain
-from hearthd.device.nodes import LaunchAttributes
+from hearthd.device.nodes import Dim, LaunchAttributes
 from hearthd.device.server import Function, FunctionAttributes, Image, Module
 
 ELF_MAGIC = b"\x7fELF"
@@ -54,8 +55,9 @@ class LoadedModule:
 class LaunchOperations:
     """The part of CpuServer that loads code and runs it."""
 
-    def __init__(self, toolchain: Callable[[], Toolchain]) -> None:
+    def __init__(self, toolchain: Callable[[], Toolchain], multiprocessors: int) -> None:
         self._toolchain = toolchain
+        self._multiprocessors = multiprocessors
 
     def load(self, image: Image) -> Module:
         if not image.code.startswith(ELF_MAGIC):
@@ -72,8 +74,8 @@ class LaunchOperations:
     def launch(
         self,
         function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
+        grid: Dim,
+        block: Dim,
         shared_mem: int,
         stream: CpuStream,
         params: bytearray,
@@ -81,4 +83,47 @@ class LaunchOperations:
     ) -> None:
         assert isinstance(function, LoadedFunction)
         run = function.cpu.launch
-        stream.submit(lambda: run(grid, block, shared_mem, params))
+        if attributes is None:
+            stream.submit(lambda: run(grid, block, shared_mem, params))
+            return
+        if attributes.cluster is not None:
+            raise _no_clusters(function.name)
+        if attributes.cooperative:
+            self._check_resident(function, grid, block, shared_mem)
+        stream.submit(lambda: run(grid, block, shared_mem, params, attributes.cooperative))
+
+    def blocks_per_multiprocessor(self, function: Function, threads: int, shared_mem: int) -> int:
+        attributes = function.attributes
+        return occupancy.blocks_per_multiprocessor(
+            threads, attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem
+        )
+
+    def max_clusters(self, function: Function, cluster: Dim, block: Dim, shared_mem: int) -> int:
+        raise _no_clusters(function.name)
+
+    def suggested_block(self, function: Function, shared_mem: int) -> int:
+        attributes = function.attributes
+        return occupancy.suggested_block(attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem)
+
+    def _check_resident(self, function: Function, grid: Dim, block: Dim, shared_mem: int) -> None:
+        """What CUDA's driver checks as well (cudaErrorCooperativeLaunchTooLarge), whatever was checked before."""
+        blocks = grid[0] * grid[1] * grid[2]
+        held = self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem)
+        limit = held * self._multiprocessors
+        if blocks > limit:
+            raise Refusal(
+                Reason.RESIDENCY_EXCEEDED,
+                f"cooperative launch of {function.name}: its grid has {blocks} blocks; {limit} are resident at once "
+                f"({held} on each of {self._multiprocessors} multiprocessors)",
+                fix="launch fewer or smaller blocks, and let each do more",
+                details={"kernel": function.name, "blocks": blocks, "allowed": limit},
+            )
+
+
+def _no_clusters(kernel: str) -> Refusal:
+    return Refusal(
+        Reason.UNSUPPORTED,
+        f"launch of {kernel} with a cluster: the CPU backend has no thread block clusters",
+        fix="leave cluster out, or use a device whose properties.features names clusters",
+        details={"feature": "clusters"},
+    )

@@ -31,6 +31,7 @@ class _Kernel(ctypes.Structure):
         ("param_align", ctypes.c_uint32),
         ("max_threads", ctypes.c_uint32),
         ("uses_fibers", ctypes.c_uint32),
+        ("prints", ctypes.c_uint32),
         ("shared_in", ctypes.c_char_p),
         ("run_block", ctypes.c_void_p),
         ("run_thread", ctypes.c_void_p),
@@ -67,7 +68,7 @@ def load_runtime(toolchain: Toolchain | None = None) -> ctypes.CDLL:
             library = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
             library.hearth_launch.restype = None
             library.hearth_launch.argtypes = [
-                ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p
+                ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int
             ]  # fmt: skip
             library.hearth_abi.restype = ctypes.c_uint64
             _runtimes[path] = library
@@ -96,9 +97,12 @@ class CpuFunction:
         block: tuple[int, int, int],
         shared_bytes: int,
         params: bytes | bytearray,
+        cooperative: bool = False,
     ) -> None:
         """Run the kernel and return when all its blocks have ended. Any number of threads may do so at once.
 
+        A `cooperative` launch has all its blocks running at once, each on a thread of its own, so that they may wait
+        for each other (`grid.sync()`); the caller keeps their number within what `occupancy` allows.
         `params` is the parameter block, laid out by C's rules (`self.params`). Raises `Refusal` (LAUNCH_INVALID) for
         a geometry or a block of parameters that cannot be; what the kernel itself does wrong ends the process.
         """
@@ -117,7 +121,7 @@ class CpuFunction:
                 details={"given": len(params), "expected": self.param_bytes, "shared_bytes": shared_bytes},
             )
         data = bytes(params) if isinstance(params, bytearray) else params
-        self._launch(self._address, _Dim3(*grid), _Dim3(*block), shared_bytes, data)
+        self._launch(self._address, _Dim3(*grid), _Dim3(*block), shared_bytes, data, cooperative)
 
 
 class CpuModule:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hearth_proto.v1 import node_pb2
+from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.collectives import CpuCommunicators
 from hearthd.device.cpu.compiler import compile_source
 from hearthd.device.cpu.launch import LaunchOperations
@@ -20,8 +21,7 @@ from hearthd.device.server import DeviceFault, Image, MemoryInfo, Source
 from hearthd.spec import DeviceSpec
 
 ALIGNMENT = 256
-WARP_SIZE = 32
-MAX_THREADS = 1024
+MAX_THREADS = occupancy.MAX_BLOCK
 SHARED_MEM = 48 << 10
 SHARED_MEM_OPTIN = 227 << 10
 """Static and opt-in shared memory of a block: an H100's, so that a kernel that fits here fits there."""
@@ -69,7 +69,7 @@ class CpuServer(LaunchOperations):
         self._properties = _properties(spec, self._heap.limit)
         self._compiler = CpuCompiler(spec.cache_dir, spec.compile_timeout)
         self._communicators = CpuCommunicators(self._compiler.toolchain)
-        LaunchOperations.__init__(self, self._compiler.toolchain)
+        LaunchOperations.__init__(self, self._compiler.toolchain, self._properties.multiprocessor_count)
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
@@ -189,17 +189,17 @@ def _properties(spec: DeviceSpec, memory: int) -> node_pb2.DeviceProperties:
         compute_capability_minor=COMPUTE_CAPABILITY[1],
         total_memory=memory,
         multiprocessor_count=cores,
-        warp_size=WARP_SIZE,
+        warp_size=occupancy.WARP_SIZE,
         max_threads_per_block=MAX_THREADS,
         max_block_dim=[1024, 1024, 64],
         max_grid_dim=[2**31 - 1, 65535, 65535],
         shared_mem_per_block=SHARED_MEM,
         shared_mem_per_block_optin=SHARED_MEM_OPTIN,
-        max_threads_per_multiprocessor=MAX_THREADS,
-        max_blocks_per_multiprocessor=1,
+        max_threads_per_multiprocessor=occupancy.THREADS,
+        max_blocks_per_multiprocessor=occupancy.BLOCKS,
         registers_per_block=0,
         driver_version=platform.release(),
         runtime_version=platform.python_version(),
-        features=[],
+        features=["cooperative_launch"],
         memory_alignment=ALIGNMENT,
     )

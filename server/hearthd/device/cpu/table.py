@@ -1,7 +1,8 @@
 """The table of kernels and variables that is appended to a rewritten source (`hearth_module` in include/hearth/abi.h).
 
 Here it is decided what each kernel needs, from the names that its body and all functions in its reach mention: fibers
-where it may synchronise, the thread's record where functions other than itself ask for their indices.
+where it may synchronise, the thread's record where functions other than itself ask for their indices, its output
+flushed where it may print.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _SYNCHRONISING = re.compile(
     r"|binary_partition|labeled_partition"
 )
 _REPORTING = frozenset({"__trap", "__brkpt", "hearth_assert_failed"})  # say which thread they were reached by
+_PRINTING = frozenset(
+    {"printf", "vprintf", "fprintf", "vfprintf", "puts", "fputs", "putchar", "putc", "fputc", "fwrite"}
+)
 
 
 class Table:
@@ -93,7 +97,7 @@ class Table:
         lines.append(f'# 1 "{TABLE_FILE}"')
         lines.append("static constexpr ::hearth::Kernel hearth_kernels[] = {")
         lines += kernels
-        lines.append("{nullptr, nullptr, 0, 0, 1, 0, 0, nullptr, nullptr, nullptr}};")
+        lines.append("{nullptr, nullptr, 0, 0, 1, 0, 0, 0, nullptr, nullptr, nullptr}};")
         lines.append("static const ::hearth::Global hearth_globals[] = {")
         lines += variables
         lines.append("{nullptr, nullptr, 0}};")
@@ -128,10 +132,11 @@ class Table:
         needs_record |= not names.isdisjoint(_REPORTING)
         holders = (entered | {kernel.name}) & self.shared_in
         shared_in = " ".join(sorted(self.renamed(kernel) if each == kernel.name else each for each in holders))
-        flags = f"{str(fibers).lower()}, {str(needs_record).lower()}"
+        bounds = f"::hearth::launch_bounds({self._bounds(kernel)})"
+        prints = not names.isdisjoint(_PRINTING)
         return (
-            f"::hearth::describe_kernel<{value}, {flags}>"
-            f"({_quoted(name)}, ::hearth::launch_bounds({self._bounds(kernel)}), {_quoted(shared_in)}),"
+            f"::hearth::describe_kernel<{value}, {_flag(fibers)}, {_flag(needs_record)}>"
+            f"({_quoted(name)}, {bounds}, {_flag(prints)}, {_quoted(shared_in)}),"
         )
 
     def _bounds(self, kernel: Function) -> str:
@@ -145,6 +150,10 @@ class Table:
                 return " ".join(token.text for token in inside)
             at += 1
         return ""
+
+
+def _flag(value: bool) -> str:
+    return str(value).lower()
 
 
 def _quoted(text: str) -> str:

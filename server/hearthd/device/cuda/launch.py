@@ -12,6 +12,7 @@ from cupy_backends.cuda.api.driver import launchKernel
 from hearth_proto.launches import MAX_PARAMETER_BYTES
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device import server
+from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.nodes import LaunchAttributes
@@ -192,6 +193,12 @@ class LaunchOperations:
         try:
             self._block[:size] = params
             self._block_size.value = size
+            if attributes is not None:
+                if attributes.cluster is not None:
+                    allow_cluster(function.pointer, attributes.cluster)
+                config = launch_config(grid, block, shared_mem, stream.pointer, driver_attributes(attributes))
+                checked(driver.cuLaunchKernelEx(config, function.pointer, 0, self._extra if size else 0))
+                return
             launchKernel(
                 function.pointer, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_mem, stream.pointer,
                 0, self._extra if size else 0,

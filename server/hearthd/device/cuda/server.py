@@ -16,6 +16,7 @@ from hearthd.device.cuda.launch import LaunchOperations
 from hearthd.device.cuda.memory import ArenaPool, MemoryOperations, Pool, StreamOrderedPool
 from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.nvrtc import NvrtcCompiler
+from hearthd.device.cuda.occupancy import OccupancyOperations
 from hearthd.device.cuda.streams import StreamOperations
 from hearthd.spec import DeviceSpec
 
@@ -26,7 +27,7 @@ MEMORY_ALIGNMENT = 256
 """Bytes, of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory Accesses")."""
 
 
-class CudaServer(MemoryOperations, StreamOperations, LaunchOperations):
+class CudaServer(MemoryOperations, StreamOperations, LaunchOperations, OccupancyOperations):
     """Implements `ComputeServer`. The device's primary context becomes current on the calling thread, which stays the
     only one to call anything but `compiler` and the blocking half of `communicators`."""
 

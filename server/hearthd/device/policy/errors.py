@@ -1,7 +1,8 @@
 """Errors of one-way commands: kept per logical stream, surfacing once, all, in order.
 
-A failed command poisons the buffers that it would have written. Until the failure has surfaced, commands that need
-such a buffer are skipped; afterwards the client knows, and the buffer holds whatever it held before.
+A failed command poisons the buffers that it would have written. Until the client has been told of the failure, commands
+that need such a buffer are skipped, and reads of it fail, from any stream; afterwards the client knows, and the buffer
+holds whatever it held before.
 """
 
 from __future__ import annotations
@@ -27,11 +28,24 @@ class Failure:
     merged: int = 0
     surfaced: bool = False
     root: Failure | None = None
+    spokesman: Failure | None = None
+    """The failure whose surfacing tells of this one as well: it counts it, or is what it follows from."""
 
     @property
     def cause(self) -> Failure:
         """The failure that this one follows from, or itself."""
-        return self.root.cause if self.root is not None else self
+        failure = self
+        while failure.root is not None:
+            failure = failure.root
+        return failure
+
+    @property
+    def told(self) -> bool:
+        """Whether the client has heard of it."""
+        failure = self
+        while failure.spokesman is not None:
+            failure = failure.spokesman
+        return failure.surfaced
 
     def to_message(self) -> status_pb2.CommandFailure:
         return status_pb2.CommandFailure(
@@ -49,29 +63,43 @@ class StreamErrors:
     """The failures of one logical stream that nobody has been told of."""
 
     _kept: list[Failure] = field(default_factory=list)
+    _heir: StreamErrors | None = None
 
     def __bool__(self) -> bool:
         return bool(self._kept)
 
     def add(self, failure: Failure) -> None:
-        if failure.root is not None and any(kept.cause is failure.cause for kept in self._kept):
-            return  # skipped because of what this stream reports anyway
+        if self._heir is not None:
+            self._heir.add(failure)
+            return
+        if failure.root is not None and not failure.merged:
+            reported = next((kept for kept in self._kept if kept.cause is failure.cause), None)
+            if reported is not None:  # skipped because of what this stream reports anyway
+                failure.spokesman = reported
+                return
         self._kept.append(failure)
         if len(self._kept) > MAX_KEPT:
             # The first is the likeliest cause of the rest, so the second oldest goes, and the first says how many.
             gone = self._kept.pop(1)
             self._kept[0].merged += 1 + gone.merged
-            gone.surfaced = True
+            gone.spokesman = self._kept[0]
 
-    def hand_over(self) -> list[Failure]:
-        """All failures, for another stream to report."""
+    def hand_over(self, heir: StreamErrors) -> None:
+        """`heir` reports them all, and whatever is still to come: the stream is gone."""
         kept, self._kept = self._kept, []
-        return kept
+        self._heir = heir
+        for failure in kept:
+            heir.add(failure)
 
-    def take(self) -> list[Failure]:
-        """All failures, oldest first; they have surfaced now, and what they poisoned may be used again."""
+    def take(self, before: tuple[int, int] | None = None) -> list[Failure]:
+        """All failures, oldest first; they have surfaced now, and what they poisoned may be used again.
+
+        `before`: only those of commands that were submitted before this (batch, index).
+        """
         taken = sorted(self._kept, key=lambda failure: (failure.seq, failure.index))
-        self._kept = []
+        if before is not None:
+            taken = [failure for failure in taken if (failure.seq, failure.index) < before]
+        self._kept = [failure for failure in self._kept if failure not in taken]
         for failure in taken:
             failure.surfaced = True
         return taken
@@ -79,9 +107,7 @@ class StreamErrors:
 
 def poisoned(failure: Failure | None) -> Failure | None:
     """The failure that still stands behind a buffer, if any."""
-    if failure is None or failure.surfaced or failure.cause.surfaced:
-        return None
-    return failure
+    return None if failure is None or failure.told else failure
 
 
 def skipped(command: str, stream: int, seq: int, index: int, because: Failure) -> Failure:
@@ -94,7 +120,8 @@ def skipped(command: str, stream: int, seq: int, index: int, because: Failure) -
         fix=cause.refusal.fix or "repair the command that failed first",
         details={"cause": cause.refusal.reason, "cause_command": cause.command, "cause_stream": cause.stream},
     )
-    return Failure(command, stream, seq, index, refusal, root=because)
+    # The cause itself, not what lies between: a long chain of skipped commands keeps two failures alive, not all.
+    return Failure(command, stream, seq, index, refusal, root=cause)
 
 
 def surface(failures: list[Failure]) -> status_pb2.Status:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearth_proto.launches import Place
+from hearth_proto.launches import TENSOR_MAP_BYTES, Place
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.nodes import Dim
 
 AXES = "xyz"
 
@@ -23,6 +24,11 @@ class Limits:
     max_grid_dim: tuple[int, int, int]
     shared_mem_per_block: int
     shared_mem_per_block_optin: int
+    multiprocessors: int = 0
+    max_threads_per_multiprocessor: int = 0
+    max_blocks_per_multiprocessor: int = 0
+    """0: the device does not say."""
+    features: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,6 @@ class KernelLimits:
 
     max_threads_per_block: int
     static_shared_bytes: int
-
-
-Dim = tuple[int, int, int]
 
 
 def check(limits: Limits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
@@ -71,16 +74,24 @@ def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) ->
     if len(given) != len(real):
         return [f"{len(given)} arguments are given; the kernel has {len(real)} parameters"]
     return [
-        f"argument {index} has {size} bytes{' (a buffer)' if buffer else ''}; the kernel's parameter has {real_size}"
-        for index, ((_, size, buffer, _), (_, real_size)) in enumerate(zip(given, real, strict=True))
-        if size != real_size
+        f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
+        for index, (place, (_, real_size)) in enumerate(zip(given, real, strict=True))
+        if place.size != real_size
     ]
 
 
-def refuse(kernel: str, wrong: list[str], grid: Dim, block: Dim, shared_mem: int) -> Refusal:
+def _kind(place: Place) -> str:
+    if not place.pointer:
+        return ""
+    return " (a tensor map)" if place.size == TENSOR_MAP_BYTES else " (a buffer)"
+
+
+def refuse(
+    kernel: str, wrong: list[str], grid: Dim, block: Dim, shared_mem: int, reason: Reason = Reason.LAUNCH_INVALID
+) -> Refusal:
     """The refusal of one launch, with everything that is wrong with it."""
     return Refusal(
-        Reason.LAUNCH_INVALID,
+        reason,
         f"launch of {kernel} with grid {grid}, block {block}, {shared_mem} bytes of dynamic shared memory: "
         + "; ".join(wrong),
         fix="change what is named; node.device(i).properties and the function's attributes hold the limits",

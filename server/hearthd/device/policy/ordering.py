@@ -3,6 +3,9 @@
 Every buffer carries its last write and the reads since, each as (track, position). A *track* is one CUDA stream; its
 *position* counts what was submitted to it. A wait between two tracks covers everything the origin had been given when
 it was made, so one wait serves every buffer up to that position: each pair is fenced once per position.
+
+What is kept is bounded: one position per track, one per pair of tracks that ever met, and with each buffer one write
+and at most one read per track.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Ordering:
     def plan(self, track: int, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> list[int]:
         """Takes the next position on `track` for a command; the tracks that it has to wait for first.
 
-        A buffer that is both read and written belongs to `writes`.
+        A buffer that is both read and written belongs to `writes`; named in both, it counts as written. Without
+        buffers it is a step that others can be fenced behind: a wait for an event, memory taken or given back.
         """
         position = self._positions[track] + 1
         self._positions[track] = position
@@ -63,6 +67,8 @@ class Ordering:
             usage.track = track
             usage.position = position
         for usage in reads:
+            if usage.track == track and usage.position == position:
+                continue  # written by this very command
             if usage.track != track and usage.track >= 0:
                 self._need(waits, track, usage.track, usage.position)
             if usage.reads is None:

@@ -1,14 +1,11 @@
 // The common part of cooperative groups, https://docs.nvidia.com/cuda/cuda-c-programming-guide/ (Cooperative Groups).
-// Groups up to a warp are a mask of lanes; the block is the block's barrier. A grid cannot synchronise here: its
-// blocks do not all run at once.
+// Groups up to a warp are a mask of lanes; the block is the block's barrier. A grid synchronises where its blocks are
+// all there at once: in a cooperative launch.
 #pragma once
 
 namespace cooperative_groups {
 
 namespace details {
-
-template <class T>
-inline constexpr bool never = false;
 
 // What tiles and coalesced groups share. A member's rank is its place among the set bits of the mask.
 class lanes {
@@ -94,11 +91,8 @@ inline thread_block this_thread_block() { return {}; }
 
 class grid_group {
 public:
-    template <class T = void>
-    void sync() const {
-        static_assert(details::never<T>, "HEARTH-UNSUPPORTED: synchronising a whole grid (grid.sync())");
-    }
-    static bool is_valid() { return false; }
+    static void sync() { hearth_grid_sync(); }
+    static bool is_valid() { return hearth_tls.grid != nullptr; }
     static unsigned long long thread_rank() { return block_rank() * thread_block::size() + thread_block::thread_rank(); }
     static unsigned long long size() { return num_blocks() * thread_block::size(); }
     static unsigned long long num_threads() { return size(); }

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "grid.h"
+
 namespace hearth {
 
 namespace {
@@ -22,7 +24,7 @@ void Block::run(const Kernel &kernel, const void *params) {
     params_ = params;
     const Index dim = hearth_tls.block_dim;
     threads_ = alive_ = dim.x * dim.y * dim.z;
-    arrived_ = 0;
+    arrived_ = at_grid_ = 0;
     count_ = 0;
     stacks_.reserve(threads_);
     const unsigned warps = (threads_ + warp_lanes - 1) / warp_lanes;
@@ -120,12 +122,7 @@ void Block::break_stall() {
 
 int Block::sync(Vote vote, int predicate) {
     if (vote != Vote::none && predicate != 0) ++count_;
-    if (++arrived_ == alive_) {
-        release_barrier();
-    } else {
-        warps_[current_ / warp_lanes].at_barrier |= uint32_t{1} << (current_ % warp_lanes);
-        suspend();
-    }
+    arrive();
     // Threads that have returned are not counted, so "all" compares with those who took part.
     switch (vote) {
         case Vote::all: return (outcome_ & 1) != 0;
@@ -135,8 +132,25 @@ int Block::sync(Vote vote, int predicate) {
     }
 }
 
+// The block's barrier with the grid's inside: the last thread to come waits there for the other blocks.
+void Block::sync_grid() {
+    ++at_grid_;
+    arrive();
+}
+
+void Block::arrive() {
+    if (++arrived_ == alive_) return release_barrier();
+    warps_[current_ / warp_lanes].at_barrier |= uint32_t{1} << (current_ % warp_lanes);
+    suspend();
+}
+
 void Block::release_barrier() {
     if (arrived_ == 0) return;
+    if (at_grid_ != 0) {
+        if (at_grid_ != arrived_) hearth_trap("grid.sync() in some threads of a block, __syncthreads() in others");
+        at_grid_ = 0;
+        static_cast<Grid *>(hearth_tls.grid)->sync();
+    }
     outcome_ = (count_ << 1) | (count_ == static_cast<int>(arrived_) ? 1 : 0);
     arrived_ = 0;
     count_ = 0;
@@ -229,6 +243,11 @@ static hearth::Block &block_or_die(const char *what) {
         abort();
     }
     return *static_cast<hearth::Block *>(hearth_tls.block);
+}
+
+void hearth_grid_sync(void) {
+    if (hearth_tls.grid == nullptr) hearth_trap("grid.sync() in a launch that is not cooperative");
+    block_or_die("grid.sync()").sync_grid();
 }
 
 int hearth_block_sync(hearth::Vote vote, int predicate) { return block_or_die("__syncthreads").sync(vote, predicate); }

@@ -17,7 +17,7 @@ struct Rendezvous {
 struct Warp {
     uint32_t alive;       // lanes that have not returned from the kernel
     uint32_t ready;       // lanes that can run (the running lane is not among them)
-    uint32_t at_barrier;  // lanes in __syncthreads
+    uint32_t at_barrier;  // lanes in __syncthreads or grid.sync()
     uint32_t asking;      // lanes in __activemask
     uint32_t meetings;    // entries of `rendezvous` in use
     Rendezvous rendezvous[warp_lanes];
@@ -32,6 +32,7 @@ public:
     void run(const Kernel &kernel, const void *params);
 
     int sync(Vote vote, int predicate);
+    void sync_grid();
     void collective(uint32_t mask, WarpOp *op, WarpFinish finish);
     uint32_t active_mask(const void *site);
     void yield();
@@ -43,6 +44,7 @@ private:
     void restore(unsigned thread);
     void wake(unsigned warp, uint32_t lanes);
     unsigned pick(unsigned warp, unsigned lane);
+    void arrive();
     void release_barrier();
     bool try_complete(unsigned warp, unsigned meeting);
     void complete(unsigned warp, unsigned meeting);
@@ -52,7 +54,8 @@ private:
     const Kernel *kernel_ = nullptr;
     const void *params_ = nullptr;
     unsigned threads_ = 0, alive_ = 0, current_ = 0;
-    unsigned arrived_ = 0;
+    unsigned arrived_ = 0;  // at the block's barrier, those at the grid's among them
+    unsigned at_grid_ = 0;
     int count_ = 0;
     int outcome_ = 0;
     uint32_t ready_warps_ = 0;

@@ -6,6 +6,8 @@
 #include <memory>
 
 #include "block.h"
+#include "divide.h"
+#include "grid.h"
 #include "pool.h"
 
 thread_local hearth::Tls hearth_tls = {};
@@ -18,6 +20,7 @@ struct Launch {
     const void *params;
     Index grid, block;
     unsigned shared_bytes;
+    Grid *together;  // the barrier of a cooperative launch, else null
 };
 
 // What a thread that runs blocks keeps between launches; freed when the thread ends.
@@ -53,12 +56,16 @@ void run_one(void *context, uint64_t index) {
     Worker &mine = worker;
     tls.dynamic_shared = mine.dynamic_shared(launch.shared_bytes);
     tls.dynamic_shared_bytes = launch.shared_bytes;
+    tls.grid = launch.together;
+    in_kernel = true;
     if (launch.kernel->uses_fibers == 0) {
         launch.kernel->run_block(launch.params);
-        return;
+    } else {
+        if (!mine.fibers) mine.fibers.reset(new Block);
+        mine.fibers->run(*launch.kernel, launch.params);
     }
-    if (!mine.fibers) mine.fibers.reset(new Block);
-    mine.fibers->run(*launch.kernel, launch.params);
+    in_kernel = false;
+    if (launch.together != nullptr) launch.together->leave();
 }
 
 void describe_thread() {
@@ -75,7 +82,8 @@ extern "C" {
 uint64_t hearth_abi(void) { return HEARTH_ABI_HASH; }
 
 void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const unsigned *block, unsigned shared_bytes,
-                   const void *params) {
+                   const void *params, int cooperative) {
+    hearth::define_division();
     alignas(128) unsigned char local[4096];
     unsigned char *copy = local;
     if (kernel->param_bytes > sizeof local || kernel->param_align > 128) {
@@ -84,10 +92,16 @@ void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const uns
         if (copy == nullptr) abort();
     }
     memcpy(copy, params, kernel->param_bytes);
-    hearth::Launch launch{kernel, copy, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes};
-    hearth::parallel_for(uint64_t{grid[0]} * grid[1] * grid[2], hearth::run_one, &launch);
+    const uint64_t blocks = uint64_t{grid[0]} * grid[1] * grid[2];
+    hearth::Grid together(blocks);
+    hearth::Launch launch{kernel,       copy,
+                          {grid[0], grid[1], grid[2]},
+                          {block[0], block[1], block[2]},
+                          shared_bytes, cooperative != 0 ? &together : nullptr};
+    if (cooperative != 0) hearth::resident_for(blocks, hearth::run_one, &launch);
+    else hearth::parallel_for(blocks, hearth::run_one, &launch);
     if (copy != local) free(copy);
-    fflush(stdout);  // CUDA shows what kernels printed at the next synchronisation; here it is now
+    if (kernel->prints != 0) fflush(stdout);  // CUDA shows it at the next synchronisation; here it is now
 }
 
 [[noreturn]] void hearth_trap(const char *what) {

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace hearth {
 namespace {
@@ -97,6 +98,87 @@ private:
     Job *jobs_ = nullptr;
 };
 
+// Threads for launches whose blocks are all there at once. Kept for the next one, as their stacks and fibers are what
+// takes time to make; beyond `kept` they end with the launch.
+class Residents {
+public:
+    void run(uint64_t count, BlockFn fn, void *context) {
+        Launch launch{fn, context, count - 1};
+        for (uint64_t index = 1; index < count; ++index) {
+            Resident *resident = nullptr;
+            {
+                const std::lock_guard<std::mutex> lock(mutex_);
+                if (!idle_.empty()) {
+                    resident = idle_.back();
+                    idle_.pop_back();
+                }
+            }
+            if (resident == nullptr) {
+                resident = new Resident;
+                resident->give(launch, index);
+                std::thread([this, resident] { serve(resident); }).detach();
+            } else {
+                resident->give(launch, index);
+            }
+        }
+        fn(context, 0);
+        std::unique_lock<std::mutex> lock(launch.mutex);
+        launch.ended.wait(lock, [&launch] { return launch.left == 0; });
+    }
+
+private:
+    static constexpr size_t kept = 32;
+
+    struct Launch {
+        BlockFn fn;
+        void *context;
+        uint64_t left;
+        std::mutex mutex;
+        std::condition_variable ended;
+
+        Launch(BlockFn fn, void *context, uint64_t left) : fn(fn), context(context), left(left) {}
+    };
+
+    struct Resident {
+        std::mutex mutex;
+        std::condition_variable wake;
+        Launch *launch = nullptr;
+        uint64_t index = 0;
+
+        void give(Launch &given, uint64_t which) {
+            const std::lock_guard<std::mutex> lock(mutex);
+            launch = &given;
+            index = which;
+            wake.notify_one();
+        }
+    };
+
+    void serve(Resident *resident) {
+        pthread_setname_np(pthread_self(), "hearth-resident");
+        for (bool stays = true; stays;) {
+            Launch *launch = nullptr;
+            {
+                std::unique_lock<std::mutex> lock(resident->mutex);
+                resident->wake.wait(lock, [resident] { return resident->launch != nullptr; });
+                launch = resident->launch;
+                resident->launch = nullptr;
+            }
+            launch->fn(launch->context, resident->index);
+            {
+                const std::lock_guard<std::mutex> lock(mutex_);
+                stays = idle_.size() < kept;
+                if (stays) idle_.push_back(resident);
+            }
+            const std::lock_guard<std::mutex> lock(launch->mutex);
+            if (--launch->left == 0) launch->ended.notify_one();
+        }
+        delete resident;
+    }
+
+    std::mutex mutex_;
+    std::vector<Resident *> idle_;
+};
+
 unsigned usable_cores() {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<unsigned>(CPU_COUNT(&set));
@@ -105,20 +187,28 @@ unsigned usable_cores() {
 
 std::atomic<unsigned> wanted_cores{0};
 
-// Leaked on purpose (see start_workers); a forked child has none of its parent's threads and gets a pool of its own.
-Pool &pool() {
+// One `T` for this process. Leaked on purpose (see start_workers); a forked child has none of its parent's threads and
+// gets one of its own.
+template <class T, class Make>
+T &of_process(Make make) {
     static std::mutex mutex;
-    static std::atomic<Pool *> current{nullptr};
+    static std::atomic<T *> current{nullptr};
     static std::atomic<pid_t> owner{0};
-    Pool *found = current.load(std::memory_order_acquire);
+    T *found = current.load(std::memory_order_acquire);
     if (found != nullptr && owner.load(std::memory_order_relaxed) == getpid()) return *found;
     const std::lock_guard<std::mutex> lock(mutex);
     if (current.load() == nullptr || owner.load() != getpid()) {
-        const unsigned cores = wanted_cores.load() != 0 ? wanted_cores.load() : usable_cores();
-        current.store(new Pool(cores - 1), std::memory_order_release);  // the caller is the other one
+        current.store(make(), std::memory_order_release);
         owner.store(getpid());
     }
     return *current.load();
+}
+
+Pool &pool() {
+    return of_process<Pool>([] {
+        const unsigned cores = wanted_cores.load() != 0 ? wanted_cores.load() : usable_cores();
+        return new Pool(cores - 1);  // the caller is the other one
+    });
 }
 
 }  // namespace
@@ -136,6 +226,10 @@ void parallel_for(uint64_t count, BlockFn fn, void *context) {
     // Small enough that the last chunks even out, large enough that the shared counter is not what limits.
     job.chunk = std::clamp<uint64_t>(count / (uint64_t{workers->threads() + 1} * 16), 1, 256);
     workers->run(job);
+}
+
+void resident_for(uint64_t count, BlockFn fn, void *context) {
+    of_process<Residents>([] { return new Residents; }).run(count, fn, context);
 }
 
 }  // namespace hearth

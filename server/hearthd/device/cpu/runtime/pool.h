@@ -10,6 +10,9 @@ using BlockFn = void (*)(void *context, uint64_t index);
 // block costs no hand-over at all, and a launch that never ends holds up no other caller.
 void parallel_for(uint64_t count, BlockFn fn, void *context);
 
+// The same with each call on a thread of its own, all at once: calls may wait for each other.
+void resident_for(uint64_t count, BlockFn fn, void *context);
+
 }  // namespace hearth
 
 extern "C" unsigned hearth_worker_count(void);

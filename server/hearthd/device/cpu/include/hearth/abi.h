@@ -21,6 +21,7 @@ struct Tls {
     Index thread_idx, block_idx, block_dim, grid_dim;
     unsigned char *dynamic_shared;
     void *block;  // the running Block while its threads are fibers, else null
+    void *grid;   // the Grid of a cooperative launch, else null
     unsigned int dynamic_shared_bytes;
     unsigned int thread_rank;  // linear thread index within the block; kept only while threads are fibers
 };
@@ -35,6 +36,7 @@ struct Kernel {
     uint32_t param_count, param_bytes, param_align;
     uint32_t max_threads;
     uint32_t uses_fibers;
+    uint32_t prints;
     const char *shared_in;                   // functions with static shared memory that it may reach, blank-separated
     void (*run_block)(const void *params);   // every thread of a block, one after the other
     void (*run_thread)(const void *params);  // the current thread; called on its fiber
@@ -70,6 +72,7 @@ extern thread_local hearth::Tls hearth_tls __attribute__((tls_model("initial-exe
 int hearth_block_sync(hearth::Vote vote, int predicate);
 void hearth_warp_collective(uint32_t mask, hearth::WarpOp *op, hearth::WarpFinish finish);
 uint32_t hearth_warp_active(const void *site);
+void hearth_grid_sync(void);
 void hearth_yield(void);
 [[noreturn]] void hearth_trap(const char *what);
 [[noreturn]] void hearth_assert_failed(const char *expression, const char *file, unsigned line, const char *function);

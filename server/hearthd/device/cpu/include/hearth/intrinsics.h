@@ -132,20 +132,21 @@ inline To bits_of(From from) {
     __builtin_memcpy(&to, &from, sizeof to);
     return to;
 }
-// Out-of-range values saturate and a NaN becomes zero (64-bit: the lowest value), as the GPU's conversions do and
-// C++ leaves undefined.
+// Out-of-range values saturate and a NaN becomes zero (with 64 bits on either side: the top bit alone), as PTX's cvt
+// has it and C++ leaves undefined. That is so for the intrinsics and for half and bfloat16; a plain cast of a float is
+// the host processor's: on x86 all that is out of range becomes the lowest value.
 template <class To, class From>
 inline To saturating(From v) {
-    if (v != v) return sizeof(To) == 8 ? static_cast<To>(1ull << 63) : To(0);
+    if (v != v) return sizeof(To) == 8 || sizeof(From) == 8 ? static_cast<To>(1ull << (8 * sizeof(To) - 1)) : To(0);
     if (v >= static_cast<From>(std::numeric_limits<To>::max())) return std::numeric_limits<To>::max();
     if (v <= static_cast<From>(std::numeric_limits<To>::min())) return std::numeric_limits<To>::min();
     return static_cast<To>(v);
 }
 enum class Rounding { rn, rz, ru, rd };
-template <Rounding way>
-inline double rounded(double v) {
-    return way == Rounding::rn ? __builtin_rint(v) : way == Rounding::rz ? __builtin_trunc(v)
-         : way == Rounding::ru ? __builtin_ceil(v) : __builtin_floor(v);
+template <Rounding way, class From>
+inline From rounded(From v) {
+    return way == Rounding::rn ? std::rint(v) : way == Rounding::rz ? std::trunc(v)
+         : way == Rounding::ru ? std::ceil(v) : std::floor(v);
 }
 // To a narrower floating type, rounded to the named side.
 template <Rounding way, class From>

@@ -70,11 +70,11 @@ struct Trampoline<F, NeedsTls> {
 };
 
 template <auto F, bool UsesFibers, bool NeedsTls>
-constexpr Kernel describe_kernel(const char *name, uint32_t max_threads, const char *shared_in) {
+constexpr Kernel describe_kernel(const char *name, uint32_t max_threads, bool prints, const char *shared_in) {
     using T = Trampoline<F, NeedsTls>;
     using P = typename T::Parameters;
-    Kernel kernel{name, P::table.entries, P::count, P::table.bytes, P::table.align, max_threads, UsesFibers, shared_in,
-                  nullptr, nullptr};
+    Kernel kernel{name,       P::table.entries, P::count,  P::table.bytes, P::table.align, max_threads,
+                  UsesFibers, prints,           shared_in, nullptr,        nullptr};
     // Only the form that is used, so that a kernel's body is compiled once.
     if constexpr (UsesFibers) kernel.run_thread = &T::run_thread;
     else kernel.run_block = &T::run_block;

@@ -1,0 +1,12 @@
+// Integer division as on a GPU: by zero, and of the lowest number by -1, it has a result and is no fault.
+#pragma once
+
+namespace hearth {
+
+// Whether this thread runs a kernel: only there is a division put right.
+extern thread_local bool in_kernel __attribute__((tls_model("initial-exec")));
+
+// Once per process; later calls do nothing.
+void define_division();
+
+}  // namespace hearth

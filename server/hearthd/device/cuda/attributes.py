@@ -1,0 +1,50 @@
+"""Launch attributes as cuLaunchKernelEx and graph nodes take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cuda.bindings import driver
+
+from hearthd.device.cuda.errors import checked
+from hearthd.device.nodes import Dim, LaunchAttributes
+
+PORTABLE_CLUSTER = 8
+"""Blocks of a cluster above which a function has to opt in (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+
+
+def driver_attributes(attributes: LaunchAttributes) -> list[driver.CUlaunchAttribute]:
+    """As cuLaunchKernelEx and kernel nodes take them."""
+    out: list[driver.CUlaunchAttribute] = []
+    if attributes.cooperative:
+        cooperative = driver.CUlaunchAttribute()
+        cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        out.append(cooperative)
+    if attributes.cluster is not None:
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dim = cluster.value.clusterDim
+        dim.x, dim.y, dim.z = attributes.cluster
+        out.append(cluster)
+    return out
+
+
+def launch_config(
+    grid: Dim, block: Dim, shared_mem: int, stream: int, attributes: Sequence[driver.CUlaunchAttribute]
+) -> driver.CUlaunchConfig:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes = shared_mem
+    config.hStream = stream
+    config.attrs = list(attributes)
+    config.numAttrs = len(attributes)
+    return config
+
+
+def allow_cluster(function: int, cluster: Dim) -> None:
+    """Opts in to a cluster of more blocks than every device has. Raises CudaError."""
+    if cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        checked(driver.cuFuncSetAttribute(function, attribute, 1))

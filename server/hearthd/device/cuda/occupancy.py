@@ -1,0 +1,51 @@
+"""How many blocks and clusters of a function the device holds."""
+
+from __future__ import annotations
+
+from cuda.bindings import driver
+
+from hearth_proto.reasons import Reason
+from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
+from hearthd.device.cuda.errors import CudaError, checked, translate
+from hearthd.device.cuda.launch import Function
+from hearthd.device.nodes import Dim, LaunchAttributes
+
+INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
+
+
+class OccupancyOperations:
+    """The part of CudaServer that says what fits. Host computations of the driver: they wait for nothing."""
+
+    def blocks_per_multiprocessor(self, function: Function, threads: int, shared_mem: int) -> int:
+        try:
+            if shared_mem > function.dynamic_limit:
+                function.allow_shared(shared_mem)
+            (blocks,) = checked(
+                driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.pointer, threads, shared_mem)
+            )
+            return max(0, int(blocks))  # type: ignore[call-overload]
+        except CudaError as error:
+            raise translate(error, f"asking for the occupancy of {function.name}", Reason.LAUNCH_INVALID) from error
+
+    def max_clusters(self, function: Function, cluster: Dim, block: Dim, shared_mem: int) -> int:
+        try:
+            if shared_mem > function.dynamic_limit:
+                function.allow_shared(shared_mem)
+            allow_cluster(function.pointer, cluster)
+            attributes = driver_attributes(LaunchAttributes(cluster=cluster))
+            config = launch_config(cluster, block, shared_mem, 0, attributes)
+            (clusters,) = checked(driver.cuOccupancyMaxActiveClusters(function.pointer, config))
+            return max(0, int(clusters))  # type: ignore[call-overload]
+        except CudaError as error:
+            if getattr(error, "status", 0) == INVALID_CLUSTER_SIZE:
+                return 0
+            raise translate(error, f"asking how many clusters of {function.name} fit", Reason.LAUNCH_INVALID) from error
+
+    def suggested_block(self, function: Function, shared_mem: int) -> int:
+        try:
+            _, threads = checked(
+                driver.cuOccupancyMaxPotentialBlockSize(function.pointer, driver.CUoccupancyB2DSize(0), shared_mem, 0)
+            )
+            return int(threads)  # type: ignore[call-overload]
+        except CudaError as error:
+            raise translate(error, f"asking for the best block of {function.name}", Reason.LAUNCH_INVALID) from error

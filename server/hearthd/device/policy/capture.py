@@ -1,0 +1,102 @@
+"""What a stream may be asked while it records a graph, and in which order a recording is begun and ended.
+
+Between BeginCapture and EndCapture a stream's launches, copies within the device and fills are recorded. What gives no
+stream any work passes by; all else is refused and changes nothing, so that the recording can still be completed.
+"""
+
+from __future__ import annotations
+
+from hearth_proto.reasons import Reason, Refusal
+
+RECORDED = frozenset({"launches", "launch", "launch_prepared", "copy", "fill"})
+"""Kinds of commands that become nodes of the graph."""
+
+TRANSITIONS = frozenset({"begin_capture", "end_capture"})
+
+BESIDE = frozenset(
+    {
+        # Handles that come and go. A client's garbage collector gives them back whenever it likes; what the recording
+        # uses is kept for it.
+        "free", "create_stream", "destroy_stream", "destroy_event", "load_module", "unload_module", "get_function",
+        "get_global", "create_tensor_map", "destroy_tensor_map", "destroy_graph", "prepare", "destroy_prepared",
+        # Questions that no stream has to be asked.
+        "query_event", "elapsed_time", "describe_module", "describe_function", "occupancy", "memory_usage",
+        "memory_cleanup", "set_allocation_mode", "start_trace", "end_trace",
+    }
+)  # fmt: skip
+"""Kinds of commands that give their stream no work: they do what they always do."""
+
+REASONS = {
+    "allocate": "a graph has no memory of its own: what it uses is allocated before",
+    "write": "the bytes would be those of now at every launch",
+    "read": "nothing has run yet that could be read",
+    "sync": "nothing has run yet that could be waited for",
+    "flush": "nothing has run yet that could be waited for",
+    "dispatch": "the host takes part in it",
+    "launch_graph": "a graph holds launches, copies and fills, not other graphs",
+    "update_graph": "it would come between launches that are not made yet",
+    "all_reduce": "the other ranks' parts are not in the graph",
+}
+FIX = "do it on another stream, or before or after the recording"
+
+
+class CaptureOrder:
+    """What one logical stream records: nothing, or one graph.
+
+    Each step either is made, or raises Refusal(CAPTURE_INVALID) and changes nothing; `abort` goes from anywhere to the
+    start.
+    """
+
+    __slots__ = ("graph", "stream")
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        self.graph = 0
+        """The handle of what is being recorded; 0: nothing is."""
+
+    @property
+    def recording(self) -> bool:
+        return self.graph != 0
+
+    def begin(self, graph: int) -> None:
+        """Nothing -> `graph`."""
+        if self.recording:
+            raise self._refusal(
+                f"stream {self.stream} records graph {self.graph} already; graph {graph} cannot be begun in it",
+                "end or discard that one first, or record on another stream",
+                graph,
+            )
+        self.graph = graph
+
+    def end(self, graph: int) -> None:
+        """`graph` -> nothing; both for what is kept and for what is discarded."""
+        if not self.recording:
+            raise self._refusal(f"stream {self.stream} records no graph", "begin the capture on this stream", graph)
+        if graph != self.graph:
+            raise self._refusal(
+                f"stream {self.stream} records graph {self.graph}, not graph {graph}",
+                "end each graph on the stream where it was begun",
+                graph,
+            )
+        self.graph = 0
+
+    def abort(self) -> int:
+        """Anything -> nothing; the graph that was being recorded, or 0."""
+        graph, self.graph = self.graph, 0
+        return graph
+
+    def records(self, kind: str) -> bool:
+        """Whether a command of this kind is recorded now, rather than run. Raises for one that cannot be either."""
+        if not self.recording or kind in BESIDE or kind in TRANSITIONS:
+            return False
+        if kind in RECORDED:
+            return True
+        why = REASONS.get(kind, "it is no launch, no copy within the device and no fill")
+        raise self._refusal(
+            f"{kind} on stream {self.stream} while it records graph {self.graph}: {why}", FIX, self.graph, command=kind
+        )
+
+    def _refusal(self, message: str, fix: str, graph: int, **details: object) -> Refusal:
+        return Refusal(
+            Reason.CAPTURE_INVALID, message, fix=fix, details={"stream": self.stream, "graph": graph, **details}
+        )

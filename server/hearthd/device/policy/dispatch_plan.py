@@ -1,0 +1,194 @@
+"""What a dispatch asks for, binding by binding, and everything that can be wrong with it before any of it is looked up.
+
+A binding is one kernel parameter. All but `ROLE_VALUE` get a transient buffer of `size` bytes:
+
+============ =========================== =========================== =====================================
+role         before the launch           afterwards                  fields
+============ =========================== =========================== =====================================
+INPUT        filled with the input       forgotten                   `size`, `data` or `upload`
+OUTPUT       cleared, all of it          its range comes back        `size`, range, `download`
+INPUT_OUTPUT filled with the input       its range comes back        `size`, `data` or `upload`, range,
+                                                                     `download`
+============ =========================== =========================== =====================================
+
+An input is as long as its buffer; an output's range defaults to the whole. An empty input needs neither data nor an
+upload.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+
+Binding = commands_pb2.Binding
+
+
+class Failure(NamedTuple):
+    """One thing that is wrong."""
+
+    reason: Reason
+    text: str
+
+
+class Transient(NamedTuple):
+    """A buffer that lives as long as the dispatch. Sizes and offsets in bytes; a transfer of 0: inline."""
+
+    binding: int
+    """Its number."""
+    size: int
+    brings: bool
+    """Whether it is filled from the host; else it is cleared."""
+    data: bytes
+    upload: int
+    returns: bool
+    offset: int
+    length: int
+    download: int
+
+
+class DispatchPlan(NamedTuple):
+    """The bindings of a dispatch, checked. `arguments`: for the parameter block; a transient's names no buffer yet."""
+
+    arguments: list[commands_pb2.Argument]
+    transients: list[Transient]
+    iterations: int
+
+    @property
+    def transfers(self) -> list[int]:
+        """Every transfer that it names."""
+        return [number for slot in self.transients for number in (slot.upload, slot.download) if number]
+
+
+def read_bindings(command: commands_pb2.Dispatch, max_inline_bytes: int) -> tuple[DispatchPlan, list[Failure]]:
+    """The plan, and what is wrong with the command in itself; with failures the plan is not to be run."""
+    failures: list[Failure] = []
+    arguments: list[commands_pb2.Argument] = []
+    transients: list[Transient] = []
+    for index, binding in enumerate(command.bindings):
+        wrong = _check(index, binding)
+        failures += wrong
+        if binding.role == Binding.ROLE_VALUE:
+            arguments.append(binding.value)
+            continue
+        read_only = binding.role == Binding.ROLE_INPUT
+        arguments.append(commands_pb2.Argument(pointer=commands_pb2.Argument.Pointer(read_only=read_only)))
+        if not wrong:
+            transients.append(_transient(index, binding))
+    iterations = command.iterations if command.HasField("iterations") else 1
+    if not iterations:
+        failures.append(Failure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel is launched once or more"))
+    inline = sum(slot.length for slot in transients if slot.returns and not slot.download)
+    if inline > max_inline_bytes:
+        failures.append(
+            Failure(
+                Reason.MESSAGE_TOO_LARGE,
+                f"the outputs that come back inline have {inline} bytes together; the most is {max_inline_bytes}: "
+                "name a download for the large ones",
+            )
+        )
+    plan = DispatchPlan(arguments, transients, iterations)
+    for number, times in Counter(plan.transfers).items():
+        if times > 1:
+            text = f"{times} transfers have the number {number}; each has its own"
+            failures.append(Failure(Reason.HANDLE_IN_USE, text))
+    return plan, failures
+
+
+def named_transfers(command: commands_pb2.Dispatch) -> list[int]:
+    """Every transfer that a command names, also one that makes no sense: somebody may be waiting at its other end."""
+    return [number for binding in command.bindings for number in (binding.upload, binding.download) if number]
+
+
+def refuse(kernel: str, failures: Sequence[Failure], details: dict[str, object] | None = None) -> Refusal:
+    """The refusal of one dispatch: the first failure decides the reason, all are told."""
+    return Refusal(
+        failures[0].reason,
+        f"dispatch of {kernel}: " + "; ".join(failure.text for failure in failures),
+        fix="change what is named; nothing was allocated or run",
+        details={"kernel": kernel, "failures": len(failures), **(details or {})},
+    )
+
+
+def _check(index: int, binding: Binding) -> list[Failure]:
+    try:
+        role = Binding.Role.Name(binding.role)
+    except ValueError:
+        role = str(binding.role)
+    known = (Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
+    if binding.role not in known:
+        return [_invalid(index, f"has the role {role}; it is one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
+    role = role.removeprefix("ROLE_")
+    wrong: list[Failure] = []
+    for field in sorted(_given(binding) - _FIELDS[binding.role]):
+        wrong.append(_invalid(index, f"is {_AN.get(role, 'a')} {role} and has a {field}"))
+    if binding.role == Binding.ROLE_VALUE:
+        if binding.value.WhichOneof("value") is None:
+            wrong.append(_invalid(index, "is a VALUE without a value"))
+        return wrong
+    if binding.role != Binding.ROLE_OUTPUT:
+        wrong += _check_input(index, binding)
+    if binding.role != Binding.ROLE_INPUT:
+        wrong += _check_range(index, binding)
+    return wrong
+
+
+def _check_input(index: int, binding: Binding) -> list[Failure]:
+    if binding.data and binding.upload:
+        return [_invalid(index, f"brings its bytes inline and on upload {binding.upload}; it is one of them")]
+    if not binding.upload and len(binding.data) != binding.size:
+        return [_invalid(index, f"has a buffer of {binding.size} bytes, and {len(binding.data)} are given inline")]
+    return []
+
+
+def _check_range(index: int, binding: Binding) -> list[Failure]:
+    start = binding.range_offset
+    end = start + binding.range_size if binding.HasField("range_size") else max(start, binding.size)
+    if end <= binding.size:
+        return []
+    return [
+        Failure(
+            Reason.OUT_OF_BOUNDS,
+            f"binding {index} returns bytes [{start}..{end}) of an output of {binding.size}",
+        )
+    ]
+
+
+_FIELDS = {
+    Binding.ROLE_VALUE: {"value"},
+    Binding.ROLE_INPUT: {"size", "data", "upload"},
+    Binding.ROLE_OUTPUT: {"size", "range", "download"},
+    Binding.ROLE_INPUT_OUTPUT: {"size", "data", "upload", "range", "download"},
+}
+_AN = {"INPUT": "an", "OUTPUT": "an", "INPUT_OUTPUT": "an"}
+
+
+def _given(binding: Binding) -> set[str]:
+    """The fields that are set, by name; the two of a range as one."""
+    given = {"value"} if binding.HasField("value") else set()
+    if binding.range_offset or binding.HasField("range_size"):
+        given.add("range")
+    return given | {field for field in ("size", "data", "upload", "download") if getattr(binding, field)}
+
+
+def _transient(index: int, binding: Binding) -> Transient:
+    length = binding.range_size if binding.HasField("range_size") else binding.size - binding.range_offset
+    returns = binding.role != Binding.ROLE_INPUT
+    return Transient(
+        binding=index,
+        size=binding.size,
+        brings=binding.role != Binding.ROLE_OUTPUT,
+        data=binding.data,
+        upload=binding.upload,
+        returns=returns,
+        offset=binding.range_offset,
+        length=length if returns else 0,
+        download=binding.download,
+    )
+
+
+def _invalid(index: int, text: str) -> Failure:
+    return Failure(Reason.INVALID_ARGUMENT, f"binding {index} {text}")

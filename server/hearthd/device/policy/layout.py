@@ -1,0 +1,86 @@
+"""Rows in a buffer: what a command may ask for, and how a chunk of a transfer falls into them.
+
+On the host and in messages rows lie one behind the other; in the buffer each starts `pitch` bytes behind the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hearth_proto.layouts import Rows, overlap
+from hearth_proto.reasons import Reason, Refusal
+
+
+class Piece(NamedTuple):
+    """A part of a copy that the driver takes at once: `rows` rows of `width` bytes, `host` bytes into the host's side,
+    `device` bytes behind the address of the first row."""
+
+    host: int
+    device: int
+    width: int
+    rows: int
+    pitch: int
+
+
+def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> Rows:
+    """The rows that a command asks for. Raises Refusal(INVALID_ARGUMENT) where the numbers contradict each other."""
+    if width * rows != size:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{what}: {rows} rows of {width} bytes are {width * rows} bytes, the command says {size}",
+            fix="size is width x rows",
+            details={"size": size, "width": width, "rows": rows},
+        )
+    check_pitch(what, width, rows, pitch)
+    return Rows(offset, width, rows, pitch) if rows > 1 and size else Rows(offset, size)
+
+
+def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
+    """Raises Refusal(INVALID_ARGUMENT) where rows would run into each other."""
+    if rows > 1 and pitch < width:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{what}: rows of {width} bytes every {pitch} bytes run into each other",
+            fix="the pitch is at least the width",
+            details={"width": width, "rows": rows, "pitch": pitch},
+        )
+
+
+def check_apart(buffer: int, destination: Rows, source: Rows) -> None:
+    """Raises Refusal(INVALID_ARGUMENT) where a copy within a buffer would read what it writes."""
+    if overlap(destination, source):
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"copy within buffer {buffer}: bytes {source} and {destination} overlap",
+            fix="copy through a third buffer",
+            details={
+                "buffer": buffer,
+                "source": f"[{source.offset}..{source.end})",
+                "destination": f"[{destination.offset}..{destination.end})",
+            },
+        )
+
+
+def pieces(rows: Rows, start: int, size: int) -> Iterator[Piece]:
+    """`size` bytes of the rows from byte `start` of them on, wherever those lie: the rest of a row, whole rows, and the
+    beginning of one; a single piece where the rows are dense."""
+    if not size:
+        return
+    if rows.dense:
+        yield Piece(0, start, size, 1, 0)
+        return
+    width, pitch = rows.width, rows.pitch
+    row, column = divmod(start, width)
+    done = 0
+    if column:
+        done = min(width - column, size)
+        yield Piece(0, row * pitch + column, done, 1, 0)
+        row += 1
+    whole, rest = divmod(size - done, width)
+    if whole:
+        yield Piece(done, row * pitch, width, whole, pitch)
+        done += whole * width
+        row += whole
+    if rest:
+        yield Piece(done, row * pitch, rest, 1, 0)

@@ -1,0 +1,83 @@
+"""Persistent memory of one session: what was allocated inside a window stays with the session when it is freed.
+
+Windows nest: each one opened counts up, each one closed counts down, and memory is persistent while the count is not 0.
+It is the allocation that makes memory persistent, not the free: when Python frees an array is anybody's guess. A block
+that has been freed serves the session's next allocation of exactly the same reserved size, inside a window or not, and
+stays persistent. It goes back to the pool with a clean-up, with the session, or when the session itself would otherwise
+run out of memory; never to make room for others.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from hearth_proto.reasons import Reason, Refusal
+
+B = TypeVar("B")
+
+
+class PersistentBlocks(Generic[B]):
+    """The free blocks of one session, by their exact reserved size. Sizes in bytes."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[B]] = {}
+        self._depth = 0
+        self._closed = False
+        self.bytes = 0
+        """Free and kept."""
+
+    @property
+    def window(self) -> bool:
+        """Whether what is allocated now is persistent."""
+        return self._depth > 0
+
+    @property
+    def depth(self) -> int:
+        """Windows that are open."""
+        return self._depth
+
+    def enter(self) -> None:
+        self._depth += 1
+
+    def leave(self) -> None:
+        """Raises Refusal(INVALID_ARGUMENT) where no window is open; nothing changes then."""
+        if not self._depth:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                "AUTO closes a window of persistent allocations, and none is open",
+                fix="send as many AUTO as PERSISTENT",
+                details={"windows": 0},
+            )
+        self._depth -= 1
+
+    def take(self, size: int) -> B | None:
+        """The block of this reserved size that was freed last, or None."""
+        blocks = self._free.get(size)
+        if not blocks:
+            return None
+        self.bytes -= size
+        block = blocks.pop()
+        if not blocks:
+            del self._free[size]
+        return block
+
+    def keep(self, size: int, block: B) -> bool:
+        """Takes a freed block; False where the session is over and the block belongs to the pool."""
+        if self._closed:
+            return False
+        self._free.setdefault(size, []).append(block)
+        self.bytes += size
+        return True
+
+    def clear(self) -> list[B]:
+        """All free blocks, which are no longer kept."""
+        blocks = [block for size in self._free.values() for block in size]
+        self._free.clear()
+        self.bytes = 0
+        return blocks
+
+    def close(self) -> list[B]:
+        """As `clear`, and nothing is kept from now on."""
+        self._closed = True
+        self._depth = 0
+        return self.clear()

@@ -1,0 +1,112 @@
+"""The ledger: what each session has of the device's memory, and the way in and out of the pool.
+
+A reservation is one allocation of the pool; it has as many parts as there are buffers in it, and goes back when the
+last of them has. Every reservation is real: two requests can never both be granted the same bytes.
+"""
+
+from __future__ import annotations
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.context import Device
+from hearthd.device.policy.ordering import Usage
+from hearthd.device.server import Memory
+from hearthd.device.tables import Buffer, Session
+from hearthd.device.tracks import Track
+
+GRANULARITY = 512
+"""Bytes that both pools round an allocation up to."""
+
+
+class Reservation:
+    """One allocation of the pool. `home` is the track that it is taken from and given back on."""
+
+    __slots__ = ("home", "last", "memory", "parts", "persistent")
+
+    def __init__(self, memory: Memory, home: Track, persistent: bool) -> None:
+        self.memory = memory
+        self.home = home
+        self.persistent = persistent
+        self.parts = 0
+        """Buffers in it that have not been given back."""
+        self.last: dict[int, int] = {}
+        """The last position of every track that used it, while nobody has it or parts of it are free."""
+
+
+class Reservations:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def take(self, session: Session, size: int, track: Track, buffers: list[Buffer]) -> Reservation:
+        """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
+
+        The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) after what the session itself keeps unused
+        has been given back, and the pool been trimmed, in vain.
+        """
+        device = self._device
+        reservation = session.persistent.take(-(-size // GRANULARITY) * GRANULARITY) if size else None
+        if reservation is not None:
+            device.tracks.settle(track, _usage(reservation.last))
+            reservation.last.clear()
+        else:
+            reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
+        # An allocation is work on its track: memory that this track has freed may still be in use before that point.
+        device.tracks.before(track, [buffer.usage for buffer in buffers])
+        reservation.parts = len(buffers)
+        session.bytes_reserved += reservation.memory.reserved
+        session.allocations += len(buffers)
+        session.bytes_in_use += sum(buffer.size for buffer in buffers)
+        session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
+        device.telemetry.allocations += len(buffers)
+        device.telemetry.allocated_bytes += size
+        return reservation
+
+    def give(self, session: Session, reservation: Reservation, buffer: Buffer) -> None:
+        """One buffer less; the last one gives the memory back, behind every use of it."""
+        session.allocations -= 1
+        session.bytes_in_use -= buffer.size
+        for track, position in buffer.usage.tracks().items():
+            reservation.last[track] = max(position, reservation.last.get(track, 0))
+        reservation.parts -= 1
+        if reservation.parts:
+            return
+        size = reservation.memory.reserved
+        session.bytes_reserved -= size
+        if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
+            self._free(reservation)
+
+    def cleanup(self, session: Session) -> None:
+        """Gives what the session keeps unused back to the pool, and what the pool has unused to the device."""
+        for reservation in session.persistent.clear():
+            self._free(reservation)
+        self._device.server.trim()
+
+    def close(self, session: Session) -> None:
+        """The session is over: it keeps nothing."""
+        for reservation in session.persistent.close():
+            self._free(reservation)
+
+    def _allocate(self, session: Session, size: int, track: Track) -> Memory:
+        server = self._device.server
+        try:
+            return server.allocate(size, track.stream)
+        except Refusal as refusal:
+            if refusal.reason != Reason.OUT_OF_MEMORY or not session.persistent.bytes:
+                raise
+        self.cleanup(session)
+        return server.allocate(size, track.stream)
+
+    def _free(self, reservation: Reservation) -> None:
+        home = reservation.home
+        self._device.tracks.settle(home, _usage(reservation.last))
+        self._device.server.free(reservation.memory, home.stream)
+        # What it waited for is behind a position of its own: a track that is ordered behind an earlier one is not
+        # ordered behind this free, and so not allowed to use the memory when `home` hands it out again.
+        self._device.tracks.before(home, ())
+
+
+def _usage(positions: dict[int, int]) -> Usage:
+    usage = Usage()
+    usage.reads = positions
+    return usage

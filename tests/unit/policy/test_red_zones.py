@@ -1,0 +1,37 @@
+"""Every byte written outside a buffer is found, and none that was not."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.red_zones import ALIGNMENT, LARGEST, PATTERN, SMALLEST, Damage, damage, pattern, shadow
+
+
+@given(st.integers(0, 64 << 20))
+def test_zones_stand_close_on_both_sides(size: int) -> None:
+    plan = shadow(size)
+    assert plan.inside % ALIGNMENT == 0
+    assert SMALLEST <= plan.zone <= LARGEST
+    assert plan.behind == plan.inside + size
+    assert plan.total % len(PATTERN) == 0
+    assert plan.total - plan.behind >= plan.zone
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_a_zone_continues_the_fill(start: int, size: int) -> None:
+    assert pattern(start, size) == (PATTERN * 30)[start : start + size]
+
+
+@given(st.integers(0, 5000), st.data())
+def test_what_was_written_is_found(size: int, data: st.DataObject) -> None:
+    plan = shadow(size)
+    memory = bytearray(pattern(0, plan.total))
+    memory[plan.inside : plan.behind] = bytes(size)
+    start, length = data.draw(st.sampled_from([(0, plan.zone), (plan.behind, plan.total - plan.behind)]))
+    assert damage(memory[start : start + length], start, plan) is None
+    at = data.draw(st.sets(st.integers(start, start + length - 1), min_size=1, max_size=5))
+    for index in at:
+        memory[index] ^= 0xFF
+    expected = Damage(min(at) - plan.inside, max(at) - plan.inside, len(at))
+    assert damage(memory[start : start + length], start, plan) == expected
