@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hearth.arguments import Struct as Struct
     from hearth.arguments import read_only as read_only
     from hearth.array import DeviceArray as DeviceArray
+    from hearth.bindings import In as In
+    from hearth.bindings import InOut as InOut
+    from hearth.bindings import Out as Out
     from hearth.device import Device as Device
     from hearth.errors import ArgumentError as ArgumentError
     from hearth.errors import AuthenticationError as AuthenticationError
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from hearth.module import RawModule as RawModule
     from hearth.node import Node as Node
     from hearth.node import connect as connect
+    from hearth.pending import DispatchTiming as DispatchTiming
+    from hearth.pending import PendingDispatch as PendingDispatch
     from hearth.profile import Profile as Profile
     from hearth.properties import DeviceInfo as DeviceInfo
     from hearth.properties import DeviceProperties as DeviceProperties
@@ -57,12 +62,18 @@ if TYPE_CHECKING:
     from hearth.stream import Event as Event
     from hearth.stream import Stream as Stream
     from hearth.stream import get_elapsed_time as get_elapsed_time
+    from hearth.tensor_map import Im2col as Im2col
+    from hearth.tensor_map import TensorMap as TensorMap
+    from hearth.trace import KernelActivity as KernelActivity
+    from hearth.trace import Trace as Trace
+    from hearth.trace import TraceEvent as TraceEvent
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "arguments": ("Struct", "read_only"),
     "array": ("DeviceArray",),
+    "bindings": ("In", "InOut", "Out"),
     "device": ("Device",),
     "errors": (
         "ArgumentError",
@@ -91,9 +102,12 @@ _HOMES = {
     "group": ("Group",),
     "module": ("RawModule",),
     "node": ("Node", "connect"),
+    "pending": ("DispatchTiming", "PendingDispatch"),
     "profile": ("Profile",),
     "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "SessionInfo"),
     "stream": ("Event", "Stream", "get_elapsed_time"),
+    "tensor_map": ("Im2col", "TensorMap"),
+    "trace": ("KernelActivity", "Trace", "TraceEvent"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -110,20 +124,27 @@ __all__ = [
     "DeviceInfo",
     "DeviceLostError",
     "DeviceProperties",
+    "DispatchTiming",
     "DtypeError",
     "Event",
     "Failure",
     "Function",
     "Group",
     "HearthError",
+    "Im2col",
+    "In",
+    "InOut",
     "InvalidHandleError",
+    "KernelActivity",
     "LaunchError",
     "LaunchTypeError",
     "MemoryUsage",
     "Node",
     "NodeInfo",
     "Occupancy",
+    "Out",
     "OutOfMemoryError",
+    "PendingDispatch",
     "Profile",
     "QuotaExceededError",
     "RawModule",
@@ -131,7 +152,10 @@ __all__ = [
     "SessionInfo",
     "Stream",
     "Struct",
+    "TensorMap",
     "TimeoutError",
+    "Trace",
+    "TraceEvent",
     "TransferError",
     "UnavailableError",
     "UnsupportedError",

@@ -4,6 +4,7 @@
 argument                                             passed as                               alignment
 ==================================================== ======================================= ========================
 `DeviceArray`, `read_only(array)`                    pointer                                 8
+`TensorMap`, `read_only(tensor_map)`                 `const __grid_constant__ CUtensorMap`   64
 NumPy or ml_dtypes scalar, 0-d array                 its own C type                          its size; `long double`:
                                                                                              its dtype's
 complex64, complex128                                `cuComplex`, `thrust::complex`          8, 16
@@ -70,6 +71,14 @@ class ReadOnly(OnDevice):
         return f"read_only({self.array!r})"
 
 
+class ReadOnlyMap(ReadOnly):
+    """A tensor map through which a kernel only loads."""
+
+    __slots__ = ()
+
+    _passed = (f"Q{launches.TENSOR_MAP_BYTES - 8}x", launches.TENSOR_MAP_BYTES, 64)
+
+
 def read_only(array: OnDevice) -> ReadOnly:
     """`array` as an argument that the kernel promises not to write to: launches on several streams may then read it at
     the same time, where otherwise each would wait for the one before."""
@@ -81,7 +90,7 @@ def read_only(array: OnDevice) -> ReadOnly:
             reason="LAUNCH_INVALID",
             fix="upload it with gpu.asarray(...).",
         )
-    return ReadOnly(array)
+    return ReadOnly(array) if array._passed == OnDevice._passed else ReadOnlyMap(array)
 
 
 class Parameter(NamedTuple):
@@ -216,7 +225,7 @@ def fixed(types: Sequence[type]) -> bool:
 def parameter(index: int, arg: Any) -> Parameter:
     """How one argument is passed. Raises `LaunchTypeError`."""
     if isinstance(arg, OnDevice):
-        return Parameter("Q", 8, 8, True, isinstance(arg, ReadOnly))
+        return Parameter(*arg._passed, True, isinstance(arg, ReadOnly))
     if isinstance(arg, np.generic) and not isinstance(arg, np.flexible | np.object_):
         return _scalar(arg.dtype)
     for kind, passed in _PYTHON:

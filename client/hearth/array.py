@@ -7,6 +7,7 @@ Everything is ordered on a stream and sent one way; `get`, `np.asarray` and `ite
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from hearth.views import Views
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from hearth import tensor_map
     from hearth.attachment import Attachment
     from hearth.device import Device
 
@@ -175,6 +179,18 @@ class DeviceArray(Views):
         fresh = allocate(self._device, self._shape, self._dtype, stream)
         fresh.copy_from(self, stream)
         return fresh
+
+    def tensor_map(
+        self,
+        box: Sequence[int] | None = None,
+        *,
+        im2col: tensor_map.Im2col | None = None,
+        **options: Unpack[tensor_map.Options],
+    ) -> tensor_map.TensorMap:
+        """The array as TMA sees it, to be passed to kernels; see `TensorMap`."""
+        from hearth.tensor_map import TensorMap
+
+        return TensorMap(self, box, im2col=im2col, **options)
 
     def free(self) -> None:
         """Gives the memory back now, for all views; using any of them afterwards is an error."""

@@ -178,6 +178,9 @@ class Attachment:
                 others.append(commands_pb2.Command(destroy_stream=commands_pb2.DestroyStream(stream=handle)))
             elif kind == "event":
                 others.append(commands_pb2.Command(destroy_event=commands_pb2.DestroyEvent(event=handle)))
+            elif kind == "tensor_map":
+                destroyed = commands_pb2.DestroyTensorMap(tensor_map=handle)
+                others.append(commands_pb2.Command(destroy_tensor_map=destroyed))
             else:
                 others.append(commands_pb2.Command(unload_module=commands_pb2.UnloadModule(module=handle)))
         if buffers:

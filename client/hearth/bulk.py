@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hearth.connection import Connection
     from hearth.progress import Progress
     from hearth.reply import Reply
+    from hearth.transport.base import Chunks, Upload
 
 _CAUSE_S = 5.0
 """How long to wait for the command's own answer, which says why a transfer was cut short."""
@@ -48,18 +49,14 @@ def write(
     command.write.transfer = number
     command.write.size = size
     reply = attachment.request(command)
-    head = device_pb2.UploadRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
-    messages = transfer.upload_messages(
-        head.SerializeToString(), data, attachment.session.limits.max_chunk_bytes, progress
-    )
-    upload = connection.transport.upload(messages)
+    upload = start_upload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
     reply.on_error = upload.cancel
     if reply.error is not None:
         upload.cancel()
     try:
         received = upload.result()
     except HearthError as error:
-        raise _cause(reply, error) from None
+        raise cause_of(reply, error) from None
     except BaseException:
         upload.cancel()
         reply.abandon()
@@ -94,7 +91,7 @@ def read(
     if transfer.inline(size, attachment.session.limits):
         result = connection.report(command, attachment=attachment, timeout=timeout)
         if len(result.read.data) != size:
-            raise _short(len(result.read.data), size)
+            raise short(len(result.read.data), size)
         into[:] = result.read.data
         if progress is not None:
             progress(size, size)
@@ -102,31 +99,54 @@ def read(
     number = connection.mint()
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
-    request = device_pb2.DownloadRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
-    messages = connection.transport.download(request, timeout)
+    messages = start_download(connection, number, timeout)
     reply.on_error = messages.cancel
     if reply.error is not None:
         messages.cancel()
-    received = 0
     try:
-        for message in messages:
-            at, data = chunks.download_response(message)
-            into[at : at + len(data)] = data
-            received += len(data)
-            if progress is not None:
-                progress(received, size)
+        received = drain(messages, into, progress)
     except HearthError as error:
-        raise _cause(reply, error) from None
+        raise cause_of(reply, error) from None
     except BaseException:
         messages.cancel()
         reply.abandon()
         raise
     reply.wait()
     if received != size:
-        raise _short(received, size)
+        raise short(received, size)
 
 
-def _cause(reply: Reply, error: HearthError) -> HearthError:
+def start_upload(
+    connection: Connection, transfer_number: int, data: memoryview, chunk: int, progress: Progress | None = None
+) -> Upload:
+    """Sends `data` on an Upload stream, in the background; it must not change meanwhile."""
+    head = device_pb2.UploadRequest(
+        session_token=connection.token, device=connection.ordinal, transfer=transfer_number
+    ).SerializeToString()
+    return connection.transport.upload(transfer.upload_messages(head, data, chunk, progress))
+
+
+def start_download(connection: Connection, transfer_number: int, timeout: float | None = None) -> Chunks:
+    """Opens a Download stream."""
+    request = device_pb2.DownloadRequest(
+        session_token=connection.token, device=connection.ordinal, transfer=transfer_number
+    )
+    return connection.transport.download(request, timeout)
+
+
+def drain(messages: Chunks, into: memoryview, progress: Progress | None = None) -> int:
+    """Takes a download to its end; how many bytes there were."""
+    received = 0
+    for message in messages:
+        at, data = chunks.download_response(message)
+        into[at : at + len(data)] = data
+        received += len(data)
+        if progress is not None:
+            progress(received, len(into))
+    return received
+
+
+def cause_of(reply: Reply, error: HearthError) -> HearthError:
     """The command's own error, where it comes soon; else the transfer's."""
     if error.reason == "DEADLINE_EXCEEDED":
         reply.abandon()
@@ -138,5 +158,5 @@ def _cause(reply: Reply, error: HearthError) -> HearthError:
     return error
 
 
-def _short(received: int, size: int) -> TransferError:
+def short(received: int, size: int) -> TransferError:
     return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")

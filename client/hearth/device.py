@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hearth.creation import Creation
+from hearth.dispatch import Dispatching
 from hearth.errors import ArgumentError
 from hearth.module import RawModule
 from hearth.profile import Profile
 from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
 from hearth.stream import Event, Stream, current, resolve
+from hearth.trace import Trace
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from hearth.node import Node
 
 
-class Device(Creation):
+class Device(Creation, Dispatching):
     """One device. Got from `Node.device` or `Node.devices`; keeps its node open."""
 
     def __init__(self, node: Node, connection: Connection, info: DeviceInfo) -> None:
@@ -125,6 +127,10 @@ class Device(Creation):
     def profile(self, stream: Stream | None = None) -> Profile:
         """Times the work of a ``with`` block on the current stream, or on `stream`."""
         return Profile(self._connection, stream)
+
+    def trace(self, max_events: int | None = None) -> Trace:
+        """Records every command of a ``with`` block, of all streams; `max_events`: the daemon's default if None."""
+        return Trace(self._connection, f"device {self.ordinal}: {self.properties.name}", max_events)
 
     # ---- memory ----
 

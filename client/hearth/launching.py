@@ -36,33 +36,54 @@ def head(
         raise ArgumentError(
             f"mode is {mode!r}.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(map(repr, MODES))}."
         )
+    check_shared_mem(shared_mem)
+    flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
+    extension = _extension(grid, cluster, iterations)
+    dims = (0, 0, 0) if isinstance(grid, OnDevice) else arguments.dimensions("grid", grid)
+    signature = arguments.signature(args)
+    packed = signature.head(
+        function,
+        stream,
+        dims,
+        arguments.dimensions("block", block),
+        int(shared_mem),
+        flags,
+        nanoseconds(timeout),
+        extension,
+    )
+    return packed, signature
+
+
+def check_shared_mem(shared_mem: int) -> None:
+    """Raises `LaunchError` for what is no number of bytes."""
     if not 0 <= shared_mem <= SHARED_MAX:
         raise LaunchError(
             f"shared_mem is {shared_mem} bytes; it lies between 0 and {SHARED_MAX}.",
             reason="LAUNCH_INVALID",
             fix="see gpu.properties.shared_mem_per_block_optin.",
         )
-    if timeout is not None and not 0 < timeout < 2**63 / 1e9:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
-    timeout_ns = 0 if timeout is None else max(1, int(timeout * 1e9))
-    flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
-    extension = _extension(grid, cluster, iterations)
-    dims = (0, 0, 0) if isinstance(grid, OnDevice) else arguments.dimensions("grid", grid)
-    signature = arguments.signature(args)
-    packed = signature.head(
-        function, stream, dims, arguments.dimensions("block", block), int(shared_mem), flags, timeout_ns, extension
-    )
-    return packed, signature
 
 
-def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
-    """What few launches have; None for most."""
+def check_iterations(iterations: int) -> None:
+    """Raises `LaunchError` for what is no number of launches."""
     if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations <= ITERATIONS_MAX:
         raise LaunchError(
             f"iterations is {iterations!r}; it is a whole number from 1 to {ITERATIONS_MAX}.",
             reason="LAUNCH_INVALID",
             fix="skip the launch when there is nothing to repeat." if iterations == 0 else "check how it is computed.",
         )
+
+
+def nanoseconds(timeout: float | None) -> int:
+    """A kernel's time limit, given in seconds; 0: none. Raises `ArgumentError`."""
+    if timeout is not None and not 0 < timeout < 2**63 / 1e9:
+        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+    return 0 if timeout is None else max(1, int(timeout * 1e9))
+
+
+def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
+    """What few launches have; None for most."""
+    check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
     if isinstance(grid, OnDevice):
         return Extension(blocks, iterations, grid._memory.handle, grid._offset + _grid_size(grid))

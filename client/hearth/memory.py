@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
-Kind = Literal["buffer", "stream", "event", "module"]
+Kind = Literal["buffer", "stream", "event", "module", "tensor_map"]
 
 
 class Graveyard:
@@ -72,6 +72,9 @@ class OnDevice:
     """Something with an address on a device: what a kernel takes as a pointer."""
 
     __slots__ = ("_memory", "_offset")
+
+    _passed: ClassVar[tuple[str, int, int]] = ("Q", 8, 8)
+    """How a kernel takes it: code of `struct` for the offset, size and alignment in bytes."""
 
     _memory: Memory
     _offset: int

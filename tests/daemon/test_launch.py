@@ -226,14 +226,6 @@ def test_ten_thousand_launches_in_order(gpu: hearth.Device) -> None:
     assert y.get().tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "keywords", [{"cooperative": True}, {"cluster": (2, 1, 1)}, {"iterations": 2}, {"mode": "validate"}]
-)
-def test_what_is_not_served_is_refused(gpu: hearth.Device, keywords: dict[str, object]) -> None:
-    with pytest.raises(hearth.UnsupportedError):
-        common(gpu, "add_one")((1,), (1,), (gpu.zeros(1, np.int32), np.int32(1)), **keywords)  # type: ignore[arg-type]
-
-
 def test_unchecked_mode_computes_the_same(gpu: hearth.Device) -> None:
     x = gpu.zeros(4, np.int32)
     for _ in range(3):

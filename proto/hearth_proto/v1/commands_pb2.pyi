@@ -576,12 +576,14 @@ class EndCapture(_message.Message):
     def __init__(self, graph: _Optional[int] = ..., discard: bool = ...) -> None: ...
 
 class LaunchGraph(_message.Message):
-    __slots__ = ("graph", "count")
+    __slots__ = ("graph", "count", "timeout_ns")
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     graph: int
     count: int
-    def __init__(self, graph: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    timeout_ns: int
+    def __init__(self, graph: _Optional[int] = ..., count: _Optional[int] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
 
 class UpdateGraph(_message.Message):
     __slots__ = ("graph", "node", "launch")
@@ -861,14 +863,40 @@ class OccupancyResult(_message.Message):
     def __init__(self, blocks_per_multiprocessor: _Optional[int] = ..., multiprocessors: _Optional[int] = ..., max_cooperative_blocks: _Optional[int] = ..., max_clusters: _Optional[int] = ..., suggested_block: _Optional[int] = ...) -> None: ...
 
 class TraceResult(_message.Message):
-    __slots__ = ("events", "dropped", "epoch_ns")
+    __slots__ = ("events", "dropped", "epoch_ns", "kernels")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
     dropped: int
     epoch_ns: int
-    def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., dropped: _Optional[int] = ..., epoch_ns: _Optional[int] = ...) -> None: ...
+    kernels: _containers.RepeatedCompositeFieldContainer[KernelActivity]
+    def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., dropped: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., kernels: _Optional[_Iterable[_Union[KernelActivity, _Mapping]]] = ...) -> None: ...
+
+class KernelActivity(_message.Message):
+    __slots__ = ("name", "stream", "seq", "index", "started_ns", "ended_ns", "grid", "block", "registers", "shared_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    REGISTERS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stream: int
+    seq: int
+    index: int
+    started_ns: int
+    ended_ns: int
+    grid: Dim3
+    block: Dim3
+    registers: int
+    shared_bytes: int
+    def __init__(self, name: _Optional[str] = ..., stream: _Optional[int] = ..., seq: _Optional[int] = ..., index: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., registers: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class TraceEvent(_message.Message):
     __slots__ = ("name", "stream", "seq", "index", "queued_ns", "submitted_ns", "started_ns", "ended_ns", "bytes", "kernel", "grid", "block", "error")

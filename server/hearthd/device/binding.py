@@ -145,10 +145,10 @@ class Binder:
         device = self._device
         plan = bound.plan
         track = stream.track
-        device.begin(stream)
         limit = plan.timeout_ns / 1e9 or device.spec.launch_timeout
         for _ in range(plan.iterations if times is None else times):
             device.tracks.before(track, bound.writes, bound.reads)
+            device.begin(stream, plan=plan)
             track.launched.append((device.tracks.ordering.position(track.index), plan.name))
             if limit:
                 with self._watchdog.limit(track, plan.name, limit):

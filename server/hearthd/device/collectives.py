@@ -169,10 +169,10 @@ class Collectives:
             )
         del self._pending[key]
         track = self._comm_track()
-        device.begin(origin.stream)
         device.tracks.fence(track, origin.stream.track)
         writes = [destination.usage] if source is destination else [destination.usage, source.usage]
         device.tracks.before(track, writes)
+        device.begin(origin.stream, size, track=track)
         if command.count:
             communicator.all_reduce(since, to, command.count, command.dtype, op, track.stream)
         origin.stream.collectives = track

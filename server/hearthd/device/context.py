@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from hearthd.device.compiler import CompileService
 from hearthd.device.outbox import Outbox
 from hearthd.device.policy.geometry import Limits
+from hearthd.device.policy.launch_plan import Plan
 from hearthd.device.server import ComputeServer
 from hearthd.device.staging import Staging
-from hearthd.device.tables import LogicalStream, Session
+from hearthd.device.tables import LogicalStream, Record, Session
 from hearthd.device.telemetry import Telemetry
-from hearthd.device.tracks import Tracks
+from hearthd.device.tracks import Track, Tracks
 from hearthd.spec import DeviceSpec
 
 
@@ -31,9 +32,20 @@ class Device:
     kick: Callable[[Session | None], None]
     """Something that a deferred command of the session (None: of any) waits for may have happened."""
 
-    def begin(self, stream: LogicalStream) -> None:
-        """Work is about to be given to the stream: profiles that were opened on it start their clock now."""
+    record: Record | None = None
+    """The command whose work is being given to the device, where a trace or marks want to know."""
+
+    def begin(
+        self, stream: LogicalStream, size: int = 0, *, track: Track | None = None, plan: Plan | None = None
+    ) -> None:
+        """Work follows, on the stream or on another `track` for it; the track waits for all that it has to already.
+
+        Profiles that were opened on the stream start their clock now, and so does the command in a trace. `size`: bytes
+        that the work moves; `plan`: what it launches.
+        """
         if stream.starting:
             for profile in stream.starting:
                 profile.start = self.server.record(stream.track.stream, timing=True)
             stream.starting.clear()
+        if self.record is not None:
+            self.record.begin(track or stream.track, size, plan)

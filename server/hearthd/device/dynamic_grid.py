@@ -46,8 +46,8 @@ class DynamicGrid:
             return False
         self._asked = True
         track = self._origin.stream.track
-        device.begin(self._origin.stream)
         device.tracks.before(track, (), (self._buffer.usage,))
+        device.begin(self._origin.stream)
         device.server.download(host, 0, address, GRID.size, track.stream)
         device.tracks.on_complete(track, lambda: self._arrived(host))
         return False

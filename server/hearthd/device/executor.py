@@ -16,13 +16,23 @@ from hearthd.device.binding import Binder
 from hearthd.device.collectives import Collectives
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies
+from hearthd.device.dispatch import DispatchCommands
+from hearthd.device.dispatch_run import Means
+from hearthd.device.graphs import GraphCommands
+from hearthd.device.holdings import Keepers
 from hearthd.device.launch import LaunchCommands
+from hearthd.device.marking import Activity, Marks
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.modules import ModuleCommands
+from hearthd.device.moves import MoveCommands
 from hearthd.device.occupancy import OccupancyCommands
 from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.prepared import PreparedCommands
+from hearthd.device.profile import ProfileCommands
 from hearthd.device.server import DeviceFault
 from hearthd.device.tables import BatchEntry, Session
+from hearthd.device.tensor_maps import TensorMapCommands
+from hearthd.device.trace import TraceCommands
 from hearthd.device.transfers import Transfers
 from hearthd.device.waits import WaitCommands
 from hearthd.device.watchdog import Watchdog
@@ -33,7 +43,13 @@ Handler = Callable[[Origin, Any], Operation | None]
 class Executor:
     """Frames of sessions in, frames out."""
 
-    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        post: Callable[[Callable[[], None]], None],
+        marks: Marks | None = None,
+        activity: Activity | None = None,
+    ) -> None:
         self._device = device
         self._sessions: dict[int, Session] = {}
         self._kicked: set[int] = set()
@@ -41,20 +57,29 @@ class Executor:
         self.collectives = Collectives(device, post)
         copies = Copies(device)
         self._transfers = Transfers(device, copies)
-        self._memory = MemoryCommands(device, copies, self._transfers)
+        self._memory = MemoryCommands(device)
+        moves = MoveCommands(device, copies, self._transfers)
         self._modules = ModuleCommands(device)
         self.binder = Binder(device, self.watchdog)
         self._launches = LaunchCommands(device, self.binder, self)
-        waits = WaitCommands(device)
+        means = Means(device, self.binder, self._memory, copies, self._transfers)
+        self._profiles = ProfileCommands(device)
+        self._traces = TraceCommands(device, post, marks, activity)
+        waits = WaitCommands(device, self._profiles)
+        keepers = Keepers(self._memory, self._modules)
+        self._tensor_maps = TensorMapCommands(device, keepers)
+        self._graphs = GraphCommands(device, self.binder, self.watchdog, keepers)
+        self._prepared = PreparedCommands(device, self.binder, self.watchdog, keepers)
         self._handlers: dict[str, Handler] = {
             "allocate": self._memory.allocate,
             "free": self._memory.free,
-            "write": self._memory.write,
-            "read": self._memory.read,
-            "copy": self._memory.copy,
-            "fill": self._memory.fill,
+            "write": moves.write,
+            "read": moves.read,
+            "copy": moves.copy,
+            "fill": moves.fill,
             "memory_usage": self._memory.memory_usage,
             "memory_cleanup": self._memory.memory_cleanup,
+            "set_allocation_mode": self._memory.set_allocation_mode,
             "load_module": self._modules.load,
             "unload_module": self._modules.unload,
             "describe_module": self._modules.describe,
@@ -62,6 +87,15 @@ class Executor:
             "describe_function": self._modules.describe_function,
             "get_global": self._modules.get_global,
             "launch": self._launches.launch,
+            "begin_capture": self._graphs.begin,
+            "end_capture": self._graphs.end,
+            "launch_graph": self._graphs.launch,
+            "update_graph": self._graphs.update,
+            "destroy_graph": self._graphs.destroy,
+            "prepare": self._prepared.prepare,
+            "launch_prepared": self._prepared.launch,
+            "destroy_prepared": self._prepared.destroy,
+            "dispatch": DispatchCommands(means).dispatch,
             "occupancy": OccupancyCommands(device).occupancy,
             "create_stream": waits.create_stream,
             "destroy_stream": waits.destroy_stream,
@@ -72,10 +106,14 @@ class Executor:
             "destroy_event": waits.destroy_event,
             "sync": waits.sync,
             "flush": waits.flush,
-            "start_profile": waits.start_profile,
-            "end_profile": waits.end_profile,
+            "start_profile": self._profiles.start,
+            "end_profile": self._profiles.end,
+            "start_trace": self._traces.start,
+            "end_trace": self._traces.end,
             "all_reduce": self.collectives.all_reduce,
             "sync_collective": self.collectives.sync_collective,
+            "create_tensor_map": self._tensor_maps.create,
+            "destroy_tensor_map": self._tensor_maps.destroy,
         }
         device.telemetry.know(self._handlers)
         self._frames: dict[int, Callable[[Session, Frame], None]] = {
@@ -92,7 +130,8 @@ class Executor:
         """A frame that belongs to a session."""
         if frame.kind == Kind.OPEN:
             info = json.loads(frame.payload or b"{}")
-            self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
+            opened = self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
+            self._traces.opened(opened)
             return
         session = self._sessions.get(frame.channel)
         handler = self._frames.get(frame.kind)
@@ -224,7 +263,10 @@ class Executor:
         )
         try:
             if stream is None:
+                origin.capture = None
                 raise session.streams.unknown(command.stream)
+            if stream.capture is not None:
+                stream.capture.admit(origin)
             handler = self._handlers.get(kind)
             if handler is None:
                 raise Refusal(
@@ -235,6 +277,8 @@ class Executor:
             operation = handler(origin, getattr(command, kind))
             if operation is not None:
                 submit(operation)
+            elif origin.record is not None:
+                origin.record.settle()
         except Refusal as refusal:
             origin.fail(refusal)
         except DeviceFault:
@@ -258,6 +302,11 @@ class Executor:
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
             operation.abandon(gone)
+        self._profiles.close(session)
+        self._traces.closed(session)
+        self._tensor_maps.close(session)
+        self._graphs.close(session)
+        self._prepared.close(session)
         self._memory.close(session)
         for module in session.modules.items.values():
             self._modules.release(session, module)

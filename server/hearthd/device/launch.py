@@ -6,7 +6,7 @@ all checks but those on the buffers. Everything else becomes an operation that m
 
 from __future__ import annotations
 
-from functools import partial
+import struct
 
 from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
 from hearth_proto.reasons import Reason, Refusal
@@ -18,9 +18,11 @@ from hearthd.device.dynamic_grid import DynamicGrid
 from hearthd.device.operation import Operation, Origin, Replies, submit
 from hearthd.device.policy.launch_plan import KEY_AT, Plan, Q
 from hearthd.device.policy.ordering import Usage
-from hearthd.device.tables import BatchEntry, Buffer, LogicalStream, Session
+from hearthd.device.tables import BatchEntry, Buffer, Known, LogicalStream, Session
 from hearthd.device.tracks import WINDOW
 from hearthd.device.validation import Validation
+
+LENGTH = struct.Struct("<I")
 
 MODES = {
     commands_pb2.LAUNCH_MODE_CHECKED: 0,
@@ -46,17 +48,31 @@ class LaunchCommands:
         default_timeout = self._device.spec.launch_timeout
         tracks = self._device.tracks
         traced = session.trace is not None
+        recall = session.recall
+        known = recall.known if recall.worth_it() else None
+        found = 0
         at = 0
         size = len(data)
         count = 0
         while at < size:
             if size - at < HEADER.size:
-                self._malformed(session, batch, index + count, f"{size - at} bytes are left; a record has at least 64")
+                self._malformed(
+                    session, batch, index + count + found, f"{size - at} bytes are left; a record has at least 64"
+                )
                 break
+            if known and not deferred and not traced and size - at >= HEADER.size:
+                record = data[at : at + LENGTH.unpack_from(data, at)[0]]
+                again = known.get(record)
+                if again is not None and self._repeat(again):
+                    at += len(record)
+                    found += 1
+                    continue
             head = unpack_header(data, at)
             length = head[0]
             if length < HEADER.size or length & 7 or length > size - at:
-                self._malformed(session, batch, index + count, f"it says it has {length} bytes, {size - at} are left")
+                self._malformed(
+                    session, batch, index + count + found, f"it says it has {length} bytes, {size - at} are left"
+                )
                 break
             entry = functions.get(head[3])
             stream = streams.get(head[4])
@@ -72,14 +88,35 @@ class LaunchCommands:
                 or default_timeout
                 or plan.length != length
                 or (stream.track.budget <= 0 and not tracks.reap(stream.track))
-                or not self._launch_again(session, stream, plan, data, at)
+                or not self._launch_again(session, stream, plan, data, at, known is not None)
             ):
-                self._submit(session, data[at : at + length], batch=batch, index=index + count)
+                self._submit(session, data[at : at + length], batch=batch, index=index + count + found)
             at += length
             count += 1
-        return count
+        if known is not None:
+            recall.report(found, count)
+        return count + found
 
-    def _launch_again(self, session: Session, stream: LogicalStream, plan: Plan, data: bytes, at: int) -> bool:
+    def _repeat(self, known: Known) -> bool:
+        """A launch that is the same, byte for byte, as one before; False, with nothing done, where it has to wait."""
+        stream, plan, params, writes, reads = known
+        track = stream.track
+        device = self._device
+        tracks = device.tracks
+        if stream.starting or stream.capture is not None or (track.budget <= 0 and not tracks.reap(track)):
+            return False
+        tracks.before(track, writes, reads)
+        track.launched.append((tracks.ordering.position(track.index), plan.name))
+        try:
+            device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
+        except Refusal:
+            return False
+        device.telemetry.launched += plan.weight
+        return True
+
+    def _launch_again(
+        self, session: Session, stream: LogicalStream, plan: Plan, data: bytes, at: int, remember: bool
+    ) -> bool:
         """The short way; False, with nothing done, where a buffer needs a closer look."""
         device = self._device
         buffers = session.buffers.items
@@ -96,21 +133,26 @@ class LaunchCommands:
             usages.append(buffer.usage)
         track = stream.track
         tracks = device.tracks
+        reads: list[Usage] = []
         if plan.readers:
-            writes = [usage for usage, reads in zip(usages, plan.readers, strict=True) if not reads]
-            tracks.before(track, writes, [usage for usage in usages if usage not in writes])
-        else:
-            tracks.before(track, usages)
+            everything = usages
+            usages = [usage for usage, reader in zip(everything, plan.readers, strict=True) if not reader]
+            reads = [usage for usage in everything if usage not in usages]
+        tracks.before(track, usages, reads)
         track.launched.append((tracks.ordering.position(track.index), plan.name))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
         except Refusal:
             return False  # the long way meets it again, and knows whom to tell
+        if remember:
+            session.recall.remember(data[at : at + plan.length], (stream, plan, params, usages, reads))
         device.telemetry.launched += plan.weight
         return True
 
     def launch(self, origin: Origin, command: commands_pb2.Launch) -> None:
         """The readable form: becomes a record and goes the same way."""
+        if origin.record is not None:
+            origin.record.drop()  # the launch itself has one
         layout, buffers, params = pack_arguments(command.arguments)
         record = Record(
             function=command.function,
@@ -159,8 +201,6 @@ class LaunchCommands:
         try:
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
-            if stream.capture is not None:
-                stream.capture.failed(name, refusal)
             origin.fail(refusal, [buffer for buffer in known if buffer is not None])
             return
         run = _Run(self._device, self._binder, origin, parsed)
@@ -169,16 +209,13 @@ class LaunchCommands:
             read = [*read, parsed.grid_buffer]
         operation = Operation(
             origin,
-            run.step if stream.capture is None else run.record,
+            run.step if origin.capture is None else run.record,
             writes=(stream, *written),
             reads=(parsed.entry.module, *read),
             needs=(*written, *read),
             spoils=written,
         )
-        if stream.capture is not None:
-            operation.on_failure = partial(stream.capture.failed, name)
-            operation.after = origin.reply
-        elif not run.validates:
+        if origin.capture is not None or not run.validates:
             operation.after = origin.reply
         submit(operation)
 
@@ -209,7 +246,7 @@ class _Run:
         self._binder = binder
         self._origin = origin
         self._parsed = parsed
-        self._capture = origin.stream.capture
+        self._capture = origin.capture
         self._record = parsed.record
         self._key = parsed.key
         self._bound: BoundLaunch | None = None

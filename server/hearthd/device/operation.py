@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.policy.errors import Failure, poisoned, skipped
 from hearthd.device.server import DeviceFault
@@ -31,7 +32,19 @@ class Replies(Protocol):
 class Origin:
     """A command's place in its session: enough to answer it, or to remember that it failed."""
 
-    __slots__ = ("batch", "call", "index", "name", "replies", "request", "seq", "session", "stream")
+    __slots__ = (
+        "batch",
+        "call",
+        "capture",
+        "index",
+        "name",
+        "record",
+        "replies",
+        "request",
+        "seq",
+        "session",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -54,6 +67,10 @@ class Origin:
         self.index = index
         self.request = request
         self.call = call
+        self.capture = stream.capture
+        """What records the command instead of its being run; its failure is the recording's, and spoils no buffer."""
+        self.record = session.trace.record(self) if session.trace is not None else None
+        """Its place in the session's trace, while there is one."""
 
     @property
     def answered(self) -> bool:
@@ -70,15 +87,21 @@ class Origin:
 
     def reply_error(self, status: status_pb2.Status) -> None:
         self.replies.failed(self)
+        if self.record is not None:
+            self.record.failed(from_status(status).reason)
         self.replies.result(self.session, self.call, commands_pb2.Result(request=self.request, error=status))
 
     def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
         """Answers with the refusal, or keeps it on the stream, where it spoils what would have been written."""
+        failure = Failure(self.name, self.stream.handle, self.seq, self.index, refusal)
+        if self.capture is not None:
+            self.capture.failed(failure)
         if self.answered:
             self.reply_error(refusal.to_status())
             return
-        self.replies.failed(self)
-        self.keep(Failure(self.name, self.stream.handle, self.seq, self.index, refusal), spoiled)
+        self._failed(refusal)
+        if self.capture is None:
+            self.keep(failure, spoiled)
 
     def skip(self, because: Failure, spoiled: Sequence[Buffer]) -> None:
         """Not run: what it needs was never produced."""
@@ -86,11 +109,20 @@ class Origin:
         if self.answered:
             self.reply_error(failure.refusal.to_status([because.cause.to_message()]))
             return
-        self.replies.failed(self)
+        self._failed(failure.refusal)
         self.keep(failure, spoiled)
+
+    def _failed(self, refusal: Refusal) -> None:
+        self.replies.failed(self)
+        if self.record is not None:
+            self.record.failed(refusal.reason)
 
     def keep(self, failure: Failure, spoiled: Sequence[Buffer]) -> None:
         self.stream.errors.add(failure)
+        for profile in self.stream.profiles:
+            profile.stretch.add(failure)
+        if spoiled:
+            self.session.recall.forget()
         for buffer in spoiled:
             if poisoned(buffer.failure) is None:
                 buffer.failure = failure
@@ -114,6 +146,7 @@ class Operation:
         "on_failure",
         "origin",
         "reads",
+        "since",
         "spoils",
         "writes",
     )
@@ -133,10 +166,14 @@ class Operation:
         self._run = run
         self.writes = writes
         self.reads = reads
+        if origin.capture is not None:  # it touches no buffer now
+            needs = spoils = ()
         self.needs = needs
         self.spoils = spoils
         self.barrier = barrier
         self.finished = False
+        self.since = 0
+        """When it had to begin to wait (`time.perf_counter_ns`); 0: it ran as it arrived."""
         self.announced = False
         self.on_announce: Callable[[], None] | None = None
         """Asks ahead of its turn for what the operation will wait for; sets `announced` where that went well."""
@@ -146,6 +183,15 @@ class Operation:
         """Called when it will not: refused, skipped or given up. Lets go of what the operation held elsewhere."""
 
     def step(self) -> bool:
+        record = self.origin.record
+        if record is None:
+            return self._step()
+        record.enter()
+        done = self._step()
+        record.leave(done)
+        return done
+
+    def _step(self) -> bool:
         try:
             because = self._missing()
             if because is not None and not self.announced:
@@ -200,6 +246,8 @@ class Operation:
 
     def _finish(self) -> bool:
         self.finished = True
+        if self.since:
+            self.origin.replies.waited(time.perf_counter_ns() - self.since)
         batch = self.origin.batch
         if batch is not None:
             batch.left -= 1
@@ -222,4 +270,5 @@ def submit(operation: Operation) -> None:
     """Runs the operation now, or behind what it has to wait for."""
     if operation.origin.batch is not None:
         operation.origin.batch.left += 1
-    operation.origin.session.deferred.submit(operation)
+    if not operation.origin.session.deferred.submit(operation):
+        operation.since = time.perf_counter_ns()

@@ -62,11 +62,12 @@ class DeviceProcess:
         link.setblocking(False)
         self._outbox = Outbox(link, self._watch_writes)
         properties = server.properties
+        tracks = Tracks(server, spec.max_streams, self.loop.wake)
         device = Device(
             spec=spec,
             server=server,
-            tracks=Tracks(server, spec.max_streams, self.loop.wake),
-            staging=Staging(server, spec.staging_bytes, lambda: self._kick(None)),
+            tracks=tracks,
+            staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
             compiler=CompileService(
                 server.compiler,
                 CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes),
@@ -118,6 +119,7 @@ class DeviceProcess:
         while tracks.poll():
             self._executor.kick(None)
             self._executor.pump()
+        self._device.staging.flush()
         self._executor.collectives.check()
         expired = self._executor.watchdog.expired()
         if expired is not None:
@@ -178,6 +180,7 @@ class DeviceProcess:
                 "in_flight": ", ".join(kernels),
             },
         )
+        self._outbox.put(Kind.STATS, json.dumps(self._device.telemetry.snapshot()).encode())
         self._outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
         self._outbox.send_all()
         os.kill(os.getpid(), signal.SIGKILL)

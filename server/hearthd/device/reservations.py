@@ -6,15 +6,15 @@ last of them has. Every reservation is real: two requests can never both be gran
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import Device
+from hearthd.device.policy.budget import out_of_memory, rounded
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.server import Memory
 from hearthd.device.tables import Buffer, Session
 from hearthd.device.tracks import Track
-
-GRANULARITY = 512
-"""Bytes that both pools round an allocation up to."""
 
 
 class Reservation:
@@ -38,15 +38,16 @@ class Reservations:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def take(self, session: Session, size: int, track: Track, buffers: list[Buffer]) -> Reservation:
+    def take(self, session: Session, size: int, track: Track, buffers: Sequence[Buffer]) -> Reservation:
         """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
 
         The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) after what the session itself keeps unused
         has been given back, and the pool been trimmed, in vain.
         """
         device = self._device
-        reservation = session.persistent.take(-(-size // GRANULARITY) * GRANULARITY) if size else None
+        reservation = session.persistent.take(rounded(size)) if size else None
         if reservation is not None:
+            device.telemetry.persistent_hits += 1
             device.tracks.settle(track, _usage(reservation.last))
             reservation.last.clear()
         else:
@@ -66,6 +67,8 @@ class Reservations:
         """One buffer less; the last one gives the memory back, behind every use of it."""
         session.allocations -= 1
         session.bytes_in_use -= buffer.size
+        self._device.telemetry.frees += 1
+        self._device.telemetry.freed_bytes += buffer.size
         for track, position in buffer.usage.tracks().items():
             reservation.last[track] = max(position, reservation.last.get(track, 0))
         reservation.parts -= 1
@@ -88,7 +91,9 @@ class Reservations:
             self._free(reservation)
 
     def _allocate(self, session: Session, size: int, track: Track) -> Memory:
-        server = self._device.server
+        server, limit = self._device.server, self._device.spec.memory_limit
+        if size > (limit or server.properties.total_memory):
+            raise out_of_memory(size, server.memory_info(), limit)
         try:
             return server.allocate(size, track.stream)
         except Refusal as refusal:

@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.nodes import Dim, GraphNode, KernelNode, LaunchAttributes
+from hearthd.device.policy.tensor_map import TensorMapSpec
 
 
 class DeviceFault(Exception):
@@ -60,11 +62,20 @@ class HostBuffer(Protocol):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes: free and total of the device, and reserved by this process's pool."""
+    """Bytes: free and total of the device, reserved by this process's pool, and in use of that."""
 
     free: int
     total: int
     reserved: int
+    in_use: int = 0
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """Bytes of host memory for copies: page-locked (on the CPU: held for them), and lent out of that."""
+
+    pinned: int
+    in_use: int
 
 
 @dataclass(frozen=True)
@@ -204,8 +215,14 @@ class ComputeServer(Protocol):
         ...
 
     def host_grown(self) -> bool:
-        """Whether more host memory is at hand than when this was asked last."""
+        """Whether more host memory is at hand, or known not to come, than when this was asked last."""
         ...
+
+    def host_refusal(self, size: int) -> Refusal | None:
+        """Why the host locks no more for now, so that copies had better do without; None: wait for `host_grown`."""
+        ...
+
+    def host_info(self) -> HostInfo: ...
 
     def free_host(self, buffer: Any) -> None:
         """The copies through it are done."""
@@ -255,6 +272,17 @@ class ComputeServer(Protocol):
         rows: int,
         stream: Stream,
     ) -> None: ...
+    def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
+        """Ordinary host memory to a device that nothing else uses there, done on return: some microseconds per 100 KiB.
+
+        For where no page-locked memory is to be had. Rows as in `upload_rows`.
+        """
+        ...
+
+    def read_now(self, into: memoryview, source: int, pitch: int, width: int, rows: int) -> None:
+        """The other way, under the same conditions; `into` is writable."""
+        ...
+
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         """`pattern` is 1, 2, 4, 8 or 16 bytes; `size` and `address` are multiples of its length."""
         ...
@@ -289,6 +317,11 @@ class ComputeServer(Protocol):
 
     def suggested_block(self, function: Any, shared_mem: int) -> int:
         """Threads of a block that gives the most occupancy (cuOccupancyMaxPotentialBlockSize)."""
+        ...
+
+    def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
+        """The CUtensorMap (128 bytes) of a checked `spec` at `address`. Refusal(TENSOR_MAP_INVALID) where the driver
+        refuses it all the same; Refusal(UNSUPPORTED) where "tensor_maps" is not among the features."""
         ...
 
     # graphs

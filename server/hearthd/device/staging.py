@@ -2,32 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from hearth_proto.reasons import Refusal
+from hearthd.device.policy.drop_queue import DropQueue
 from hearthd.device.server import ComputeServer, HostBuffer
+from hearthd.device.tables import Session
+from hearthd.device.tracks import Track, Tracks
+
+SMALL = 64 << 10
+"""Buffers below this share an event with others (`DropQueue`): a batch of them holds back 4 MiB at the most, however
+long the work behind it takes."""
 
 
 class Staging:
-    """Buffers on loan until the copy through them is done."""
+    """Buffers on loan until the copy through them is done. Each is given back once; in any order."""
 
-    def __init__(self, server: ComputeServer, cap: int, on_room: Callable[[], None]) -> None:
+    def __init__(self, server: ComputeServer, cap: int, tracks: Tracks, on_room: Callable[[], None]) -> None:
         self._server = server
         self._cap = cap
+        self._tracks = tracks
         self._on_room = on_room
-        self.in_use = 0
+        self._lent: dict[HostBuffer, Session | None] = {}
+        self._dropped: dict[Track, DropQueue[HostBuffer]] = {}
         self._starved = False
+        self.in_use = 0
 
-    def acquire(self, size: int) -> HostBuffer | None:
-        """At least `size` bytes, or None while the cap is reached; one copy larger than the cap may go alone."""
-        if self.in_use and self.in_use + size > self._cap:
-            self._starved = True
-            return None
-        buffer = self._server.allocate_host(size)
-        if buffer is None:
-            self._starved = True
-            return None
-        self.in_use += buffer.size
+    def acquire(self, size: int, session: Session | None = None) -> HostBuffer | None:
+        """At least `size` bytes, or None while there are none: what waits is tried again when there are.
+
+        One copy larger than the cap may go alone. `session` is whom the memory is counted for. Raises
+        Refusal(OUT_OF_MEMORY) where the host locks no more and nothing can come back.
+        """
+        buffer = self.find(size, session)
+        if buffer is None and not self.in_use:
+            refusal = self.refusal(size)
+            if refusal is not None:
+                raise refusal
         return buffer
+
+    def find(self, size: int, session: Session | None = None) -> HostBuffer | None:
+        """As `acquire`, for who can also do without: see `refusal`."""
+        if not self.in_use or self.in_use + size <= self._cap:
+            buffer = self._server.allocate_host(size)
+            if buffer is not None:
+                self.in_use += buffer.size
+                self._lent[buffer] = session
+                if session is not None:
+                    session.bytes_pinned += buffer.size
+                return buffer
+        self._starved = True
+        self.flush()  # what may be done already is not to wait for the end of the turn
+        return None
+
+    def refusal(self, size: int) -> Refusal | None:
+        """Why the host locks no more memory for now; None: it does, or what is on loan will be enough."""
+        return self._server.host_refusal(size)
+
+    def drop(self, track: Track, buffer: HostBuffer) -> None:
+        """Gives a buffer back when all that the track has been given so far is done."""
+        queue = self._dropped.get(track)
+        if queue is None:
+            queue = self._dropped[track] = DropQueue()
+        if queue.push(buffer, buffer.size) or buffer.size >= SMALL:
+            self._close(track, queue)
+
+    def flush(self) -> None:
+        """Closes every batch: from now on only the device has to be waited for."""
+        for track, queue in self._dropped.items():
+            if queue:
+                self._close(track, queue)
 
     def poll(self) -> None:
         """Lets waiting copies try again when the backend has more memory for them."""
@@ -36,8 +81,21 @@ class Staging:
             self._on_room()
 
     def release(self, buffer: HostBuffer) -> None:
-        self.in_use -= buffer.size
-        self._server.free_host(buffer)
+        """A second time does nothing."""
+        self._release((buffer,))
+
+    def _close(self, track: Track, queue: DropQueue[HostBuffer]) -> None:
+        self._tracks.on_complete(track, partial(self._release, queue.close()))
+
+    def _release(self, buffers: Iterable[HostBuffer]) -> None:
+        for buffer in buffers:
+            if buffer not in self._lent:
+                continue
+            session = self._lent.pop(buffer)
+            if session is not None:
+                session.bytes_pinned -= buffer.size
+            self.in_use -= buffer.size
+            self._server.free_host(buffer)
         if self._starved:
             self._starved = False
             self._on_room()

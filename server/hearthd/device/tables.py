@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows import Download, Upload
+from hearthd.device.nodes import CopyNode, FillNode
 from hearthd.device.policy.deferral import Deferrable, Deferred
 from hearthd.device.policy.errors import Failure, StreamErrors
 from hearthd.device.policy.launch_plan import Plan
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.policy.persistent import PersistentBlocks
+from hearthd.device.policy.recall import Recall
 from hearthd.device.policy.stretch import Stretch
 from hearthd.device.server import Event, Function, Module
 from hearthd.device.tracks import Track
@@ -60,23 +62,70 @@ class Buffer:
 class TensorMapEntry:
     """A client's tensor map: the 128 bytes that the driver made of a buffer. Whoever uses it uses the buffer."""
 
-    __slots__ = ("buffer", "data", "handle")
+    __slots__ = ("_data", "buffer", "handle", "lost")
 
-    def __init__(self, handle: int, buffer: Buffer, data: bytes) -> None:
+    def __init__(self, handle: int, buffer: Buffer) -> None:
         self.handle = handle
         self.buffer = buffer
-        self.data = data
+        self.lost: Refusal | None = None
+        """Why there is nothing behind the handle."""
+        self._data = b""
+
+    @property
+    def data(self) -> bytes:
+        """The CUtensorMap. Raises Refusal(DEPENDENCY_FAILED) where it could not be made."""
+        if not self._data:
+            why = self.lost.message if self.lost is not None else "its command has not run"
+            raise Refusal(
+                Reason.DEPENDENCY_FAILED,
+                f"tensor map {self.handle} was never made: {why}",
+                fix=(self.lost.fix if self.lost is not None else "") or "create it again",
+                details={"tensor_map": self.handle, "cause": self.lost.reason if self.lost is not None else ""},
+            )
+        return self._data
+
+    @data.setter
+    def data(self, encoded: bytes) -> None:
+        self._data = encoded
+
+    def lose(self, refusal: Refusal) -> None:
+        self.lost = refusal
 
 
 class Capturing(Protocol):
-    """A capture under way; see `hearthd.device.graphs`."""
+    """A capture under way; see `hearthd.device.capture`."""
+
+    @property
+    def entry(self) -> Any:
+        """The graph that is being recorded."""
+        ...
+
+    def admit(self, origin: Any) -> None:
+        """A command (`hearthd.device.operation.Origin`) has arrived: refuses it, or says whether it is recorded."""
+        ...
 
     def add_launch(self, bound: Any) -> None:
         """A `BoundLaunch`, in the stream's order. Raises Refusal for what a graph cannot hold."""
         ...
 
-    def failed(self, command: str, refusal: Refusal) -> None:
+    def add_launches(self, launches: Sequence[Any], count: int) -> None:
+        """Prepared `BoundLaunch`es, `count` times."""
+        ...
+
+    def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
+        """A copy, from range to range of the two buffers."""
+        ...
+
+    def add_fill(self, buffer: Buffer, node: FillNode) -> None:
+        """A fill of a range of the buffer."""
+        ...
+
+    def failed(self, failure: Failure) -> None:
         """A command of the stream was not recorded: the capture cannot end well any more."""
+        ...
+
+    def discard(self, session: Session) -> None:
+        """Forgets what was recorded; the stream runs its commands again."""
         ...
 
 
@@ -162,14 +211,18 @@ class ProfileEntry:
         self.start: Event | None = None
 
 
+Known = tuple[LogicalStream, Plan, bytearray, list[Usage], list[Usage]]
+"""A launch that has been handed to the driver before: its parameter block, what it writes and what it only reads."""
+
 T = TypeVar("T")
 
 
 class Table(Generic[T]):
     """Objects of one kind by handle."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, recall: Recall[Any]) -> None:
         self.kind = kind
+        self._recall = recall
         self.items: dict[int, T] = {}
         self.get = self.items.get
 
@@ -214,11 +267,16 @@ class Table(Generic[T]):
     def pop(self, handle: int) -> T:
         found = self.find(handle)
         del self.items[handle]
+        self._recall.forget()  # launches that named it
         return found
 
 
 class Record(Protocol):
     """One command in a trace, or between marks; see `hearthd.device.trace`."""
+
+    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
+        """It gives work to the track now; see `hearthd.device.context.Device.begin`."""
+        ...
 
     def enter(self) -> None:
         """The command is tried: what is given to the device from now on is its."""
@@ -230,6 +288,10 @@ class Record(Protocol):
 
     def failed(self, reason: str) -> None:
         """Why it did not do what it should."""
+        ...
+
+    def settle(self) -> None:
+        """It is over for the host: it has run, or will not."""
         ...
 
     def drop(self) -> None:
@@ -271,13 +333,19 @@ class Session:
     def __init__(self, channel: int, info: Mapping[str, str], track: Callable[[], Track]) -> None:
         self.channel = channel
         self.id = info.get("session", "")
-        self.buffers: Table[Buffer] = Table("buffer")
-        self.streams: Table[LogicalStream] = Table("stream")
-        self.events: Table[EventEntry] = Table("event")
-        self.modules: Table[ModuleEntry] = Table("module")
-        self.functions: Table[FunctionEntry] = Table("function")
-        self.profiles: Table[ProfileEntry] = Table("profile")
-        self.tensor_maps: Table[TensorMapEntry] = Table("tensor map")
+        self.recall: Recall[Known] = Recall()
+        """Launches that may be repeated without another look, by their records."""
+        self.buffers: Table[Buffer] = Table("buffer", self.recall)
+        self.streams: Table[LogicalStream] = Table("stream", self.recall)
+        self.events: Table[EventEntry] = Table("event", self.recall)
+        self.modules: Table[ModuleEntry] = Table("module", self.recall)
+        self.functions: Table[FunctionEntry] = Table("function", self.recall)
+        self.profiles: Table[ProfileEntry] = Table("profile", self.recall)
+        self.tensor_maps: Table[TensorMapEntry] = Table("tensor map", self.recall)
+        self.graphs: Table[Any] = Table("graph", self.recall)
+        """Each a `hearthd.device.capture.GraphEntry`."""
+        self.prepared: Table[Any] = Table("prepared list", self.recall)
+        """Each a `hearthd.device.prepared.PreparedEntry`."""
         self.uploads: dict[int, Upload] = {}
         self.downloads: dict[int, Download] = {}
         self.over: deque[int] = deque(maxlen=1024)
@@ -290,6 +358,8 @@ class Session:
         self.bytes_in_use = 0
         self.bytes_peak = 0
         self.bytes_reserved = 0
+        self.bytes_pinned = 0
+        """Host memory on loan to copies that are under way."""
         self.persistent: PersistentBlocks[Any] = PersistentBlocks()
         self.trace: Observer | None = None
         """What sees every command of the session, if anything does; launches then take the long way."""

@@ -39,9 +39,7 @@ class Telemetry:
     allocated_bytes: int = 0
     frees: int = 0
     freed_bytes: int = 0
-    pool_hits: int = 0
-    pool_misses: int = 0
-    transient_allocated_bytes: int = 0
+    persistent_hits: int = 0
     out_of_memory: int = 0
     sync_points: int = 0
     timed_dispatches: int = 0

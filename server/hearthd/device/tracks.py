@@ -85,6 +85,13 @@ class Tracks:
         for origin in self.ordering.plan(track.index, writes, reads):
             self.wait(track, origin)
 
+    def charge(self, track: Track, more: int) -> None:
+        """What the track has been given under its last position counts as so many commands more."""
+        windows = -(-track.budget // WINDOW)
+        track.budget -= more
+        for _ in range(windows + (-track.budget // WINDOW)):
+            self.mark(track)
+
     def mark(self, track: Track) -> None:
         """Gives the track its window back when what it has been given so far is done."""
 

@@ -13,12 +13,14 @@ from google.protobuf.message import DecodeError
 
 from hearth_proto.chunks import download_head, upload_data
 from hearth_proto.frames import Flag, Frame, Kind
+from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.context import Device
-from hearthd.device.copies import Copies, refused_read
+from hearthd.device.copies import Copies, Direct, locate, refused_read
 from hearthd.device.flows import Download, Upload
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.policy.layout import pieces
 from hearthd.device.server import HostBuffer
 from hearthd.device.tables import Buffer, Session
 
@@ -88,7 +90,7 @@ class Transfers:
         _claim(upload, transfer, what)
         return upload
 
-    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer) -> Operation:
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: Rows) -> Operation:
         session = origin.session
         upload = self.expect(session, command.transfer, "write")
         # `data` may hold the first bytes, as a client of the single call sends them.
@@ -96,32 +98,43 @@ class Transfers:
             upload.chunks.appendleft(memoryview(command.data))
         operation = Operation(
             origin,
-            partial(self._write, origin, command, buffer, upload),
+            partial(self._write, origin, command, buffer, upload, Direct(self._device, origin, buffer, rows), rows),
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
         operation.on_failure = partial(self.give_up, session, command.transfer)
         return operation
 
-    def _write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, upload: Upload) -> bool:
-        address = buffer.range(command.offset, command.size, "write")
+    def _write(
+        self,
+        origin: Origin,
+        command: commands_pb2.Write,
+        buffer: Buffer,
+        upload: Upload,
+        direct: Direct,
+        rows: Rows,
+    ) -> bool:
+        direct.address = address = locate(buffer, rows, "write")
 
         def put(host: HostBuffer, at: int, size: int) -> None:
-            self._copies.upload(origin, buffer, address + at, host, size)
+            self._copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
 
-        if not self.receive(origin, command.transfer, upload, command.size, put):
+        if not self.receive(origin, command.transfer, upload, command.size, put, direct):
             return False
         if command.size == buffer.size:
             buffer.failure = None
         origin.reply()
         return True
 
-    def receive(self, origin: Origin, transfer: int, upload: Upload, size: int, put: Move) -> bool:
+    def receive(
+        self, origin: Origin, transfer: int, upload: Upload, size: int, put: Move, direct: Direct | None = None
+    ) -> bool:
         """Gives the chunks that are here to `put`, in the stream's order; whether all `size` bytes have been.
 
-        `put` takes the host buffer over. Raises what ended the upload, or Refusal for bytes too few or too many.
+        `put` takes the host buffer over; `direct` is for where there is none. Raises what ended the upload, or Refusal
+        for bytes too few or too many.
         """
-        session, track, staging = origin.session, origin.stream.track, self._device.staging
+        session, track = origin.session, origin.stream.track
         while upload.written < size:
             if not upload.chunks:
                 if upload.error is not None:
@@ -132,12 +145,15 @@ class Transfers:
             data = upload.chunks[0]
             if upload.written + len(data) > size:
                 raise self._too_long(origin, upload, size)
-            host = None if track.full else staging.acquire(len(data))
-            if host is None:
+            if track.full:
+                return False
+            host = self._host(origin, len(data), direct)
+            if host is not None:
+                host.view[: len(data)] = data
+                put(host, upload.written, len(data))
+            elif direct is None or not self._without(len(data), direct) or not direct.write(upload.written, data):
                 return False
             upload.chunks.popleft()
-            host.view[: len(data)] = data
-            put(host, upload.written, len(data))
             upload.written += len(data)
             self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
         if upload.chunks:
@@ -145,6 +161,15 @@ class Transfers:
         session.uploads.pop(transfer, None)
         session.over.append(transfer)
         return True
+
+    def _host(self, origin: Origin, size: int, direct: Direct | None) -> HostBuffer | None:
+        """Host memory for a chunk, or None: wait, or do without it."""
+        if direct is None:
+            return self._device.staging.acquire(size, origin.session)
+        return None if direct.asked else self._device.staging.find(size, origin.session)
+
+    def _without(self, size: int, direct: Direct) -> bool:
+        return direct.asked or self._device.staging.refusal(size) is not None
 
     @staticmethod
     def _too_short(origin: Origin, upload: Upload, size: int) -> Refusal:
@@ -202,32 +227,40 @@ class Transfers:
         _claim(download, transfer, what)
         return download
 
-    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer) -> Operation:
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: Rows) -> Operation:
         session = origin.session
         download = self.promise(session, command.transfer, "read")
         operation = Operation(
             origin,
-            partial(self._read, origin, command, buffer, download),
+            partial(self._read, origin, command, buffer, download, Direct(self._device, origin, buffer, rows), rows),
             writes=(origin.stream,),
             reads=(buffer,),
         )
         operation.on_failure = partial(self.give_up, session, command.transfer)
         return operation
 
-    def _read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, download: Download) -> bool:
+    def _read(
+        self,
+        origin: Origin,
+        command: commands_pb2.Read,
+        buffer: Buffer,
+        download: Download,
+        direct: Direct,
+        rows: Rows,
+    ) -> bool:
         session = origin.session
         if download.queued == 0 and refused_read(origin, buffer):
             self.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
-        address = buffer.range(command.offset, command.size, "read")
+        direct.address = address = locate(buffer, rows, "read")
 
         def take(host: HostBuffer, at: int, size: int) -> None:
-            self._copies.download(origin, buffer, address + at, host, size)
+            self._copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
 
         def sent() -> None:
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
 
-        return self.send(origin, command.transfer, download, command.size, take, sent)
+        return self.send(origin, command.transfer, download, command.size, take, sent, direct)
 
     def send(
         self,
@@ -237,13 +270,14 @@ class Transfers:
         size: int,
         take: Move,
         sent: Callable[[], None] = lambda: None,
+        direct: Direct | None = None,
     ) -> bool:
         """Lets `take` fetch as many chunks as the client has room for, in the stream's order; whether all were.
 
-        A chunk goes out when its copy is done, and after the last one `sent` is called. Raises
-        Refusal(TRANSFER_ABORTED) where the client has closed the download.
+        A chunk goes out when its copy is done, and after the last one `sent` is called. `direct` is for where there is
+        no host memory. Raises Refusal(TRANSFER_ABORTED) where the client has closed the download.
         """
-        track, staging = origin.stream.track, self._device.staging
+        track = origin.stream.track
         while download.queued < size or not size:
             if download.aborted:
                 raise Refusal(
@@ -253,35 +287,35 @@ class Transfers:
                 )
             if not download.open or not download.credits or track.full:
                 return False
-            part = min(self._device.spec.chunk_bytes, size - download.queued)
-            host = staging.acquire(max(part, 1))
-            if host is None:
-                return False
+            at, part = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
+            last = at + part == size
+            chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
+            host = self._host(origin, max(part, 1), direct)
+            if host is not None:
+                if part:
+                    take(host, at, part)
+                self._device.tracks.on_complete(track, partial(self._arrived, host, part, chunk))
+            else:
+                without = direct is not None and self._without(max(part, 1), direct)
+                data = direct.read(at, part) if direct is not None and without else None
+                if data is None:
+                    return False
+                chunk(data)
             download.credits -= 1
-            if part:
-                take(host, download.queued, part)
-            last = download.queued + part == size
-            arrived = partial(self._chunk, origin, transfer, host, download.queued, part, sent if last else None)
-            self._device.tracks.on_complete(track, arrived)
             download.queued += part
             if last:
                 break
         origin.session.downloads.pop(transfer, None)
         return True
 
-    def _chunk(
-        self,
-        origin: Origin,
-        transfer: int,
-        host: HostBuffer,
-        offset: int,
-        size: int,
-        sent: Callable[[], None] | None,
-    ) -> None:
+    def _arrived(self, host: HostBuffer, size: int, chunk: Callable[[bytes], None]) -> None:
         data = bytes(host.view[:size])  # so that the staging memory is free for the next chunk
         self._device.staging.release(host)
+        chunk(data)
+
+    def _chunk(self, origin: Origin, transfer: int, offset: int, sent: Callable[[], None] | None, data: bytes) -> None:
         self._device.outbox.put_chunk(
-            download_head(offset, size),
+            download_head(offset, len(data)),
             data,
             channel=origin.session.channel,
             id=transfer,

@@ -1,4 +1,4 @@
-"""Streams and events, and what a client waits for: sync, flush, profile."""
+"""Streams and events, and what a client waits for: sync, flush."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import Failure, surface
-from hearthd.device.tables import EventEntry, LogicalStream, ProfileEntry
+from hearthd.device.profile import ProfileCommands
+from hearthd.device.tables import EventEntry, LogicalStream
 from hearthd.device.tracks import Track
 
 GRACE_S = 1e-3
@@ -20,8 +21,9 @@ GRACE_S = 1e-3
 class WaitCommands:
     """Nothing here waits on the device-handle thread: answers are sent when events turn out to be done."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, profiles: ProfileCommands) -> None:
         self._device = device
+        self._profiles = profiles
 
     # ---- streams ----
 
@@ -39,7 +41,10 @@ class WaitCommands:
         stream = session.streams.pop(command.stream)
 
         def run() -> bool:
+            if stream.capture is not None:
+                stream.capture.discard(session)
             stream.errors.hand_over(session.streams.items[0].errors)
+            self._profiles.forget(session, stream)
             # Buffers allocated here go back through this track, so whoever gets it next is ordered behind.
             self._device.tracks.release(stream.track)
             origin.reply()
@@ -60,10 +65,10 @@ class WaitCommands:
             track = origin.stream.track
             if track.full:
                 return False
-            self._device.begin(origin.stream)
             if event.event is not None:
                 self._device.tracks.retire(event.event)
             self._device.tracks.before(track, ())
+            self._device.begin(origin.stream)
             event.event = self._device.server.record(track.stream, timing=True)
             origin.reply()
             return True
@@ -151,8 +156,15 @@ class WaitCommands:
             else:
                 streams = [origin.stream]
                 tracks = self._tracks_of(origin.stream)
-            self._device.telemetry.sync_points += 1
-            self._device.tracks.after_all(tracks, partial(self._answer, origin, streams))
+            telemetry = self._device.telemetry
+            telemetry.sync_points += 1
+            began = time.perf_counter_ns()
+
+            def answer() -> None:
+                telemetry.sync_wait.observe(time.perf_counter_ns() - began)
+                self._answer(origin, streams)
+
+            self._device.tracks.after_all(tracks, answer)
             return True
 
         return Operation(origin, run, writes=(origin.stream,), barrier=command.all_streams)
@@ -185,55 +197,3 @@ class WaitCommands:
     def _need_answer(origin: Origin, what: str) -> None:
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, f"a {what} needs a request number", fix="set Command.request")
-
-    # ---- profile ----
-
-    def start_profile(self, origin: Origin, command: commands_pb2.StartProfile) -> Operation:
-        """The device clock starts with the stream's next work, so that a compile in between is not counted."""
-        session = origin.session
-        profile = session.profiles.add(
-            command.profile, ProfileEntry(command.profile, origin.stream, time.perf_counter_ns())
-        )
-
-        def run() -> bool:
-            origin.stream.starting.append(profile)
-            origin.reply()
-            return True
-
-        return Operation(origin, run, writes=(origin.stream, profile))
-
-    def end_profile(self, origin: Origin, command: commands_pb2.EndProfile) -> Operation:
-        self._need_answer(origin, "profile end")
-        session = origin.session
-        profile = session.profiles.find(command.profile)
-        if profile.stream is not origin.stream:
-            raise Refusal(
-                Reason.PROFILE_INVALID,
-                f"profile {command.profile} was started on stream {profile.stream.handle}, "
-                f"not on {origin.stream.handle}",
-                fix="end it on the stream where it was started",
-            )
-        session.profiles.pop(command.profile)
-        return Operation(origin, partial(self._end_profile, origin, profile), writes=(origin.stream, profile))
-
-    def _end_profile(self, origin: Origin, profile: ProfileEntry) -> bool:
-        device = self._device
-        device.begin(origin.stream)
-        start = profile.start
-        assert start is not None, "started with the stream's work, at the latest just now"
-        end = device.server.record(origin.stream.track.stream, timing=True)
-
-        def answer() -> None:
-            failures = origin.stream.errors.take()
-            elapsed = device.server.elapsed_ns(start, end)
-            device.server.release_event(start)
-            device.server.release_event(end)
-            if failures:
-                origin.reply_error(surface(failures))
-                return
-            device.telemetry.profiles += 1
-            wall = time.perf_counter_ns() - profile.started_ns
-            origin.reply(commands_pb2.Result(profile=commands_pb2.ProfileResult(device_ns=elapsed, wall_ns=wall)))
-
-        device.tracks.watch(end, answer)
-        return True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -20,6 +22,7 @@ from hearthd.front.launcher import DeviceProcess, Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.loss import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
 from hearthd.front.sessions import Session
+from hearthd.front.totals import Totals
 from hearthd.spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
@@ -70,6 +73,7 @@ class Device:
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
         self.pid = 0
         self.restarts: dict[str, int] = {}
+        self.totals = Totals()
         self.last_pong = time.monotonic()
         self.link: DeviceLink | None = None
         self._launcher = launcher
@@ -181,6 +185,7 @@ class Device:
             process.kill()
         exited = asyncio.ensure_future(process.ended())
         link = DeviceLink(self.ordinal, self.generation, self._owner.on_collective)
+        link.on_stats = partial(self.totals.observe, self.generation)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=process.socket)
             self.link = link
@@ -239,6 +244,8 @@ class Device:
             except TimeoutError:
                 return
             self.last_pong = time.monotonic()
+            with contextlib.suppress(TimeoutError):  # so that little of what it has counted is lost with it
+                await asyncio.wait_for(link.stats(), self._policy.ping_timeout)
             await asyncio.sleep(self._policy.ping_interval)
 
     def _lost(self, link: DeviceLink | None, cause: Cause) -> None:

@@ -127,7 +127,7 @@ class HttpServer:
                 "used_bytes": reading.memory_used if reading else None,
             },
             "gpu": dataclasses.asdict(reading) if reading else None,
-            "counters": stats.get("counters", {}),
+            "counters": device.totals.counts().counters,
             "gauges": stats.get("gauges", {}),
         }
 

@@ -43,6 +43,8 @@ class DeviceLink(asyncio.Protocol):
         """Resolves when the socket is over; its text says why, empty for a plain end of file."""
         self.loss: Refusal | None = None
         self.channels: dict[int, Channel] = {}
+        self.on_stats: Callable[[dict[str, Any]], None] = lambda stats: None
+        """Told of everything that the device process says it has counted."""
         self._on_collective = on_collective
         self._reader = frames.FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -61,7 +63,7 @@ class DeviceLink(asyncio.Protocol):
             Kind.ABORT: self._on_abort,
             Kind.CLOSED: self._on_closed,
             Kind.PONG: self._on_answer,
-            Kind.STATS: self._on_answer,
+            Kind.STATS: self._on_stats,
             Kind.COLLECTIVE: self._on_collective_frame,
             Kind.READY: self._on_ready,
             Kind.FAULT: self._on_fault,
@@ -167,15 +169,14 @@ class DeviceLink(asyncio.Protocol):
 
     async def stats(self) -> dict[str, Any]:
         """The counters and gauges of the device process."""
-        answer = await self._ask(Kind.STATS)
-        body = json.loads(answer)
-        return body if isinstance(body, dict) else {}
+        stats: dict[str, Any] = await self._ask(Kind.STATS)
+        return stats
 
-    async def _ask(self, kind: Kind) -> bytes:
+    async def _ask(self, kind: Kind) -> Any:
         if self.loss is not None:
             raise self.loss
         ident = next(self._ids)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[ident] = answer
         try:
             self.send(kind, id=ident)
@@ -229,6 +230,15 @@ class DeviceLink(asyncio.Protocol):
         answer = self._answers.get(frame.id)
         if answer is not None and not answer.done():
             answer.set_result(frame.payload)
+
+    def _on_stats(self, frame: Frame) -> None:
+        """An answer, or, with id 0, what a process that gives up its device has counted."""
+        body = json.loads(frame.payload)
+        stats = body if isinstance(body, dict) else {}
+        self.on_stats(stats)
+        answer = self._answers.get(frame.id)
+        if answer is not None and not answer.done():
+            answer.set_result(stats)
 
     def _on_collective_frame(self, frame: Frame) -> None:
         if self._on_collective is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,11 +11,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from hearthd import version
+from hearthd.front import device_metrics
 from hearthd.front.nvml import Reading
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import SERVING, Supervisor
 
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 _OWN = frozenset({
@@ -83,7 +82,9 @@ class Metrics:
     ) -> bytes:
         """The whole page: own counters, then what was asked for this scrape."""
         page = CollectorRegistry()
-        page.register(_Families([*_own(supervisor, sessions), *_of_devices(stats), *_of_nvml(readings)]))
+        totals = {device.ordinal: device.totals.counts() for device in supervisor}
+        families = [*_own(supervisor, sessions), *device_metrics.families(totals, stats, _OWN), *_of_nvml(readings)]
+        page.register(_Families(families))
         return generate_latest(self.registry) + generate_latest(page)
 
 
@@ -115,27 +116,6 @@ def _own(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
         for reason, count in sorted(device.restarts.items()):
             restarts.add_metric([label, reason], count)
     yield from (up, generation, restarts)
-
-
-def _of_devices(stats: Mapping[int, Mapping[str, Any]]) -> Iterator[Metric]:
-    """`{"counters": {name: value}, "gauges": ...}` of each device process; what is no name or number is left out."""
-    for kind, family in (("counters", CounterMetricFamily), ("gauges", GaugeMetricFamily)):
-        names: dict[str, list[tuple[int, float]]] = {}
-        for ordinal, answer in stats.items():
-            values = answer.get(kind)
-            for name, value in values.items() if isinstance(values, dict) else ():
-                if isinstance(value, (int, float)) and _NAME.fullmatch(str(name)):
-                    names.setdefault(name.removesuffix("_total"), []).append((ordinal, float(value)))
-        for name, samples in sorted(names.items()):
-            words = name.replace("_", " ")
-            # A name of the front's own would appear twice on the page, which is then no valid exposition.
-            full = f"hearth_{name}"
-            if full in _OWN or name.startswith("front_"):
-                full = f"hearth_device_process_{name}"
-            metric = family(full, f"Of the device process: {words}.", labels=["device"])
-            for ordinal, value in samples:
-                metric.add_metric([str(ordinal)], value)
-            yield metric
 
 
 def _of_nvml(readings: Mapping[int, Reading]) -> Iterator[Metric]:

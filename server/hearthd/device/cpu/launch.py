@@ -10,6 +10,7 @@ from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import Toolchain
 from hearthd.device.nodes import Dim, LaunchAttributes
+from hearthd.device.policy import tensor_map
 from hearthd.device.server import Function, FunctionAttributes, Image, Module
 
 ELF_MAGIC = b"\x7fELF"
@@ -104,6 +105,9 @@ class LaunchOperations:
     def suggested_block(self, function: Function, shared_mem: int) -> int:
         attributes = function.attributes
         return occupancy.suggested_block(attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem)
+
+    def encode_tensor_map(self, spec: tensor_map.TensorMapSpec, address: int) -> bytes:
+        raise tensor_map.not_served("the CPU backend")
 
     def _check_resident(self, function: Function, grid: Dim, block: Dim, shared_mem: int) -> None:
         """What CUDA's driver checks as well (cudaErrorCooperativeLaunchTooLarge), whatever was checked before."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from hearth_proto.reasons import Reason, Refusal
-
-GRANULARITY = 512
-"""What an allocation is rounded up to: CuPy's pool does the same."""
+from hearthd.device.policy.budget import out_of_memory, rounded
+from hearthd.device.server import MemoryInfo
 
 ALIGNMENT = 256
 
-SMALLEST_HOST = 4 << 10
+SMALLEST_HOST = 256
 """The smallest size class of host buffers, bytes."""
+
+COARSE = 1 << 20
+"""Size classes are powers of two up to here."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.aligned_alloc.restype = ctypes.c_void_p
@@ -39,14 +40,15 @@ class Heap:
         self.in_use = 0
 
     def allocate(self, size: int) -> CpuMemory:
-        reserved = -(-size // GRANULARITY) * GRANULARITY
-        if self.in_use + reserved > self.limit:
-            raise self._out_of_memory(size)
-        address = _libc.aligned_alloc(ALIGNMENT, reserved) if reserved else 0
-        if reserved and not address:
-            raise self._out_of_memory(size)
+        reserved = rounded(size)
+        address = 0
+        if reserved:
+            fits = self.in_use + reserved <= self.limit
+            address = _libc.aligned_alloc(ALIGNMENT, reserved) if fits else 0
+            if not address:
+                raise out_of_memory(size, self.info(), self.limit)
         self.in_use += reserved
-        return CpuMemory(address or 0, size, reserved)
+        return CpuMemory(address, size, reserved)
 
     def promise(self, memory: CpuMemory) -> None:
         """The memory is about to be freed by its stream: it counts as free, as in a stream-ordered pool."""
@@ -62,14 +64,9 @@ class Heap:
         if trim is not None:
             trim(0)
 
-    def _out_of_memory(self, size: int) -> Refusal:
-        free = self.limit - self.in_use
-        return Refusal(
-            Reason.OUT_OF_MEMORY,
-            f"{size} bytes are asked for; {free} of {self.limit} are free",
-            fix="free buffers that are not needed any more, or allocate less",
-            details={"requested": size, "free": free, "total": self.limit, "reserved": self.in_use},
-        )
+    def info(self) -> MemoryInfo:
+        """There is no pool behind it: what is reserved is in use."""
+        return MemoryInfo(self.limit - self.in_use, self.limit, self.in_use, self.in_use)
 
 
 class CpuHostBuffer:
@@ -91,9 +88,23 @@ class HostPool:
         self._keep = keep_bytes
         self._kept = 0
         self._free: dict[int, list[CpuHostBuffer]] = {}
+        self.in_use = 0
+        """Bytes on loan."""
+
+    @property
+    def held(self) -> int:
+        """Bytes on loan and kept."""
+        return self._kept + self.in_use
 
     def take(self, size: int) -> CpuHostBuffer:
-        size = max(SMALLEST_HOST, 1 << (size - 1).bit_length())
+        """At least `size` bytes. A class is a power of two, above 1 MiB an eighth of one: half of the memory would
+        otherwise be padding."""
+        size = max(SMALLEST_HOST, size)
+        step = 1 << (size - 1).bit_length()
+        if step > COARSE:
+            step //= 8
+        size = -(-size // step) * step
+        self.in_use += size
         free = self._free.get(size)
         if not free:
             return CpuHostBuffer(size)
@@ -101,6 +112,8 @@ class HostPool:
         return free.pop()
 
     def give(self, buffer: CpuHostBuffer) -> None:
+        """Of a buffer that is on loan, once."""
+        self.in_use -= buffer.size
         if self._kept + buffer.size <= self._keep:
             self._kept += buffer.size
             self._free.setdefault(buffer.size, []).append(buffer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import uuid
@@ -13,8 +12,10 @@ from hearth_proto.v1 import node_pb2
 from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.collectives import CpuCommunicators
 from hearthd.device.cpu.compiler import compile_source
+from hearthd.device.cpu.copies import CopyOperations
+from hearthd.device.cpu.graphs import GraphOperations
 from hearthd.device.cpu.launch import LaunchOperations
-from hearthd.device.cpu.memory import CpuHostBuffer, CpuMemory, Heap, HostPool, fill_with
+from hearthd.device.cpu.memory import CpuMemory, Heap, HostPool
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 from hearthd.device.server import DeviceFault, Image, MemoryInfo, Source
@@ -57,7 +58,7 @@ class CpuCompiler:
         return Image(code=code)
 
 
-class CpuServer(LaunchOperations):
+class CpuServer(CopyOperations, LaunchOperations, GraphOperations):
     """One virtual device. Streams are threads; events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec) -> None:
@@ -104,19 +105,10 @@ class CpuServer(LaunchOperations):
         self._heap.promise(memory)
 
     def memory_info(self) -> MemoryInfo:
-        return MemoryInfo(self._heap.limit - self._heap.in_use, self._heap.limit, self._heap.in_use)
+        return self._heap.info()
 
     def trim(self) -> None:
         self._heap.trim()
-
-    def allocate_host(self, size: int) -> CpuHostBuffer:
-        return self._host.take(size)
-
-    def host_grown(self) -> bool:
-        return False  # it never runs out but at the staging cap
-
-    def free_host(self, buffer: CpuHostBuffer) -> None:
-        self._host.give(buffer)
 
     # ---- streams and events ----
 
@@ -149,20 +141,6 @@ class CpuServer(LaunchOperations):
 
     def release_event(self, event: CpuEvent) -> None:
         pass  # the last reference is enough
-
-    # ---- copies ----
-
-    def upload(self, destination: int, source: CpuHostBuffer, offset: int, size: int, stream: CpuStream) -> None:
-        stream.submit(lambda: ctypes.memmove(destination, source.address + offset, size))
-
-    def download(self, destination: CpuHostBuffer, offset: int, source: int, size: int, stream: CpuStream) -> None:
-        stream.submit(lambda: ctypes.memmove(destination.address + offset, source, size))
-
-    def copy(self, destination: int, source: int, size: int, stream: CpuStream) -> None:
-        stream.submit(lambda: ctypes.memmove(destination, source, size))
-
-    def fill(self, address: int, pattern: bytes, size: int, stream: CpuStream) -> None:
-        stream.submit(lambda: fill_with(address, pattern, size))
 
 
 def _host_memory() -> int:

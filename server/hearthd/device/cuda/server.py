@@ -11,6 +11,7 @@ from cupy_backends.cuda.api import runtime
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
+from hearthd.device.cuda.graphs import GraphOperations
 from hearthd.device.cuda.host import HostPool
 from hearthd.device.cuda.launch import LaunchOperations
 from hearthd.device.cuda.memory import ArenaPool, MemoryOperations, Pool, StreamOrderedPool
@@ -18,6 +19,7 @@ from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.nvrtc import NvrtcCompiler
 from hearthd.device.cuda.occupancy import OccupancyOperations
 from hearthd.device.cuda.streams import StreamOperations
+from hearthd.device.cuda.tensor_maps import TensorMapOperations
 from hearthd.spec import DeviceSpec
 
 _OLDEST_DRIVER = 12040
@@ -27,7 +29,9 @@ MEMORY_ALIGNMENT = 256
 """Bytes, of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory Accesses")."""
 
 
-class CudaServer(MemoryOperations, StreamOperations, LaunchOperations, OccupancyOperations):
+class CudaServer(
+    MemoryOperations, StreamOperations, LaunchOperations, OccupancyOperations, TensorMapOperations, GraphOperations
+):
     """Implements `ComputeServer`. The device's primary context becomes current on the calling thread, which stays the
     only one to call anything but `compiler` and the blocking half of `communicators`."""
 

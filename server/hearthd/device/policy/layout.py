@@ -1,6 +1,6 @@
 """Rows in a buffer: what a command may ask for, and how a chunk of a transfer falls into them.
 
-On the host and in messages rows lie one behind the other; in the buffer each starts `pitch` bytes behind the one before.
+On the host and in messages rows lie one behind the other; in the buffer each starts `pitch` bytes behind the last one.
 """
 
 from __future__ import annotations

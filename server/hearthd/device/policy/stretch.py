@@ -6,8 +6,6 @@ is the place that decides whether a failure falls into the stretch, never the mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hearthd.device.policy.errors import Failure
 
 MAX_KEPT = 32
@@ -42,7 +40,3 @@ class Stretch:
     def void(self) -> bool:
         """Whether anything failed in it, so that its times are of something else than what was asked for."""
         return bool(self.failures)
-
-    def untold(self, told_now: Sequence[Failure]) -> list[Failure]:
-        """The failures that the client has not heard of and does not hear of with `told_now`."""
-        return [failure for failure in self.failures if not failure.told and failure not in told_now]

@@ -1,0 +1,271 @@
+"""A dispatch that has been sent: whether it is done, its outputs, its times.
+
+Its bytes travel inside the command and its answer, or on transfer streams beside them. Where there are such streams a
+thread carries them, so that the dispatch comes to its end whoever looks at it, and also where nobody does any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from hearth import bulk, transfer
+from hearth.errors import ArgumentError, HearthError, TimeoutError
+
+if TYPE_CHECKING:
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+    from hearth.reply import Reply
+    from hearth_proto.v1 import commands_pb2
+
+State = Literal["pending", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class DispatchTiming:
+    """Nanoseconds. Device times lie between events on the device's stream, and are None unless asked for by `timed=`.
+
+    A kernel's time holds neither its compile nor any copy. `enqueue_ns` + `wait_ns` is at most `wall_ns`.
+    """
+
+    upload_ns: int | None
+    """Inputs copied and outputs cleared."""
+    kernel_ns: int | None
+    """All launches of it."""
+    download_ns: int | None
+    wall_ns: int
+    """In the daemon, from the command's arrival to its answer."""
+    enqueue_ns: int
+    """Of it, until everything was handed to the device; arriving inputs and leaving outputs included."""
+    wait_ns: int
+    """Of it, waiting for the device after that."""
+
+
+@dataclass
+class Output:
+    """Where one output goes: into `host`, by way of `scratch` where `host` cannot take bytes as they come."""
+
+    host: np.ndarray[Any, Any]
+    scratch: np.ndarray[Any, Any]
+    download: int = 0
+
+    @property
+    def into(self) -> memoryview:
+        """The bytes to fill."""
+        return transfer.host_bytes(self.scratch)
+
+    def settle(self) -> None:
+        """The bytes are there."""
+        if self.scratch is not self.host:
+            self.host[...] = self.scratch
+
+
+class Flows:
+    """The transfers of one dispatch: when it fails, all of them end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancels: list[Callable[[], None]] = []
+        self._over = False
+
+    def add(self, cancel: Callable[[], None]) -> None:
+        """One more, which is ended at once where the dispatch is over."""
+        with self._lock:
+            if not self._over:
+                self._cancels.append(cancel)
+                return
+        cancel()
+
+    def cancel(self) -> None:
+        """Ends them all, and those that are still to come."""
+        with self._lock:
+            self._over = True
+            cancels, self._cancels = self._cancels, []
+        for cancel in cancels:
+            cancel()
+
+
+class Job:
+    """One dispatch's bytes on their way. `uploads` are (transfer, bytes), which must not change before they are sent.
+
+    It knows nothing of who waits for it, so that it goes on when they are gone.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        attachment: Attachment,
+        command: commands_pb2.Command,
+        uploads: Sequence[tuple[int, memoryview]],
+        outputs: Sequence[Output],
+    ) -> None:
+        self.outputs = list(outputs)
+        self.result: commands_pb2.DispatchResult | None = None
+        """Once all outputs are in their places."""
+        self._error: HearthError | None = None
+        self._connection = connection
+        self._uploads = list(uploads)
+        self._chunk = attachment.session.limits.max_chunk_bytes
+        self._flows = Flows()
+        self._finishing = threading.Lock()
+        self._reply: Reply = attachment.request(command)
+        self._reply.on_error = self._flows.cancel
+        if self._reply.error is not None:
+            self._flows.cancel()
+
+    @property
+    def travels(self) -> bool:
+        """Whether it has bytes beside the command."""
+        return bool(self._uploads or any(output.download for output in self.outputs))
+
+    @property
+    def answered(self) -> bool:
+        """Whether the daemon has answered."""
+        return self._reply.done
+
+    @property
+    def error(self) -> HearthError | None:
+        """What it failed with, as far as that is known."""
+        return self._error or self._reply.error
+
+    def carry(self) -> None:
+        """Moves its bytes, waits for its answer and puts the outputs in their places. Raises what it failed with."""
+        try:
+            self._move()
+            self.finish(None)
+        except HearthError as error:
+            self._error = error
+            self._flows.cancel()
+            raise
+        except BaseException as error:
+            self._error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+            self._flows.cancel()
+            self._reply.abandon()
+            raise
+
+    def _move(self) -> None:
+        started = []
+        for number, data in self._uploads:
+            upload = bulk.start_upload(self._connection, number, data, self._chunk)
+            self._flows.add(upload.cancel)
+            started.append((upload, len(data)))
+        self._uploads.clear()
+        try:
+            for upload, size in started:
+                received = upload.result()
+                if received != size:
+                    raise bulk.short(received, size)
+            for output in self.outputs:
+                if output.download:
+                    messages = bulk.start_download(self._connection, output.download)
+                    self._flows.add(messages.cancel)
+                    received = bulk.drain(messages, output.into)
+                    if received != len(output.into):
+                        raise bulk.short(received, len(output.into))
+        except HearthError as error:
+            raise bulk.cause_of(self._reply, error) from None
+
+    def finish(self, timeout: float | None) -> None:
+        """Waits for the answer and puts the outputs in their places, once. Raises what it failed with."""
+        answer = self._reply.wait(timeout).dispatch
+        with self._finishing:
+            if self.result is not None:
+                return
+            if len(answer.outputs) != len(self.outputs):
+                raise self._fail(bulk.short(len(answer.outputs), len(self.outputs)))
+            pairs = zip(self.outputs, answer.outputs, strict=True)
+            inline = [(output.into, data) for output, data in pairs if not output.download]
+            for into, data in inline:  # all of them are looked at before any is written
+                if len(data) != len(into):
+                    raise self._fail(bulk.short(len(data), len(into)))
+            for into, data in inline:
+                into[:] = data
+            for output in self.outputs:
+                output.settle()
+            self.result = answer
+
+    def _fail(self, error: HearthError) -> HearthError:
+        self._error = error
+        return error
+
+
+class PendingDispatch:
+    """What `Device.dispatch_async` returns. May be dropped: the dispatch then runs to its end unheard."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._carrier: threading.Thread | None = None
+        if job.travels:
+            self._carrier = threading.Thread(target=_carry, args=(job,), name="hearth-dispatch", daemon=True)
+            self._carrier.start()
+
+    @property
+    def state(self) -> State:
+        """``"pending"``, ``"done"`` or ``"failed"``; does not wait. A device that is lost fails what it had."""
+        job = self._job
+        if self._carrier is not None and self._carrier.is_alive():
+            return "pending"
+        if self._carrier is None and not job.answered:
+            return "pending"
+        return "failed" if job.error is not None else "done"
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.state != "pending"
+
+    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
+        """The outputs, in order; waits for them, `timeout` seconds at most. Every call returns the same arrays.
+
+        Raises what the dispatch failed with, each time it is asked; `TimeoutError` where it is still pending.
+        """
+        self._wait(timeout)
+        return [output.host for output in self._job.outputs]
+
+    @property
+    def timing(self) -> DispatchTiming:
+        """Its times, once it is done. Raises what it failed with, and `ArgumentError` while it is pending."""
+        if not self.done():
+            raise ArgumentError(
+                "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
+            )
+        self._wait(None)
+        answer = self._job.result
+        assert answer is not None
+        return DispatchTiming(
+            answer.upload_ns if answer.HasField("upload_ns") else None,
+            answer.kernel_ns if answer.HasField("kernel_ns") else None,
+            answer.download_ns if answer.HasField("download_ns") else None,
+            answer.wall_ns,
+            answer.enqueue_ns,
+            answer.wait_ns,
+        )
+
+    def __repr__(self) -> str:
+        return f"<hearth.PendingDispatch {self.state}>"
+
+    def _wait(self, timeout: float | None) -> None:
+        job = self._job
+        if self._carrier is not None:
+            started = time.monotonic()
+            self._carrier.join(timeout)
+            if self._carrier.is_alive():
+                raise TimeoutError(
+                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it goes on.",
+                    reason="DEADLINE_EXCEEDED",
+                    fix="wait again, or with a longer timeout.",
+                )
+        elif job.result is None:
+            job.finish(timeout)
+        if job.error is not None:
+            raise job.error.again()
+
+
+def _carry(job: Job) -> None:
+    with contextlib.suppress(HearthError):  # kept in the job, for who asks
+        job.carry()

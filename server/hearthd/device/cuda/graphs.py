@@ -1,0 +1,163 @@
+"""CUDA graphs: the calls that would have run, captured on a stream of their own.
+
+Capturing makes nodes of the same calls that run outside graphs, with the same checks, attributes and limits; there is
+no second description of a copy or a fill. The whole of it happens within one call, on a stream that nobody else has, so
+that no other stream's work and no other call can break it. The graph that was captured is kept beside what was
+instantiated from it: its nodes are the names under which kernel parameters are changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+from cuda.bindings import driver
+from cupy_backends.cuda.api import runtime
+from cupy_backends.cuda.api.runtime import graphLaunch
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cuda.errors import CudaError, checked, translate
+from hearthd.device.cuda.streams import Stream
+from hearthd.device.nodes import GraphNode, KernelNode
+from hearthd.device.replay import Enqueues, replay
+
+
+class Graph:
+    """A captured graph and what was instantiated from it; pointers are 0 once they are destroyed."""
+
+    __slots__ = ("captured", "executable", "kernels", "nodes")
+
+    def __init__(self, nodes: Sequence[GraphNode], captured: int, executable: int) -> None:
+        self.captured = captured
+        self.executable = executable
+        self.nodes = [isinstance(node, KernelNode) for node in nodes]
+        """Which of the nodes it was made of are kernels."""
+        self.kernels: list[Any] | None = None
+        """The driver's kernel nodes, in order; looked up at the first update."""
+
+
+class _Captures(Enqueues, Protocol):
+    """What of CudaServer a capture needs besides."""
+
+    def create_stream(self, priority: int = 0) -> Stream: ...
+
+
+class GraphOperations:
+    """The part of CudaServer that makes graphs and launches them."""
+
+    _recorder: Stream | None = None
+
+    def create_graph(self, nodes: Sequence[GraphNode]) -> Graph:
+        """Captured in relaxed mode: other threads of the process (compiles, page locks) go on meanwhile."""
+        server = cast(_Captures, self)
+        if self._recorder is None:
+            self._recorder = server.create_stream()
+        stream = self._recorder
+        captured = executable = 0
+        try:
+            runtime.streamBeginCapture(stream.pointer, runtime.streamCaptureModeRelaxed)
+            try:
+                replay(server, nodes, stream)
+            except BaseException:
+                with suppress(*CudaError):  # the stream leaves the capture also where that was spoiled
+                    captured = runtime.streamEndCapture(stream.pointer)
+                raise
+            captured = runtime.streamEndCapture(stream.pointer)
+            executable = runtime.graphInstantiate(captured)
+            runtime.graphUpload(executable, stream.pointer)
+        except BaseException as error:
+            _destroy(captured, executable)
+            if isinstance(error, CudaError):
+                raise translate(
+                    error,
+                    f"making a graph of {len(nodes)} nodes",
+                    Reason.CAPTURE_INVALID,
+                    fix="record fewer nodes in one graph, or launch them one by one",
+                    details={"nodes": len(nodes)},
+                ) from error
+            raise
+        return Graph(nodes, captured, executable)
+
+    def launch_graph(self, graph: Graph, stream: Stream) -> None:
+        """The driver orders it behind the graph's own launches before."""
+        try:
+            graphLaunch(graph.executable, stream.pointer)
+        except CudaError as error:
+            raise translate(error, "launching a graph", Reason.LAUNCH_FAILED) from error
+
+    def update_graph(self, graph: Graph, index: int, node: KernelNode) -> None:
+        """Launches that were made before keep what they had (cuGraphExecKernelNodeSetParams)."""
+        function = node.function
+        if node.shared_mem > function.dynamic_limit:
+            function.allow_shared(node.shared_mem)
+        block = ctypes.create_string_buffer(bytes(node.params), max(1, len(node.params)))
+        start = ctypes.addressof(block)
+        # An array of addresses rather than the block as a whole, which cooperative kernels do not take.
+        addresses = (ctypes.c_void_p * max(1, len(function.parameters)))(
+            *(start + offset for offset, _ in function.parameters)
+        )
+        params = driver.CUDA_KERNEL_NODE_PARAMS()
+        params.func = driver.CUfunction(function.pointer)
+        params.gridDimX, params.gridDimY, params.gridDimZ = node.grid
+        params.blockDimX, params.blockDimY, params.blockDimZ = node.block
+        params.sharedMemBytes = node.shared_mem
+        params.kernelParams = ctypes.addressof(addresses)
+        try:
+            if graph.kernels is None:
+                graph.kernels = _kernel_nodes(graph)
+            kernel = graph.kernels[sum(graph.nodes[:index])]
+            checked(driver.cuGraphExecKernelNodeSetParams(graph.executable, kernel, params))
+        except CudaError as error:
+            raise translate(
+                error,
+                f"changing node {index} ({function.name}) of a graph",
+                Reason.LAUNCH_INVALID,
+                fix="record the graph again where more than arguments and geometry has to change",
+                details={"node": index, "kernel": function.name, "grid": node.grid, "block": node.block},
+            ) from error
+
+    def destroy_graph(self, graph: Graph) -> None:
+        """A second time does nothing. A graph that still runs is freed by the driver when it is done."""
+        captured, executable = graph.captured, graph.executable
+        graph.captured = graph.executable = 0
+        graph.kernels = None
+        _destroy(captured, executable)
+
+
+def _destroy(captured: int, executable: int) -> None:
+    with suppress(*CudaError):
+        if executable:
+            runtime.graphExecDestroy(executable)
+    with suppress(*CudaError):
+        if captured:
+            runtime.graphDestroy(captured)
+
+
+def _kernel_nodes(graph: Graph) -> list[Any]:
+    """The kernel nodes in the order in which they run: a stream's capture is a chain.
+
+    Copies and fills make nodes of other kinds, some of them several, so that the n-th kernel node is the n-th launch.
+    """
+    (roots, *_) = checked(driver.cuGraphGetRootNodes(graph.captured, 1))
+    count = checked(driver.cuGraphGetEdges(graph.captured))[-1]
+    after: dict[int, Any] = {}
+    if count:
+        edges = checked(driver.cuGraphGetEdges(graph.captured, count))
+        starts, ends = cast(Sequence[Any], edges[0]), cast(Sequence[Any], edges[1])
+        after = {int(start): end for start, end in zip(starts, ends, strict=True)}
+    found: list[Any] = []
+    node: Any = cast(Sequence[Any], roots)[0]
+    while node is not None:
+        (kind,) = checked(driver.cuGraphNodeGetType(node))
+        if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            found.append(node)
+        node = after.get(int(node))
+    if len(found) != sum(graph.nodes):
+        raise Refusal(
+            Reason.INTERNAL,
+            f"a graph of {sum(graph.nodes)} launches has {len(found)} kernel nodes",
+            fix="report it with the daemon's log",
+        )
+    return found

@@ -1,0 +1,322 @@
+"""Tensor maps: what the tensor memory accelerator (TMA) can be told of a region, checked before the driver sees it.
+
+The driver answers every mistake with "invalid value"; here each has its own sentence, all of them in one refusal.
+Limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col (cuda.h, CUDA 13.0). Sizes are in elements,
+strides in bytes, innermost dimension first; sums and products are Python integers and cannot wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hearth_proto.reasons import Reason, Refusal
+
+MAX_RANK = 5
+MAX_SHAPE = 1 << 32
+STRIDE_LIMIT = 1 << 40
+MAX_ELEMENT_STRIDE = 8
+MAX_BOX = 256
+MAX_CHANNELS = 256
+MAX_PIXELS = 1024
+ALIGNMENT = 16
+"""Of the address, of strides, and of the box's innermost dimension, bytes."""
+
+CORNERS: Mapping[int, tuple[int, int]] = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
+"""What an offset of an im2col corner may be, by rank."""
+
+SWIZZLES: Mapping[str, int] = {
+    "none": 0, "32b": 32, "64b": 64, "128b": 128, "128b_atom_32b": 128, "128b_atom_32b_flip_8b": 128,
+    "128b_atom_64b": 128,
+}  # fmt: skip
+"""Bytes that a swizzle spans; 0: any number."""
+
+INTERLEAVES: Mapping[str, int] = {"none": 0, "16b": 16, "32b": 32}
+"""Bytes of one slice of channels; 0: channels are not sliced."""
+
+L2_PROMOTIONS = ("none", "l2_64b", "l2_128b", "l2_256b")
+OOB_FILLS = ("none", "nan")
+
+
+@dataclass(frozen=True)
+class Element:
+    """A CUtensorMapDataType: `name` without its prefix."""
+
+    name: str
+    bits: int
+    floating: bool = False
+
+
+_PACKED = "16u4_align8b"
+_ELEMENTS: Mapping[str, Element] = {
+    element.name: element
+    for element in (
+        Element("uint8", 8), Element("uint16", 16), Element("uint32", 32), Element("int32", 32),
+        Element("uint64", 64), Element("int64", 64), Element("float16", 16, True), Element("float32", 32, True),
+        Element("float64", 64, True), Element("bfloat16", 16, True), Element("float32_ftz", 32, True),
+        Element("tfloat32", 32, True), Element("tfloat32_ftz", 32, True), Element(_PACKED, 4),
+    )
+}  # fmt: skip
+_AS_UINT8 = ("int8", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
+"""Passed as the bytes that they are: NumPy and ml_dtypes give each an element of one byte."""
+
+
+def element_of(dtype: str) -> Element | None:
+    """What `dtype`, by the driver's, NumPy's or ml_dtypes' name, is copied as; None where TMA has nothing for it.
+
+    The accelerator moves bits: an int8 is a uint8 to it, and so is a float8 of any kind.
+    """
+    found = _ELEMENTS.get(dtype)
+    if found is None and dtype.startswith(_AS_UINT8):
+        return _ELEMENTS["uint8"]
+    return _ELEMENTS["uint16"] if dtype == "int16" else found
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A box of elements a load."""
+
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Im2col:
+    """Columns of pixels a load, as a convolution reads them; offsets of W, H, D, in this order."""
+
+    lower_corner: tuple[int, ...]
+    upper_corner: tuple[int, ...]
+    channels_per_pixel: int
+    pixels_per_column: int
+
+
+@dataclass(frozen=True)
+class TensorMapSpec:
+    """What a tensor map is made from, but for the address. `strides` of every dimension but the innermost."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    access: Tile | Im2col | None
+    interleave: str = "none"
+    swizzle: str = "none"
+    l2_promotion: str = "none"
+    oob_fill: str = "none"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def extent(self) -> int | None:
+        """Bytes from the first to behind the last that it describes; None where the fields do not say.
+
+        With interleaved channels at least so many: the driver's documentation leaves open how slices follow each other.
+        """
+        element = element_of(self.dtype)
+        if element is None or not self.shape or len(self.strides) != self.rank - 1:
+            return None
+        inner = INTERLEAVES.get(self.interleave, 0) or -(-self.shape[0] * element.bits // 8)
+        steps = zip(self.shape[1:], self.strides, strict=True)
+        return inner + sum((size - 1) * stride for size, stride in steps if size > 0)
+
+
+def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> list[str]:
+    """What is wrong, one sentence each; empty when the driver will take it. `address`: of the buffer's first byte."""
+    element = element_of(spec.dtype)
+    wrong = [_no_element(spec.dtype)] if element is None else []
+    wrong += _check_names(spec)
+    wrong += _check_rank(spec)
+    wrong += _check_address(spec, address, offset)
+    wrong += _check_dimensions(spec)
+    if spec.oob_fill == "nan" and element is not None and not element.floating:
+        wrong.append(
+            f"oob_fill is nan and dtype {spec.dtype}, which is copied as {element.name}; only floats can be filled so"
+        )
+    if isinstance(spec.access, Tile):
+        wrong += _check_tile(spec, spec.access, element)
+    elif isinstance(spec.access, Im2col):
+        wrong += _check_im2col(spec, spec.access, element)
+    else:
+        wrong.append("neither a tile nor im2col is given")
+    extent = spec.extent()
+    if offset > buffer_size:
+        wrong.append(f"it starts at byte {offset} of a buffer of {buffer_size}")
+    elif extent is not None and offset + extent > buffer_size:
+        wrong.append(
+            f"it describes {extent} bytes from byte {offset} of a buffer of {buffer_size}: "
+            f"{offset + extent - buffer_size} too many"
+        )
+    return wrong
+
+
+def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object) -> Refusal:
+    """The refusal of one tensor map, with everything that is wrong with it. `what`: "tensor map of buffer 5"."""
+    access = spec.access
+    details: dict[str, object] = {
+        "dtype": spec.dtype,
+        "shape": spec.shape,
+        "strides": spec.strides,
+        "element_strides": spec.element_strides,
+        "interleave": spec.interleave,
+        "swizzle": spec.swizzle,
+        "l2_promotion": spec.l2_promotion,
+        "oob_fill": spec.oob_fill,
+        "failures": len(wrong),
+        **more,
+    }
+    if isinstance(access, Tile):
+        details["box"] = access.box
+    elif access is not None:
+        details |= vars(access)
+    return Refusal(
+        Reason.TENSOR_MAP_INVALID,
+        f"{what}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(wrong),
+        fix="change what is named; see cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col in the CUDA driver's manual",
+        details=details,
+    )
+
+
+def not_served(device: str) -> Refusal:
+    """The refusal of any tensor map on a device that has none."""
+    return Refusal(
+        Reason.UNSUPPORTED,
+        f"{device} has no tensor maps: they need the tensor memory accelerator of an NVIDIA GPU of compute capability "
+        "9.0 or newer",
+        fix="look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
+        details={"feature": "tensor_maps"},
+    )
+
+
+def _no_element(dtype: str) -> str:
+    if dtype == "bool":
+        return "dtype bool has no tensor map type; view it as uint8"
+    if dtype.startswith("complex"):
+        return f"dtype {dtype} has no tensor map type; view it as floats, with the parts as one more dimension"
+    return f"dtype is {dtype!r}; it is one of {', '.join(_ELEMENTS)}, int8, int16 or an ml_dtypes name of one byte"
+
+
+def _check_names(spec: TensorMapSpec) -> list[str]:
+    allowed: Sequence[tuple[str, str, Sequence[str]]] = (
+        ("interleave", spec.interleave, tuple(INTERLEAVES)),
+        ("swizzle", spec.swizzle, tuple(SWIZZLES)),
+        ("l2_promotion", spec.l2_promotion, L2_PROMOTIONS),
+        ("oob_fill", spec.oob_fill, OOB_FILLS),
+    )
+    return [
+        f"{name} is {value!r}; it is one of {', '.join(names)}" for name, value, names in allowed if value not in names
+    ]
+
+
+def _check_rank(spec: TensorMapSpec) -> list[str]:
+    rank = spec.rank
+    wrong: list[str] = []
+    if not 1 <= rank <= MAX_RANK:
+        wrong.append(f"the rank is {rank}; it lies between 1 and {MAX_RANK}")
+    if spec.interleave in ("16b", "32b") and rank < 3:
+        wrong.append(f"the rank is {rank}; interleaved it is at least 3")
+    if isinstance(spec.access, Im2col) and rank not in CORNERS:
+        wrong.append(f"the rank is {rank}; for im2col it is 3, 4 or 5")
+    if rank and len(spec.strides) != rank - 1:
+        wrong.append(
+            f"{len(spec.strides)} strides are given for rank {rank}; every dimension but the innermost has one"
+        )
+    if len(spec.element_strides) != rank:
+        wrong.append(f"{len(spec.element_strides)} element_strides are given for rank {rank}; every dimension has one")
+    return wrong
+
+
+def _check_address(spec: TensorMapSpec, address: int, offset: int) -> list[str]:
+    alignment = 32 if spec.interleave == "32b" else ALIGNMENT
+    if (address + offset) % alignment == 0:
+        return []
+    why = ", interleaved by 32 bytes" if alignment == 32 else ""
+    return [
+        f"it starts at byte {offset} of the buffer, at address {address + offset:#x}; "
+        f"its address is a multiple of {alignment}{why}"
+    ]
+
+
+def _check_dimensions(spec: TensorMapSpec) -> list[str]:
+    wrong = [
+        f"shape[{axis}] is {size}; it lies between 1 and {MAX_SHAPE}"
+        for axis, size in enumerate(spec.shape)
+        if not 1 <= size <= MAX_SHAPE
+    ]
+    if spec.dtype == _PACKED and spec.shape and spec.shape[0] % 2:
+        wrong.append(f"shape[0] is {spec.shape[0]}; two elements share a byte, so it is even")
+    multiple = 32 if spec.interleave == "32b" else ALIGNMENT
+    for axis, stride in enumerate(spec.strides, 1):
+        if stride % multiple or stride >= STRIDE_LIMIT:
+            wrong.append(
+                f"the stride of dimension {axis} is {stride} bytes; it is a multiple of {multiple} below {STRIDE_LIMIT}"
+            )
+    for axis, stride in enumerate(spec.element_strides):
+        if not 1 <= stride <= MAX_ELEMENT_STRIDE:
+            wrong.append(f"element_strides[{axis}] is {stride}; it lies between 1 and {MAX_ELEMENT_STRIDE}")
+    if spec.element_strides and spec.interleave == "none" and 1 < spec.element_strides[0] <= MAX_ELEMENT_STRIDE:
+        # The driver would take it, and ignore it.
+        wrong.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
+    if spec.interleave == "32b" and spec.swizzle in SWIZZLES and spec.swizzle != "32b":
+        wrong.append(f"swizzle is {spec.swizzle}; with interleave 32b it is 32b")
+    return wrong
+
+
+def _check_tile(spec: TensorMapSpec, tile: Tile, element: Element | None) -> list[str]:
+    wrong: list[str] = []
+    if len(tile.box) != spec.rank:
+        wrong.append(f"the box has {len(tile.box)} dimensions, the tensor {spec.rank}")
+    wrong += [
+        f"box[{axis}] is {size}; it lies between 1 and {MAX_BOX}"
+        for axis, size in enumerate(tile.box)
+        if not 1 <= size <= MAX_BOX
+    ]
+    if tile.box and element is not None and spec.interleave == "none":
+        bits = tile.box[0] * element.bits
+        if bits % (8 * ALIGNMENT):
+            wrong.append(
+                f"box[0] is {tile.box[0]} elements, {bits / 8:g} bytes; "
+                f"without interleave it is a multiple of {ALIGNMENT} bytes"
+            )
+        wrong += _check_span(spec, "box[0]", bits)
+    return wrong
+
+
+def _check_im2col(spec: TensorMapSpec, im2col: Im2col, element: Element | None) -> list[str]:
+    wrong: list[str] = []
+    limits = CORNERS.get(spec.rank)
+    spatial = spec.rank - 2
+    for name, corner in (("lower_corner", im2col.lower_corner), ("upper_corner", im2col.upper_corner)):
+        if limits is None:
+            continue
+        if len(corner) != spatial:
+            wrong.append(f"{name} has {len(corner)} offsets; with rank {spec.rank} it has {spatial}")
+        low, high = limits
+        wrong += [
+            f"{name}[{axis}] is {at}; with rank {spec.rank} it lies between {low} and {high}"
+            for axis, at in enumerate(corner)
+            if not low <= at <= high
+        ]
+    if limits is not None and len(im2col.lower_corner) == len(im2col.upper_corner) == spatial:
+        sides = zip(spec.shape[1:-1], im2col.lower_corner, im2col.upper_corner, strict=True)
+        for axis, (size, lower, upper) in enumerate(sides, 1):
+            if size + upper - lower < 1:
+                wrong.append(
+                    f"nothing of dimension {axis} lies between the corners: its {size} elements from {lower} to "
+                    f"{upper} of the end"
+                )
+    for name, value, most in (
+        ("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS),
+        ("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS),
+    ):
+        if not 1 <= value <= most:
+            wrong.append(f"{name} is {value}; it lies between 1 and {most}")
+    if element is not None and spec.interleave == "none":
+        wrong += _check_span(spec, "channels_per_pixel", im2col.channels_per_pixel * element.bits)
+    return wrong
+
+
+def _check_span(spec: TensorMapSpec, what: str, bits: int) -> list[str]:
+    span = SWIZZLES.get(spec.swizzle, 0)
+    if not span or bits <= 8 * span:
+        return []
+    return [f"{what} takes {bits / 8:g} bytes; with swizzle {spec.swizzle} it takes at most {span}"]

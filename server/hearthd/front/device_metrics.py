@@ -1,0 +1,161 @@
+"""Prometheus families of what device processes count: names, units, help, labels.
+
+Every sample has the labels `device` (its ordinal) and `tenant`: a device process serves one tenant, and there is one,
+`default`, until there is authentication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from hearthd.front.totals import Buckets, Counts, Number, numbers
+
+TENANT = "default"
+
+_HELP = {
+    "batches": "Batches executed.",
+    "kernel_launches": "Kernels handed to the driver by launches, each repetition counted.",
+    "validated_launches": "Launches between red zones.",
+    "graph_launches": "Replays of graphs.",
+    "prepared_launches": "Runs of prepared lists of launches.",
+    "dispatches": "Dispatches: inputs up, kernel, outputs down in one command.",
+    "scheduled_threads": "Threads of the kernels launched: grid times block.",
+    "occupancy_measured_launches": "Launches whose kernel's occupancy is known.",
+    "occupancy_sum": "Sum of their occupancies, 10000 each for a full multiprocessor; divide by "
+    "hearth_occupancy_measured_launches_total for the mean.",
+    "host_to_device_bytes": "Bytes copied to the device.",
+    "host_to_device_operations": "Copies to the device.",
+    "device_to_host_bytes": "Bytes copied from the device.",
+    "device_to_host_operations": "Copies from the device.",
+    "device_to_device_bytes": "Bytes copied within the device.",
+    "device_to_device_operations": "Copies within the device.",
+    "fills": "Fills of device memory.",
+    "filled_bytes": "Bytes filled.",
+    "allocations": "Buffers given memory.",
+    "allocated_bytes": "Bytes allocated, as requested.",
+    "frees": "Buffers whose memory was given back.",
+    "freed_bytes": "Bytes given back, as requested.",
+    "persistent_hits": "Allocations served from what a session keeps in a PERSISTENT window.",
+    "out_of_memory": "Requests for memory that were refused.",
+    "sync_points": "Syncs: a client waits for the device.",
+    "timed_dispatches": "Dispatches with device times.",
+    "timed_upload_ns": "Device time of their uploads.",
+    "timed_kernel_ns": "Device time of their kernels.",
+    "timed_download_ns": "Device time of their downloads.",
+    "timed_wall_ns": "Their time in the device process, from arrival to answer.",
+    "timed_enqueue_ns": "Of it, until all was handed to the device.",
+    "timed_wait_ns": "Of it, waiting for the device.",
+    "modules_loaded": "Modules loaded into the device's context.",
+    "modules_unloaded": "Modules unloaded.",
+    "compile_cache_hits": "Modules whose code was there already.",
+    "compile_cache_misses": "Modules that were compiled.",
+    "compile_failures": "Modules that do not compile.",
+    "compile_crashes": "Compiles in which the compiler itself ended, or went past its limits.",
+    "collectives": "Collective operations launched.",
+    "collective_bytes": "Bytes of each rank's part of them.",
+    "profiles": "Profiles that ended well.",
+    "profiles_void": "Profiles in which something failed.",
+    "traces": "Traces reported.",
+    "trace_events": "Commands in them.",
+    "trace_events_dropped": "Commands that came when a trace was full.",
+    "output_bytes": "Bytes that kernels printed and their sessions were sent.",
+    "output_unattributed_bytes": "Bytes that kernels printed and that went to the log: several sessions may have.",
+    "output_dropped_bytes": "Bytes that kernels printed beyond what is kept.",
+    "sessions": "Sessions with state on the device.",
+    "buffers": "Live buffers.",
+    "modules": "Live modules.",
+    "commands_waiting": "Commands that wait in the device process for what they need.",
+    "streams": "CUDA streams in use.",
+    "memory_in_use_bytes": "Bytes in buffers, as requested.",
+    "memory_reserved_bytes": "Bytes held by the device process's pool.",
+    "memory_free_bytes": "Bytes free on the device.",
+    "memory_total_bytes": "Bytes of the device.",
+    "staging_bytes": "Host memory in copies under way.",
+    "pinned_bytes": "Page-locked host memory held for copies.",
+}
+
+_HISTOGRAMS = {
+    "batch_execution": "Time that the device-handle thread spends on a batch.",
+    "queue_delay": "From a command's arrival in the device process to its being handed to the device.",
+    "compile": "Time to compile a module that was in no cache.",
+    "sync_wait": "From a sync to the end of the work before it.",
+    "transfer": "From handing a copy between host and device to the device until it is done.",
+    "loop_turn": "Time between two looks of the device-handle thread for what has arrived, sleep not counted.",
+}
+
+_FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+
+
+def families(
+    totals: Mapping[int, Counts], stats: Mapping[int, Mapping[str, Any]], taken: frozenset[str]
+) -> Iterator[Metric]:
+    """Of every device: its totals, and the gauges of the processes that answered; `taken`: names of others."""
+    yield from _operations("commands", "Commands that arrived.", {k: v.operations for k, v in totals.items()})
+    failed = "Commands that failed, were skipped, or were answered with what failed before them."
+    yield from _operations("command_errors", failed, {k: v.errors for k, v in totals.items()})
+    counters = {ordinal: dict(_without_operations(counts)) for ordinal, counts in totals.items()}
+    yield from _plain("counter", counters, taken)
+    gauges = {ordinal: dict(numbers(answer.get("gauges"))) for ordinal, answer in stats.items()}
+    yield from _plain("gauge", gauges, taken)
+    yield from _histograms({ordinal: counts.histograms for ordinal, counts in totals.items()})
+
+
+def _without_operations(counts: Counts) -> Iterator[tuple[str, Number]]:
+    for name, value in counts.counters.items():
+        if name not in ("commands", "command_errors"):
+            yield name, value
+
+
+def _operations(name: str, text: str, by_device: Mapping[int, Mapping[str, Number]]) -> Iterator[Metric]:
+    metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", "operation"])
+    for ordinal, counts in by_device.items():
+        for operation, value in sorted(counts.items()):
+            metric.add_metric([str(ordinal), TENANT, operation], value)
+    if metric.samples:
+        yield metric
+
+
+def _plain(kind: str, by_device: Mapping[int, Mapping[str, Number]], taken: frozenset[str]) -> Iterator[Metric]:
+    names: dict[str, list[tuple[int, Number]]] = {}
+    for ordinal, values in by_device.items():
+        for name, value in values.items():
+            names.setdefault(name.removesuffix("_total"), []).append((ordinal, value))
+    family: Callable[..., Any] = _FAMILY[kind]
+    for name, samples in sorted(names.items()):
+        text = _HELP.get(name, f"Of the device process: {name.replace('_', ' ')}.")
+        scale: float = 1
+        exported = name
+        if name.endswith("_ns"):
+            exported, scale = f"{name.removesuffix('_ns')}_seconds", 1e-9
+        full = f"hearth_{exported}"
+        if full in taken or exported.startswith("front_"):
+            # A name of the front's own would appear twice on the page, which is then no valid exposition.
+            full = f"hearth_device_process_{exported}"
+        metric = family(full, text, labels=["device", "tenant"])
+        for ordinal, value in samples:
+            metric.add_metric([str(ordinal), TENANT], value * scale)
+        yield metric
+
+
+def _histograms(by_device: Mapping[int, Mapping[str, Buckets]]) -> Iterator[Metric]:
+    for name in sorted({name for histograms in by_device.values() for name in histograms}):
+        text = _HISTOGRAMS.get(name, f"Of the device process: {name.replace('_', ' ')}.")
+        metric = HistogramMetricFamily(f"hearth_{name}_seconds", text, labels=["device", "tenant"])
+        for ordinal, histograms in by_device.items():
+            if name in histograms:
+                known = histograms[name]
+                metric.add_metric([str(ordinal), TENANT], _cumulated(known), known.sum_ns / 1e9)
+        yield metric
+
+
+def _cumulated(histogram: Buckets) -> list[tuple[str, float]]:
+    bounds = [*(str(bound / 1e9) for bound in histogram.bounds_ns), "+Inf"]
+    sum_so_far = 0
+    found: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, histogram.counts, strict=True):
+        sum_so_far += count
+        found.append((bound, sum_so_far))
+    return found

@@ -1,0 +1,113 @@
+"""What the processes of one device have counted, one after another: totals that never go down.
+
+A device process counts from 0. What the last one was known to have counted when it was lost stays, and the next one's
+counts come on top. A process that crashes takes with it what it counted since it was asked last: the front asks with
+every ping, and a process that gives up its device says it by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+Number = int | float
+
+
+@dataclass
+class Buckets:
+    """A histogram: upper bounds in nanoseconds, how many fell into each bucket and beyond the last, and their sum."""
+
+    bounds_ns: tuple[int, ...]
+    counts: list[int]
+    sum_ns: int
+
+
+@dataclass
+class Counts:
+    """Counters by name, commands and errors by operation, histograms by name."""
+
+    counters: dict[str, Number] = field(default_factory=dict)
+    operations: dict[str, Number] = field(default_factory=dict)
+    errors: dict[str, Number] = field(default_factory=dict)
+    histograms: dict[str, Buckets] = field(default_factory=dict)
+
+    @staticmethod
+    def of(snapshot: Mapping[str, Any]) -> Counts:
+        """What of a device process's answer can be used; the rest is left out."""
+        return Counts(
+            dict(numbers(snapshot.get("counters"))),
+            dict(numbers(snapshot.get("operations"))),
+            dict(numbers(snapshot.get("errors"))),
+            dict(_histograms(snapshot.get("histograms"))),
+        )
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            _sum(self.counters, other.counters),
+            _sum(self.operations, other.operations),
+            _sum(self.errors, other.errors),
+            _join(self.histograms, other.histograms),
+        )
+
+
+class Totals:
+    """Of one device."""
+
+    def __init__(self) -> None:
+        self._before = Counts()
+        self._last = Counts()
+        self._generation = 0
+
+    def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:
+        """What the process of this generation says it has counted so far. Late words of an older one are ignored."""
+        if generation < self._generation:
+            return
+        if generation > self._generation:
+            self._before = self._before.plus(self._last)
+            self._generation = generation
+        self._last = Counts.of(snapshot)
+
+    def counts(self) -> Counts:
+        return self._before.plus(self._last)
+
+
+def numbers(values: object) -> Iterator[tuple[str, Number]]:
+    """The entries of a mapping that are a metric's name and a number."""
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        if isinstance(value, int | float) and not isinstance(value, bool) and _NAME.fullmatch(str(name)):
+            yield str(name), value
+
+
+def _histograms(values: object) -> Iterator[tuple[str, Buckets]]:
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        if not (_NAME.fullmatch(str(name)) and isinstance(value, Mapping)):
+            continue
+        bounds, counts, total = value.get("bounds_ns"), value.get("counts"), value.get("sum_ns")
+        if not (isinstance(bounds, list) and isinstance(counts, list) and isinstance(total, int)):
+            continue
+        if len(counts) != len(bounds) + 1 or not all(isinstance(each, int) for each in (*bounds, *counts)):
+            continue
+        yield str(name), Buckets(tuple(bounds), list(counts), total)
+
+
+def _sum(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
+    total = dict(one)
+    for name, value in other.items():
+        total[name] = total.get(name, 0) + value
+    return total
+
+
+def _join(one: Mapping[str, Buckets], other: Mapping[str, Buckets]) -> dict[str, Buckets]:
+    joined = dict(one)
+    for name, more in other.items():
+        known = joined.get(name)
+        if known is None or known.bounds_ns != more.bounds_ns:
+            joined[name] = more
+        else:
+            counts = [a + b for a, b in zip(known.counts, more.counts, strict=True)]
+            joined[name] = Buckets(known.bounds_ns, counts, known.sum_ns + more.sum_ns)
+    return joined

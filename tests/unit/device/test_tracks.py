@@ -1,0 +1,324 @@
+"""Tracks and memory over a device that runs as late, and as far out of step, as the waits between its streams allow."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hearthd.device.policy.ordering import Usage
+from hearthd.device.reservations import Reservations
+from hearthd.device.tables import Buffer, Session
+from hearthd.device.telemetry import Telemetry
+from hearthd.device.tracks import WINDOW, WINDOWS, Track, Tracks
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self.done = False
+        self.released = False
+
+
+@dataclass
+class FakeStream:
+    queue: deque[tuple[str, Any]] = field(default_factory=deque)
+
+
+@dataclass(eq=False)
+class FakeMemory:
+    address: int
+    size: int
+    reserved: int
+
+
+class FakeServer:
+    """Streams are queues that run only when told to. The pool hands a freed block out again at once on the stream that
+    it was freed on, as cudaMallocAsync does: whoever uses it elsewhere has to be ordered behind that."""
+
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.ran: list[Any] = []
+        self.live = 0
+        self.free_blocks: dict[tuple[int, int], list[int]] = {}
+        self.top = 512
+
+    def on_progress(self, _wake: Any) -> bool:
+        return True
+
+    def create_stream(self, _priority: int = 0) -> FakeStream:
+        self.streams.append(FakeStream())
+        return self.streams[-1]
+
+    def record(self, stream: FakeStream, *, timing: bool = False) -> FakeEvent:
+        event = FakeEvent()
+        self.live += 1
+        stream.queue.append(("event", event))
+        return event
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        assert not event.released, "used after it was released"
+        stream.queue.append(("wait", event))
+
+    def done(self, event: FakeEvent) -> bool:
+        assert not event.released, "asked for after it was released"
+        return event.done
+
+    def release_event(self, event: FakeEvent) -> None:
+        assert not event.released, "released twice"
+        event.released = True
+        self.live -= 1
+
+    def allocate(self, size: int, stream: FakeStream) -> FakeMemory:
+        reserved = -(-size // 512) * 512
+        blocks = self.free_blocks.get((id(stream), reserved))
+        if blocks:
+            return FakeMemory(blocks.pop(), size, reserved)
+        self.top += reserved
+        return FakeMemory(self.top - reserved, size, reserved)
+
+    def free(self, memory: FakeMemory, stream: FakeStream) -> None:
+        self.free_blocks.setdefault((id(stream), memory.reserved), []).append(memory.address)
+
+    def trim(self) -> None: ...
+
+    # ---- what a device does ----
+
+    def able(self) -> list[FakeStream]:
+        return [
+            stream for stream in self.streams if stream.queue and (stream.queue[0][0] != "wait" or stream.queue[0][1].done)
+        ]  # fmt: skip
+
+    def step(self, stream: FakeStream) -> None:
+        what, value = stream.queue.popleft()
+        if what == "event":
+            value.done = True
+        elif what == "command":
+            self.ran.append(value)
+
+    def run(self, choose: list[int] | None = None) -> None:
+        """Everything, a stream at a time as `choose` says; one stream as far as it goes unless given."""
+        turn = 0
+        while any(stream.queue for stream in self.streams):
+            able = self.able()
+            assert able, "the waits are a circle"
+            self.step(able[choose[turn % len(choose)] % len(able)] if choose else able[-1])
+            turn += 1
+
+
+class Rig:
+    """Tracks, reservations and one session on a fake device."""
+
+    def __init__(self, streams: int = 3) -> None:
+        self.server = FakeServer()
+        self.tracks = Tracks(self.server, streams, lambda: None)  # type: ignore[arg-type]
+        self.device: Any = SimpleNamespace(server=self.server, tracks=self.tracks, telemetry=Telemetry())
+        self.reservations = Reservations(self.device)
+        self.session = Session(1, {}, self.tracks.acquire)
+        self.track = [self.session.streams.items[0].track, *(self.tracks.acquire() for _ in range(streams - 1))]
+        self.handles = 0
+
+    def allocate(self, track: Track, size: int = 512) -> Buffer:
+        self.handles += 1
+        buffer = Buffer(self.handles, size)
+        buffer.reservation = self.reservations.take(self.session, size, track, [buffer])
+        buffer.address = buffer.reservation.memory.address
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        reservation, buffer.reservation = buffer.reservation, None
+        self.reservations.give(self.session, reservation, buffer)
+
+    def use(self, track: Track, writes: list[Buffer], reads: list[Buffer] | None = None) -> None:
+        reads = [buffer for buffer in reads or [] if buffer not in writes]
+        self.tracks.before(track, [buffer.usage for buffer in writes], [buffer.usage for buffer in reads])
+        touched = [(buffer.address, buffer.handle) for buffer in (*writes, *reads)]
+        track.stream.queue.append(("command", touched))
+
+    def finish(self) -> None:
+        self.server.run()
+        while self.tracks.poll():
+            self.server.run()
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["use", "use", "use", "read", "allocate", "free", "window"]),
+        st.integers(0, 2),
+        st.integers(0, 3),
+        st.integers(0, 3),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(actions, st.lists(st.integers(0, 100), min_size=1, max_size=40))
+def test_memory_is_never_used_by_its_next_owner_before_its_last(
+    program: list[tuple[str, int, int, int]], choose: list[int]
+) -> None:
+    """Whichever stream allocates, uses and frees: on every address the uses of one buffer are over before the next's."""
+    rig = Rig()
+    buffers = [rig.allocate(rig.track[0]) for _ in range(4)]
+    for what, on, a, b in program:
+        track = rig.track[on]
+        if what == "use":
+            rig.use(track, [buffers[a]], [buffers[b]])
+        elif what == "read":
+            rig.use(track, [], [buffers[a]])
+        elif what == "allocate":
+            rig.free(buffers[a])
+            buffers[a] = rig.allocate(track)
+        elif what == "free":
+            rig.free(buffers[a])
+            buffers[a] = rig.allocate(rig.track[b % 3], 512 * (1 + a % 2))
+        elif rig.session.persistent.window:
+            rig.session.persistent.leave()
+        else:
+            rig.session.persistent.enter()
+    rig.server.run(choose)
+    owners: dict[int, list[int]] = {}
+    for touched in rig.server.ran:
+        for address, handle in touched:
+            owners.setdefault(address, []).append(handle)
+    for address, order in owners.items():
+        assert order == sorted(order), f"the memory at {address} went to its next owner too soon: {order}"
+
+
+def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -> None:
+    """The bytes that the pool hands out may still be in use by work that the allocating stream waits for."""
+    home, reader, other = rig.track
+    old = rig.allocate(home)
+    rig.use(other, [old])
+    rig.use(home, [], [rig.allocate(home)])
+    rig.use(other, [rig.allocate(home)])  # `other` has seen `home` come this far
+    rig.use(reader, [old])
+    rig.free(old)
+    new = rig.allocate(home)
+    assert new.address == old.address
+    rig.use(other, [new])
+    rig.server.run([2, 1, 0])
+    ran = [touched[0][1] for touched in rig.server.ran if touched[0][0] == new.address]
+    assert ran == [old.handle, old.handle, new.handle]
+
+
+def test_streams_fold_when_there_are_no_more_tracks() -> None:
+    tracks = Tracks(FakeServer(), 2, lambda: None)  # type: ignore[arg-type]
+    first, second, third = (tracks.acquire() for _ in range(3))
+    assert first is not second and third in (first, second)
+    assert tracks.acquire() is not third, "the one with the fewest users"
+    other = second if third is first else first
+    tracks.release(other)
+    tracks.release(other)
+    assert tracks.acquire() is other, "an idle one"
+    assert len(tracks.all) == 2
+
+
+def test_a_track_takes_so_much_and_no_more_until_some_of_it_is_done(rig: Rig) -> None:
+    track = rig.track[0]
+    buffer = rig.allocate(track)
+    given = 0
+    while not track.full:
+        rig.use(track, [buffer])
+        given += 1
+    assert given <= WINDOW * WINDOWS
+    assert not rig.tracks.reap(track)
+    for _ in range(WINDOW + 2):
+        rig.server.step(track.stream)
+    assert rig.tracks.poll()
+    assert not track.full
+    rig.finish()
+    assert track.budget > WINDOW * (WINDOWS - 1)
+
+
+def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig) -> None:
+    """The mark that gives a window back stands before the kernel that it was made for, and does not count it as done."""
+    track = rig.track[0]
+    buffer = rig.allocate(track)
+    for number in range(3 * WINDOW):
+        rig.use(track, [buffer])
+        track.launched.append((rig.tracks.ordering.position(track.index), f"kernel {number}"))
+        while len(track.stream.queue) > 1 or track.stream.queue and track.stream.queue[0][0] == "event":
+            rig.server.step(track.stream)  # all that came before it has run; the kernel itself has not
+        rig.tracks.poll()
+        assert rig.tracks.in_flight()[-1] == f"kernel {number}"
+    rig.tracks.on_complete(track, lambda: None)
+    rig.finish()
+    assert rig.tracks.in_flight() == []
+
+
+def test_a_wait_for_an_event_counts_for_whoever_is_fenced_behind(rig: Rig) -> None:
+    source, middle, end = rig.track
+    rig.use(source, [rig.allocate(source)])
+    rig.use(end, [rig.allocate(middle)])  # `end` has seen all of `middle`
+    event = rig.server.record(source.stream)
+    rig.tracks.follow(middle, event)
+    rig.tracks.fence(end, middle)
+    before = len(rig.server.ran)
+    end.stream.queue.append(("command", "late"))
+    while end.stream in rig.server.able() or middle.stream in rig.server.able():
+        rig.server.step(end.stream if end.stream in rig.server.able() else middle.stream)
+    assert "late" not in rig.server.ran[before:], "the source has not come there yet"
+    rig.finish()
+    assert "late" in rig.server.ran
+
+
+def test_an_event_is_not_released_while_somebody_watches_it(rig: Rig) -> None:
+    track = rig.track[0]
+    first, second = rig.server.record(track.stream), rig.server.record(track.stream)
+    told: list[str] = []
+    rig.tracks.watch(first, lambda: told.append("first"))
+    rig.tracks.watch_both(first, second, lambda: told.append(f"both {first.released or second.released}"))
+    for event in (first, second):
+        rig.tracks.retire(event)  # destroyed, recorded anew, or its session closed
+        assert not event.released
+    rig.tracks.poll()
+    rig.finish()
+    assert told == ["first", "both False"]
+    assert first.released and second.released
+    third = rig.server.record(track.stream)
+    rig.tracks.retire(third)
+    assert third.released, "nobody waits for it"
+
+
+def test_a_watch_that_times_out_lets_go(rig: Rig) -> None:
+    event = rig.server.record(rig.track[0].stream)
+    told: list[str] = []
+    rig.tracks.watch(event, lambda: told.append("done"), 0.0, lambda: told.append("late"))
+    while not told:
+        rig.tracks.poll()
+    assert told == ["late"]
+    rig.tracks.retire(event)
+    assert event.released
+
+
+def test_no_event_is_kept(rig: Rig) -> None:
+    buffers = [rig.allocate(track) for track in rig.track]
+    for turn in range(500):
+        rig.use(rig.track[turn % 3], [buffers[turn * 7 % 3]], [buffers[turn * 5 % 3]])
+    done: list[int] = []
+    rig.tracks.after_all(rig.track, lambda: done.append(1))
+    assert not done
+    rig.finish()
+    assert done == [1] and rig.server.live == 0
+
+
+def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
+    done: list[int] = []
+    rig.tracks.after_all([], lambda: done.append(1))
+    assert done == [1]
+    assert rig.tracks.sleep() is None
+
+
+def test_a_usage_of_nobody_needs_no_wait(rig: Rig) -> None:
+    rig.tracks.settle(rig.track[0], Usage())
+    assert not rig.track[0].stream.queue
