@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hearth.arguments import Struct as Struct
-    from hearth.arguments import read_only as read_only
     from hearth.array import DeviceArray as DeviceArray
     from hearth.bindings import In as In
     from hearth.bindings import InOut as InOut
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.function import Function as Function
     from hearth.function import Occupancy as Occupancy
+    from hearth.graph import Graph as Graph
+    from hearth.graph import GraphNode as GraphNode
+    from hearth.graph import Prepared as Prepared
     from hearth.group import Group as Group
     from hearth.module import RawModule as RawModule
     from hearth.node import Node as Node
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from hearth.properties import MemoryUsage as MemoryUsage
     from hearth.properties import NodeInfo as NodeInfo
     from hearth.properties import SessionInfo as SessionInfo
+    from hearth.readonly import read_only as read_only
     from hearth.stream import Event as Event
     from hearth.stream import Stream as Stream
     from hearth.stream import get_elapsed_time as get_elapsed_time
@@ -71,7 +74,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "arguments": ("Struct", "read_only"),
+    "arguments": ("Struct",),
     "array": ("DeviceArray",),
     "bindings": ("In", "InOut", "Out"),
     "device": ("Device",),
@@ -99,12 +102,14 @@ _HOMES = {
         "UnsupportedError",
     ),
     "function": ("Function", "Occupancy"),
+    "graph": ("Graph", "GraphNode", "Prepared"),
     "group": ("Group",),
     "module": ("RawModule",),
     "node": ("Node", "connect"),
     "pending": ("DispatchTiming", "PendingDispatch"),
     "profile": ("Profile",),
     "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "SessionInfo"),
+    "readonly": ("read_only",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
     "tensor_map": ("Im2col", "TensorMap"),
     "trace": ("KernelActivity", "Trace", "TraceEvent"),
@@ -129,6 +134,8 @@ __all__ = [
     "Event",
     "Failure",
     "Function",
+    "Graph",
+    "GraphNode",
     "Group",
     "HearthError",
     "Im2col",
@@ -145,6 +152,7 @@ __all__ = [
     "Out",
     "OutOfMemoryError",
     "PendingDispatch",
+    "Prepared",
     "Profile",
     "QuotaExceededError",
     "RawModule",

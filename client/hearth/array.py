@@ -1,6 +1,7 @@
-"""Arrays on a device: C-contiguous, by CuPy's and NumPy's names.
+"""Arrays on a device, by CuPy's and NumPy's names: contiguous, or rows at one distance from each other.
 
-Views (slices of the first axis, `reshape`, `view`) share their buffer, which is freed when the last of them is gone.
+Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is passed
+the address of an array's first element, whatever its strides: pass `x.pitch` or `x.strides` beside it.
 Everything is ordered on a stream and sent one way; `get`, `np.asarray` and `item` wait.
 """
 
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hearth import bulk, progress, shapes, stream, transfer
+from hearth import bulk, progress, shapes, stream, strided, transfer
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth.memory import Memory
 from hearth.views import Views
+from hearth_proto import layouts
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -34,8 +36,15 @@ class DeviceArray(Views):
     __slots__ = ("__weakref__", "_connection", "_device", "_nbytes")
 
     def __init__(
-        self, device: Device, memory: Memory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self,
+        device: Device,
+        memory: Memory,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None = None,
     ) -> None:
+        """Raises `UnsupportedError` for strides that make no rows."""
         self._device = device
         self._connection = device._connection
         self._memory = memory
@@ -43,6 +52,13 @@ class DeviceArray(Views):
         self._shape = shape
         self._dtype = dtype
         self._nbytes = math.prod(shape) * dtype.itemsize
+        self._strides = strides
+        self._rows = None
+        if strides is not None:
+            rows = layouts.rows_of(shape, strides, dtype.itemsize)
+            if rows is None:
+                raise strided.no_rows(shape)
+            self._rows = None if rows.dense else rows
 
     # ---- what it is ----
 
@@ -126,16 +142,19 @@ class DeviceArray(Views):
         pattern = element.tobytes()
         if not any(pattern):
             pattern = b"\0"
-        if len(pattern) not in _PATTERNS:
+        if len(pattern) not in _PATTERNS or self._offset % len(pattern):
             self._write(np.full(self._shape, element, self._dtype), stream, None)
             return
         attachment = self._usable()
+        rows = self._as_rows()
         command = commands_pb2.Command(stream=self._stream(stream, attachment))
         command.fill.buffer = self._memory.handle
         command.fill.offset = self._offset
-        command.fill.size = self._nbytes
+        command.fill.size = rows.width
         command.fill.pattern = pattern
         attachment.submit(command)
+        for move in strided.doublings(rows):
+            attachment.submit(self._copy_command(command.stream, self, move))
 
     def copy_from(self, other: DeviceArray, stream: stream.Stream | None = None) -> None:
         """Overwrites it with an array of the same device, shape and dtype, on the device."""
@@ -155,23 +174,23 @@ class DeviceArray(Views):
             raise ArgumentError(
                 f"{other!r} cannot be copied into {self!r}.", reason="INVALID_ARGUMENT", fix="reshape or view one."
             )
-        if self._memory is other._memory and abs(self._offset - other._offset) < self._nbytes:
-            if self._offset == other._offset:
+        to = self._as_rows()._replace(offset=self._offset)
+        since = other._as_rows()._replace(offset=other._offset)
+        if self._memory is other._memory and layouts.overlap(to, since):
+            if to == since:
                 return
             raise ArgumentError(
-                "the arrays overlap in memory.", reason="INVALID_ARGUMENT", fix="copy from y.copy() instead."
+                f"the arrays overlap in memory: bytes {since} and {to}.",
+                reason="INVALID_ARGUMENT",
+                fix="copy from y.copy() instead.",
             )
         attachment = self._usable()
         other._usable()
         if self._nbytes == 0:
             return
-        command = commands_pb2.Command(stream=self._stream(stream, attachment))
-        command.copy.destination = self._memory.handle
-        command.copy.destination_offset = self._offset
-        command.copy.source = other._memory.handle
-        command.copy.source_offset = other._offset
-        command.copy.size = self._nbytes
-        attachment.submit(command)
+        handle = self._stream(stream, attachment)
+        for move in strided.moves(self._as_rows(), other._as_rows()):
+            attachment.submit(self._copy_command(handle, other, move))
 
     def copy(self, stream: stream.Stream | None = None) -> DeviceArray:
         """A copy on the same device."""
@@ -198,8 +217,27 @@ class DeviceArray(Views):
 
     # ---- inside ----
 
-    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        return DeviceArray(self._device, self._memory, self._offset + offset, shape, dtype)
+    def _view(
+        self,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None = None,
+    ) -> DeviceArray:
+        return DeviceArray(self._device, self._memory, self._offset + offset, shape, dtype, strides)
+
+    def _copy_command(self, stream: int, other: DeviceArray, move: strided.Move) -> commands_pb2.Command:
+        command = commands_pb2.Command(stream=stream)
+        command.copy.destination = self._memory.handle
+        command.copy.destination_offset = self._offset + move.to
+        command.copy.source = other._memory.handle
+        command.copy.source_offset = other._offset + move.since
+        command.copy.size = move.width
+        if move.rows > 1:
+            command.copy.rows = move.rows
+            command.copy.destination_pitch = move.to_pitch
+            command.copy.source_pitch = move.since_pitch
+        return command
 
     def _usable(self) -> Attachment:
         return self._connection.check(self._memory, repr(self))
@@ -218,7 +256,8 @@ class DeviceArray(Views):
         handle = self._stream(stream, attachment)
         data = transfer.host_bytes(host)
         report = progress.reporter(show, "upload")
-        bulk.write(self._connection, attachment, handle, self._memory.handle, self._offset, data, report)
+        memory = self._memory.handle
+        bulk.write(self._connection, attachment, handle, memory, self._offset, data, report, rows=self._rows)
 
     def _check_out(self, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if not isinstance(out, np.ndarray) or out.shape != self._shape or out.dtype != self._dtype:
@@ -234,19 +273,47 @@ class DeviceArray(Views):
 
 
 def allocate(
-    device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], on: stream.Stream | None = None
+    device: Device,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    on: stream.Stream | None = None,
+    *,
+    pitched: bool = False,
 ) -> DeviceArray:
-    """An array whose contents are whatever the memory held."""
+    """An array whose contents are whatever the memory held; `pitched`: with padded rows."""
     size = shapes.bytes_of(shape, dtype)
+    strides = None
+    if pitched:
+        strides, size = layouts.pitched(shape, dtype.itemsize)
     connection = device._connection
     attachment = connection.attachment()
     handle = connection.mint()
-    command = commands_pb2.Command(stream=stream.resolve(on, connection, attachment))
+    command = commands_pb2.Command(stream=stream.resolve_for_memory(on, connection, attachment))
     command.allocate.buffer = handle
     command.allocate.size = size
     attachment.submit(command)
     assert attachment.space is not None
-    return DeviceArray(device, Memory(attachment.space, handle, size), 0, shape, dtype)
+    return DeviceArray(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
+
+
+def allocate_many(
+    device: Device, specs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], on: stream.Stream | None = None
+) -> list[DeviceArray]:
+    """Arrays in one reservation, had together or not at all."""
+    if not specs:
+        return []
+    connection = device._connection
+    attachment = connection.attachment()
+    command = commands_pb2.Command(stream=stream.resolve(on, connection, attachment))
+    space = attachment.space
+    assert space is not None
+    for shape, dtype in specs:
+        command.allocate.parts.add(buffer=connection.mint(), size=shapes.bytes_of(shape, dtype))
+    attachment.submit(command)
+    return [
+        DeviceArray(device, Memory(space, part.buffer, part.size), 0, shape, dtype)
+        for part, (shape, dtype) in zip(command.allocate.parts, specs, strict=True)
+    ]
 
 
 def _element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -281,4 +348,5 @@ def _read(
         transfer.host_bytes(into),
         timeout,
         progress.reporter(show, "download"),
+        rows=array._rows,
     )

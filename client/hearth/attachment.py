@@ -19,6 +19,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.memory import Graveyard, Space
+    from hearth.output import Prints
     from hearth.transport.base import Responses, Transport
 
 _IDLE_S = 1.0
@@ -33,8 +34,12 @@ class Attachment:
         limits: Limits,
         on_end: Callable[[Attachment, HearthError, bool], None],
         on_late_error: Callable[[HearthError], None],
+        prints: Prints | None = None,
     ) -> None:
         self.session = Session(limits)
+        self._prints = prints
+        if prints is not None:
+            self.session.on_output = prints.add
         self.alive = False
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
@@ -117,6 +122,7 @@ class Attachment:
         """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
         command.request = next(self._requests_minted)
         reply = Reply(reports=reports)
+        reply.before = self._prints.deliver if self._prints is not None else None
         reply.on_late_error = self._on_late_error if reports else None
         self._add(command.SerializeToString(), command.request, reply, barrier)
         return reply
@@ -181,6 +187,11 @@ class Attachment:
             elif kind == "tensor_map":
                 destroyed = commands_pb2.DestroyTensorMap(tensor_map=handle)
                 others.append(commands_pb2.Command(destroy_tensor_map=destroyed))
+            elif kind == "graph":
+                others.append(commands_pb2.Command(destroy_graph=commands_pb2.DestroyGraph(graph=handle)))
+            elif kind == "prepared":
+                destroyed_list = commands_pb2.DestroyPrepared(prepared=handle)
+                others.append(commands_pb2.Command(destroy_prepared=destroyed_list))
             else:
                 others.append(commands_pb2.Command(unload_module=commands_pb2.UnloadModule(module=handle)))
         if buffers:

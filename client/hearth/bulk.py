@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hearth import transfer
 from hearth.errors import HearthError, TransferError
 from hearth_proto import chunks
+from hearth_proto.layouts import Rows
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ def write(
     offset: int,
     data: memoryview,
     progress: Progress | None = None,
+    *,
+    rows: Rows | None = None,
 ) -> None:
     """Writes `data` to `buffer` from byte `offset` on, in the order of `stream`; `data` is taken when this returns.
+
+    `rows`: into these, one behind the other in `data`.
 
     Raises `TransferError` and what the daemon refuses of a large write; a small one is sent one way.
     """
@@ -39,6 +44,8 @@ def write(
     command = commands_pb2.Command(stream=stream)
     command.write.buffer = buffer
     command.write.offset = offset
+    if rows is not None:
+        name_rows(command.write.rows, rows)
     if transfer.inline(size, attachment.session.limits):
         command.write.data = bytes(data)
         attachment.submit(command)
@@ -77,10 +84,13 @@ def read(
     into: memoryview,
     timeout: float | None = None,
     progress: Progress | None = None,
+    *,
+    rows: Rows | None = None,
 ) -> None:
     """Reads `len(into)` bytes of `buffer` from byte `offset` on, after the work before it on `stream`.
 
-    Raises what failed on the stream before, `BufferLostError`, `TransferError`, or `TimeoutError`.
+    `rows`: out of these, one behind the other in `into`. Raises what failed on the stream before, `BufferLostError`,
+    `TransferError`, or `TimeoutError`.
     """
     size = len(into)
     connection.raise_deferred()
@@ -88,6 +98,8 @@ def read(
     command.read.buffer = buffer
     command.read.offset = offset
     command.read.size = size
+    if rows is not None:
+        name_rows(command.read.rows, rows)
     if transfer.inline(size, attachment.session.limits):
         result = connection.report(command, attachment=attachment, timeout=timeout)
         if len(result.read.data) != size:
@@ -114,6 +126,11 @@ def read(
     reply.wait()
     if received != size:
         raise short(received, size)
+
+
+def name_rows(message: commands_pb2.Rows, rows: Rows) -> None:
+    """Fills the message in."""
+    message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
 
 
 def start_upload(

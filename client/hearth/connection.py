@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hearth.attachment import Attachment, closed
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
 from hearth.memory import Space
+from hearth.output import Prints
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Connection:
         self.refusal: HearthError | None = None
         """Once set, every use raises it: closed, or forked."""
         self.mint = itertools.count(1).__next__
+        self.prints = Prints()
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
@@ -78,7 +80,7 @@ class Connection:
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
-                fresh = Attachment(self.limits, self._ended, self._deferred.append)
+                fresh = Attachment(self.limits, self._ended, self._deferred.append, self.prints)
                 try:
                     fresh.open(self.transport, self.token, self.ordinal, max(0.1, deadline - time.monotonic()))
                     break
@@ -172,6 +174,7 @@ class Connection:
         if attachment is not None and attachment.alive:
             attachment.settle(settle)
             attachment.end(refusal)
+        self.prints.deliver()
         if self._space is not None:
             self._space.lost = True
 

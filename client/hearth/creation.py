@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from hearth import shapes
-from hearth.array import DeviceArray, allocate
+from hearth.array import DeviceArray, allocate, allocate_many
 from hearth.errors import DtypeError, UnsupportedError
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection
@@ -76,6 +79,40 @@ class Creation:
         """An array with arbitrary contents."""
         return allocate(self._self(), shapes.shape_of(shape), shapes.dtype_of(dtype), stream)
 
+    def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> DeviceArray:
+        """An array with arbitrary contents whose rows (along the last axis) are padded: `x.pitch` bytes apart.
+
+        The pitch is CubeCL's: the row's size rounded up to a power of two from 16 to 512 bytes that grows with it, so
+        that every row starts where vector loads can.
+        """
+        return allocate(self._self(), shapes.shape_of(shape), shapes.dtype_of(dtype), stream, pitched=True)
+
+    def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: Stream | None = None) -> list[DeviceArray]:
+        """Arrays of these (shape, dtype) in one reservation, which is had as a whole or not at all.
+
+        Each is an array of its own, at the device's alignment; the memory goes back when the last of them is gone.
+        """
+        return allocate_many(
+            self._self(), [(shapes.shape_of(shape), shapes.dtype_of(dtype)) for shape, dtype in specs], stream
+        )
+
+    @contextmanager
+    def persistent_memory(self) -> Iterator[None]:
+        """What is allocated inside stays with this session when it is freed, for its next allocation of the same size.
+
+        Others never get it, however short of memory they are, until `memory_cleanup`, or the session's end. For all of
+        the session's work on the device, whichever thread it comes from; windows nest.
+        """
+        connection = self._connection
+        attachment = connection.attachment()
+        attachment.submit(_mode(commands_pb2.ALLOCATION_MODE_PERSISTENT))
+        try:
+            yield
+        finally:
+            now = connection.attachment() if connection.refusal is None else None
+            if now is not None and now.space is attachment.space:  # another generation has no window to be closed
+                now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
+
     def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> DeviceArray:
         """An array of zeros."""
         return self.full(shape, 0, dtype, stream)
@@ -109,3 +146,9 @@ class Creation:
     def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> DeviceArray:
         """An array of `fill_value` with the shape and dtype of `a`."""
         return self.full(a.shape, fill_value, a.dtype if dtype is None else dtype, stream)
+
+
+def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:
+    command = commands_pb2.Command()
+    command.set_allocation_mode.mode = mode
+    return command

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth.creation import Creation
 from hearth.dispatch import Dispatching
 from hearth.errors import ArgumentError
+from hearth.graph import Graph, Prepared, prepare
 from hearth.module import RawModule
 from hearth.profile import Profile
 from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
@@ -93,6 +94,21 @@ class Device(Creation, Dispatching):
         """A new stream; lower priorities are more urgent. ``with`` makes it current."""
         return Stream(self._connection, priority)
 
+    def graph(self) -> Graph:
+        """``with gpu.graph() as g:`` records the launches, copies and fills of the block; then ``g.launch(n)``."""
+        return Graph(self._connection)
+
+    def prepared(self) -> Prepared:
+        """``with gpu.prepared() as p:`` collects the launches of the block and checks them; then ``p.launch(n)``."""
+        return Prepared(self._connection)
+
+    def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
+        """Each of `launches` is ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
+
+        Checked together; raises everything that is wrong with them.
+        """
+        return prepare(self._connection, launches)
+
     def event(self) -> Event:
         """An event, to be recorded by `Stream.record`."""
         return Event(self._connection)
@@ -131,6 +147,13 @@ class Device(Creation, Dispatching):
     def trace(self, max_events: int | None = None) -> Trace:
         """Records every command of a ``with`` block, of all streams; `max_events`: the daemon's default if None."""
         return Trace(self._connection, f"device {self.ordinal}: {self.properties.name}", max_events)
+
+    def on_output(self, callback: Callable[[str], object] | None) -> None:
+        """`callback(text)` takes what this session's kernels print here; None: ``sys.stdout`` again.
+
+        It is called by the thread that waits for the device, before its `synchronize` or `get` returns.
+        """
+        self._connection.prints.callback = callback
 
     # ---- memory ----
 

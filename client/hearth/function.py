@@ -88,11 +88,17 @@ class Function:
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
-        attachment.launch(
-            self._pack(
-                attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
-            )
+        record = self._pack(
+            attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
+        target = stream
+        if target is None and streams._current.get() is not None:
+            target = streams.current(connection)
+        if target is None or not target.records:
+            attachment.launch(record)
+        else:
+            call = launching.Call(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
+            target.launched(attachment, record, call, args)
 
     def _pack(
         self,
@@ -119,7 +125,8 @@ class Function:
         bound = self._bound
         if bound.attachment is not attachment:
             bound = self._bind(attachment)
-        on = 0 if stream is None and streams._current.get() is None else streams.resolve(stream, connection, attachment)
+        plain = stream is None and streams._current.get() is None
+        on = 0 if plain else streams.resolve(stream, connection, attachment, work=False)
         heads = bound.heads
         key: tuple[Any, ...]
         try:
@@ -271,7 +278,7 @@ class Function:
                 module = self._module._handle_on(attachment)
                 connection = self._connection
                 handle = connection.mint()
-                command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
+                command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment, work=False))
                 command.get_function.function = handle
                 command.get_function.module = module
                 command.get_function.name = self.name

@@ -140,6 +140,12 @@ class Group:
                     reason="INVALID_ARGUMENT",
                     fix="pass the arrays in the order of group.devices.",
                 )
+            if not array.flags.c_contiguous:
+                raise ArgumentError(
+                    f"{what}[{index}] is {array!r} with strides {array.strides}; a collective takes contiguous memory.",
+                    reason="INVALID_ARGUMENT",
+                    fix="pass x.copy().",
+                )
             if array.shape != like[0].shape or array.dtype != like[0].dtype:
                 raise ArgumentError(
                     f"{what}[{index}] is {array.dtype} {array.shape}; rank 0 has {like[0].dtype} {like[0].shape}.",

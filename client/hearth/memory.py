@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
-Kind = Literal["buffer", "stream", "event", "module", "tensor_map"]
+Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
 
 
 class Graveyard:

@@ -152,7 +152,7 @@ class RawModule:
         with self._making:
             if self._attachment is not attachment:
                 handle = self._connection.mint()
-                command = commands_pb2.Command(stream=streams.resolve(None, self._connection, attachment))
+                command = commands_pb2.Command(stream=streams.resolve(None, self._connection, attachment, work=False))
                 command.load_module.CopyFrom(self._load)
                 command.load_module.module = handle
                 attachment.submit(command)

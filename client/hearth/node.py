@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth import target as targets
@@ -71,6 +72,11 @@ class Node:
             info = next(entry for entry in self._session.opened.devices if entry.ordinal == ordinal)
             device = self._devices.setdefault(ordinal, Device(self, connection, DeviceInfo.of(info)))
         return device
+
+    def on_output(self, callback: Callable[[str], object] | None) -> None:
+        """As `Device.on_output`, for all devices."""
+        for connection in self._session.connections.values():
+            connection.prints.callback = callback
 
     def describe(self) -> NodeInfo:
         """Name, versions, features, and every device's present state."""

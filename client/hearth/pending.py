@@ -185,7 +185,8 @@ class Job:
                 if len(data) != len(into):
                     raise self._fail(bulk.short(len(data), len(into)))
             for into, data in inline:
-                into[:] = data
+                if data:
+                    into[:] = data
             for output in self.outputs:
                 output.settle()
             self.result = answer

@@ -160,6 +160,14 @@ class MemoryUsage:
     """Held by the device process's pool, for all sessions."""
     device_free: int
     device_total: int
+    bytes_pinned: int = 0
+    """Page-locked host memory that the device process has for copies, for all sessions."""
+    bytes_pinned_in_use: int = 0
+    """Of it, by this session's copies under way."""
+    bytes_persistent: int = 0
+    """Freed, and kept for this session: see `Device.persistent_memory`."""
+    bytes_peak: int = 0
+    """The most that this session has had in use."""
 
     @classmethod
     def of(cls, message: commands_pb2.MemoryUsageResult) -> MemoryUsage:
@@ -171,4 +179,8 @@ class MemoryUsage:
             bytes_reserved=message.bytes_reserved,
             device_free=message.device_free,
             device_total=message.device_total,
+            bytes_pinned=message.bytes_pinned,
+            bytes_pinned_in_use=message.bytes_pinned_in_use,
+            bytes_persistent=message.bytes_persistent,
+            bytes_peak=message.bytes_peak,
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Reply:
     """Completed exactly once, by `set_result` or `set_error`, from any thread."""
 
-    __slots__ = ("_done", "_mutex", "_result", "abandoned", "error", "on_error", "on_late_error", "reports")
+    __slots__ = ("_done", "_mutex", "_result", "abandoned", "before", "error", "on_error", "on_late_error", "reports")
 
     def __init__(self, *, reports: bool = False) -> None:
         self.reports = reports
@@ -26,6 +26,8 @@ class Reply:
         """Called when it fails, so that a transfer waiting beside it ends."""
         self.on_late_error: Callable[[HearthError], None] | None = None
         """Takes the error if nobody waits any more."""
+        self.before: Callable[[], None] | None = None
+        """Called by the waiting thread before it returns with the answer."""
         self._result: commands_pb2.Result | None = None
         self._done = threading.Lock()  # held until there is an answer: the cheapest thing a thread can wait on
         self._done.acquire()
@@ -67,6 +69,8 @@ class Reply:
                 fix="wait again, or with a longer timeout.",
             )
         self._done.release()
+        if self.before is not None:
+            self.before()
         if self.error is not None:
             raise self.error.again()
         assert self._result is not None

@@ -8,6 +8,7 @@ the same. The caller serializes all calls.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -60,6 +61,8 @@ class Session:
         """Set once the attachment is over: nothing more goes in or out."""
         self.device_lost = False
         self.draining = False
+        self.on_output: Callable[[str], None] = lambda text: None
+        """Takes what kernels of the session printed."""
         self.next_seq = 1
         self.acked = 0
         self.queued_bytes = 0
@@ -233,7 +236,9 @@ class Session:
 
     def _event(self, event: device_pb2.Event) -> None:
         kind = event.WhichOneof("kind")
-        if kind == "draining":
+        if kind == "output":
+            self.on_output(event.output.text)
+        elif kind == "draining":
             self.draining = True
         elif kind == "protocol_error":
             self.fail_later = from_status(event.protocol_error)

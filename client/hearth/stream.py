@@ -10,7 +10,7 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from hearth.errors import ArgumentError, InvalidHandleError
+from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from hearth.attachment import Attachment
     from hearth.connection import Connection
+    from hearth.launching import Call
 
 
 class _Scope(NamedTuple):
@@ -37,8 +38,11 @@ def current(connection: Connection) -> Stream | None:
     return None if scope is None else scope.streams.get(id(connection))
 
 
-def resolve(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
-    """The handle of `stream`, or of the current one. Raises `ArgumentError` for a stream of another device."""
+def resolve(stream: Stream | None, connection: Connection, attachment: Attachment, *, work: bool = True) -> int:
+    """The handle of `stream`, or of the current one. Raises `ArgumentError` for a stream of another device.
+
+    `work`: False for commands that give the stream nothing to do.
+    """
     if stream is None:
         stream = current(connection)
         if stream is None:
@@ -49,11 +53,27 @@ def resolve(stream: Stream | None, connection: Connection, attachment: Attachmen
             reason="INVALID_ARGUMENT",
             fix=f"make one with node.device({connection.ordinal}).stream().",
         )
-    return stream._handle_on(attachment)
+    return stream._work_on(attachment) if work else stream._handle_on(attachment)
+
+
+def resolve_for_memory(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
+    """As `resolve`, for an allocation. Raises `LaunchError` where the stream's work is being recorded."""
+    handle = resolve(stream, connection, attachment)
+    target = stream if stream is not None else current(connection)
+    if target is not None and target.records:
+        raise LaunchError(
+            "memory cannot be allocated while a graph is recorded: a graph has none of its own.",
+            reason="CAPTURE_INVALID",
+            fix="make the arrays before the block, or on another stream.",
+        )
+    return handle
 
 
 class Stream:
     """A sequence of commands that run in order; see `Device.stream`."""
+
+    records = False
+    """Whether work on it is recorded rather than run; see `hearth.graph`."""
 
     def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
         self._connection = connection
@@ -78,6 +98,14 @@ class Stream:
                 attachment.submit(commands_pb2.Command(create_stream=create))
                 self._handle, self._attachment = handle, attachment
         return self._handle
+
+    def launched(self, attachment: Attachment, record: bytes, call: Call, args: object) -> None:
+        """Takes a launch that was packed for it."""
+        attachment.launch(record)
+
+    def _work_on(self, attachment: Attachment) -> int:
+        """Its handle, for work."""
+        return self._handle_on(attachment)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until everything submitted to the stream is done; `timeout` in seconds.

@@ -15,9 +15,9 @@ import numpy as np
 
 from hearth import shapes
 from hearth import stream as streams
-from hearth.arguments import ReadOnlyMap
 from hearth.errors import ArgumentError, DtypeError
 from hearth.memory import Memory, OnDevice, Space
+from hearth.readonly import ReadOnlyMap
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 

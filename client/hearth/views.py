@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from hearth import shapes
+from hearth import shapes, strided
 from hearth.errors import ArgumentError, UnsupportedError
 from hearth.memory import OnDevice
+from hearth_proto import layouts
 
 if TYPE_CHECKING:
     from hearth.array import DeviceArray
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
 class Views(OnDevice):
     """What a `DeviceArray` looks like, and how it is cut."""
 
-    __slots__ = ("_dtype", "_shape")
+    __slots__ = ("_dtype", "_rows", "_shape", "_strides")
 
     _shape: tuple[int, ...]
     _dtype: np.dtype[Any]
+    _strides: tuple[int, ...] | None
+    """None: those of C order."""
+    _rows: layouts.Rows | None
+    """The rows that it consists of, from its start; None: it is contiguous."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,58 +61,112 @@ class Views(OnDevice):
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes from one element to the next along each axis."""
+        if self._strides is not None:
+            return self._strides
         return shapes.strides_of(self._shape, self._dtype.itemsize)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from the start of one row (along the last axis) to the start of the next."""
+        if self.ndim < 2:
+            return self.nbytes if self._strides is None else self.strides[-1] * self._shape[-1]
+        return self.strides[-2]
+
+    @property
+    def flags(self) -> Flags:
+        """Whether it is contiguous: ``x.flags.c_contiguous``."""
+        return Flags(self._rows is None, self._contiguous(self._shape[::-1], self.strides[::-1]))
 
     def __len__(self) -> int:
         if not self._shape:
             raise TypeError("len() of an array without axes")
         return self._shape[0]
 
-    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        """The array `offset` bytes further on, of another shape and dtype, in the same memory."""
+    def _contiguous(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+        rows = layouts.rows_of(shape, strides, self._dtype.itemsize)
+        return rows is not None and rows.dense
+
+    def _as_rows(self) -> layouts.Rows:
+        """The rows that it consists of, from its start."""
+        return self._rows if self._rows is not None else layouts.Rows(0, self.nbytes)
+
+    def _view(
+        self,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None = None,
+    ) -> DeviceArray:
+        """The array `offset` bytes further on in the same memory; without strides, in C order."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> DeviceArray:
-        """A view: an element or a slice of step 1 of the first axis; `...` for all."""
+        """A view: integers, slices, `...` and None, as in NumPy, of what lies in rows at one distance.
+
+        That is, contiguous memory, or one axis cut: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]`` of a matrix.
+        Raises `UnsupportedError` for steps along the last axis or back, masks, lists, and what is no such rows.
+        """
         if index is Ellipsis:
-            return self._view(0, self._shape, self._dtype)
-        if not self._shape:
-            raise IndexError("an array without axes has no elements to index")
-        length, row = self._shape[0], shapes.strides_of(self._shape, self._dtype.itemsize)[0]
-        if isinstance(index, slice):
-            start, stop, step = index.indices(length)
-            if step == 1:
-                return self._view(start * row, (max(0, stop - start), *self._shape[1:]), self._dtype)
-        elif hasattr(index, "__index__"):
-            at = index.__index__()
-            if not -length <= at < length:
-                raise IndexError(f"index {at} is out of bounds for axis 0 with size {length}")
-            return self._view(at % length * row, self._shape[1:], self._dtype)
-        raise UnsupportedError(
-            f"{index!r} does not select contiguous memory.",
-            reason="UNSUPPORTED",
-            fix="index the first axis with an integer or a slice of step 1, or use x.get()[...].",
-        )
+            return self._view(0, self._shape, self._dtype, self._strides)
+        selection = strided.select(self._shape, self.strides, index)
+        return self._view(selection.offset, selection.shape, self._dtype, selection.strides)
 
     def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> DeviceArray:
-        """A view of another shape; one axis may be -1."""
+        """A view of another shape; one axis may be -1. Raises `UnsupportedError` where NumPy would make a copy."""
         axes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        return self._view(0, shapes.reshaped(self.size, axes), self._dtype)
+        fresh = shapes.reshaped(self.size, axes)
+        if self._rows is None:
+            return self._view(0, fresh, self._dtype)
+        strides = strided.reshaped_strides(self._rows, self._dtype.itemsize, fresh)
+        if strides is None:
+            raise UnsupportedError(
+                f"rows of {self._rows.width} bytes, {self._rows.pitch} apart, cannot be seen as shape {fresh}.",
+                reason="UNSUPPORTED",
+                fix="x.copy().reshape(...) makes a contiguous copy first.",
+            )
+        return self._view(0, fresh, self._dtype, strides)
 
     def ravel(self) -> DeviceArray:
-        """A view with one axis."""
-        return self._view(0, (self.size,), self._dtype)
+        """A view with one axis. Raises `UnsupportedError` where it is not contiguous."""
+        return self.reshape(self.size)
 
     def view(self, dtype: Any) -> DeviceArray:
-        """The same bytes as another dtype; the last axis changes as in NumPy."""
+        """The same bytes as another dtype; the last axis, which has to be contiguous then, changes as in NumPy."""
         fresh = shapes.dtype_of(dtype)
         if fresh.itemsize == self._dtype.itemsize:
-            return self._view(0, self._shape, fresh)
+            return self._view(0, self._shape, fresh, self._strides)
         if not self._shape or self._shape[-1] * self._dtype.itemsize % fresh.itemsize:
             raise ArgumentError(
                 f"the last axis of shape {self._shape} of {self._dtype} does not divide into {fresh}.",
                 reason="INVALID_ARGUMENT",
                 fix="reshape or slice first.",
             )
+        strides = None if self._rows is None else self._strides
+        if strides is not None:
+            if strides[-1] != self._dtype.itemsize:
+                raise ArgumentError(
+                    f"the last axis of this view has stride {strides[-1]}; it is not contiguous.",
+                    reason="INVALID_ARGUMENT",
+                    fix="x.copy().view(...) makes a contiguous copy first.",
+                )
+            strides = (*strides[:-1], fresh.itemsize)
         last = self._shape[-1] * self._dtype.itemsize // fresh.itemsize
-        return self._view(0, (*self._shape[:-1], last), fresh)
+        return self._view(0, (*self._shape[:-1], last), fresh, strides)
+
+
+class Flags:
+    """How an array lies in memory, by NumPy's names."""
+
+    __slots__ = ("c_contiguous", "f_contiguous")
+
+    def __init__(self, c_contiguous: bool, f_contiguous: bool) -> None:
+        self.c_contiguous = c_contiguous
+        self.f_contiguous = f_contiguous
+
+    def __getitem__(self, name: str) -> bool:
+        if name not in ("C_CONTIGUOUS", "F_CONTIGUOUS"):
+            raise KeyError(name)
+        return self.c_contiguous if name[0] == "C" else self.f_contiguous
+
+    def __repr__(self) -> str:
+        return f"C_CONTIGUOUS : {self.c_contiguous}\nF_CONTIGUOUS : {self.f_contiguous}"

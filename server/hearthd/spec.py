@@ -39,5 +39,9 @@ class DeviceSpec:
     compile_workers: int = 2
     cpu_threads: int = 0
     """Threads of one virtual CPU device; 0: all cores."""
+    nvtx: bool = False
+    """NVTX ranges around commands, for Nsight Systems."""
+    cupti: bool = False
+    """CUPTI's kernel activity in the traces of sessions."""
     log_level: str = "info"
     log_format: Literal["json", "console"] = "console"

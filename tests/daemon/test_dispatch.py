@@ -11,44 +11,14 @@ import pytest
 
 import hearth
 from hearth import In, InOut, Out
-from hearth_proto.reasons import Reason
+from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 
 from .conftest import StartDaemon
+from .dispatches import KERNELS, ONE, SPIN, B, binding, blocks, value
 from .harness import DaemonProcess
 from .kernels import gated
-from .raw import Execute, Raw, refused
-
-KERNELS = r"""
-#define AT int i = blockIdx.x * blockDim.x + threadIdx.x; if (i >= n) return
-extern "C" __global__ void identity(const int* in, int* out, int n) { AT; out[i] = in[i]; }
-extern "C" __global__ void broadcast(int value, int* out, int n) { AT; out[i] = value; }
-extern "C" __global__ void total(const unsigned* in, unsigned* out, int n) { AT; atomicAdd(out, in[i]); }
-extern "C" __global__ void triple(unsigned* x, int n) { AT; x[i] *= 3; }
-extern "C" __global__ void axpy(double a, const float* x, const float* y, float* out, int n) {
-    AT; out[i] = (float)a * x[i] + y[i];
-}
-extern "C" __global__ void accumulate(const int* x, int* sum, int n) { AT; sum[i] += x[i]; }
-extern "C" __global__ void every_other(int* out, int n) { AT; if (i % 2) out[i] = i; }
-extern "C" __global__ void reverse(const int* in, int* out) {
-    extern __shared__ int s[];
-    __shared__ int offset;
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (threadIdx.x == 0) offset = 1000 * blockIdx.x;
-    s[threadIdx.x] = in[i];
-    __syncthreads();
-    out[i] = s[blockDim.x - 1 - threadIdx.x] + offset;
-}
-extern "C" __global__ void spin(long long ticks, int* out) {
-    long long start = clock64();
-    while (clock64() - start < ticks) {}
-    out[0] = 1;
-}
-struct pair { int a; double b; };
-extern "C" __global__ void sizes(struct pair p, char small, double* out) { out[0] = p.a; out[1] = p.b; out[2] = small; }
-"""
-B = c.Binding
-ONE = c.Dim3(x=1)
+from .raw import KEEP, Execute, Raw, refused
 
 Kernel = Callable[[str], hearth.Function]
 
@@ -57,10 +27,6 @@ Kernel = Callable[[str], hearth.Function]
 def kernel(gpu: hearth.Device) -> Kernel:
     """Kernels by name."""
     return gpu.RawModule(code=KERNELS).get_function
-
-
-def blocks(n: int, threads: int = 64) -> int:
-    return -(-n // threads)
 
 
 # ---- what comes back ----
@@ -251,9 +217,8 @@ def test_what_failed_before_stays_where_it_was(gpu: hearth.Device, kernel: Kerne
     n = np.int32(8)
     gpu.synchronize()
     kernel("broadcast")(1, 4096, (n, spoiled, n))  # too many threads: told at the next sync
-    with pytest.raises(hearth.HearthError) as caught:
+    with pytest.raises(hearth.LaunchError, match="4096"):  # the cause, as for a read
         gpu.dispatch(kernel("identity"), 1, 64, [spoiled, Out(8, np.int32), n])
-    assert caught.value.reason == "DEPENDENCY_FAILED" and caught.value.details["cause"] == "LAUNCH_INVALID"
     (out,) = gpu.dispatch(kernel("identity"), 1, 64, [sound, Out(8, np.int32), n])
     assert (out == 1).all()
     with pytest.raises(hearth.LaunchError, match="4096") as told:
@@ -261,6 +226,19 @@ def test_what_failed_before_stays_where_it_was(gpu: hearth.Device, kernel: Kerne
     assert len(told.value.failures) == 1, "the dispatch's own failure is not told twice"
     (out,) = gpu.dispatch(kernel("identity"), 1, 64, [spoiled, Out(8, np.int32), n])
     assert (out == 0).all()
+
+
+def test_the_daemon_says_on_what_it_depended(stream: Execute, raw: Raw) -> None:
+    f = raw.function(KERNELS, "identity")
+    stream.batch(c.Command(fill=c.Fill(buffer=KEEP, offset=16, size=16, pattern=b"x")))  # outside, and told later
+    bindings = [value(pointer=c.Argument.Pointer(buffer=KEEP)), binding(B.ROLE_OUTPUT, size=16), value(int32=4)]
+    command = c.Command(dispatch=c.Dispatch(function=f, grid=ONE, block=ONE, bindings=bindings))
+    refusal = from_status(stream.ask(command).error)
+    assert refusal.reason == Reason.DEPENDENCY_FAILED
+    assert refusal.details["cause"] == Reason.OUT_OF_BOUNDS and refusal.details["cause_command"] == "fill"
+    (failure,) = stream.failures()
+    assert failure.command == "fill", "the dispatch's own failure was told to its caller alone"
+    assert list(stream.ask(command).dispatch.outputs) == [bytes(16)]
 
 
 def test_its_own_failure_is_told_to_its_caller_alone(gpu: hearth.Device, kernel: Kernel) -> None:
@@ -330,14 +308,6 @@ def test_arguments_that_do_not_fit_the_kernel(gpu: hearth.Device, kernel: Kernel
     assert daemon.counter("kernel_launches", 0) == before
 
 
-def binding(role: Any, **fields: Any) -> c.Binding:
-    return c.Binding(role=role, **fields)
-
-
-def value(**fields: Any) -> c.Binding:
-    return c.Binding(role=B.ROLE_VALUE, value=c.Argument(**fields))
-
-
 def test_plain_stubs(raw: Raw) -> None:
     f = raw.function(KERNELS, "axpy")
     x = np.arange(8, dtype=np.float32)
@@ -353,7 +323,7 @@ def test_plain_stubs(raw: Raw) -> None:
     np.testing.assert_array_equal(np.frombuffer(answer.outputs[0], np.float32), x[7:])
     np.testing.assert_array_equal(np.frombuffer(answer.outputs[1], np.float32), 3 * x[2:5])
     assert not answer.HasField("kernel_ns")
-    assert 0 < answer.enqueue_ns and answer.enqueue_ns + answer.wait_ns <= answer.wall_ns
+    assert answer.enqueue_ns > 0 and answer.enqueue_ns + answer.wait_ns <= answer.wall_ns
     buffer = raw.buffer(x.tobytes())
     bindings[1] = value(pointer=c.Argument.Pointer(buffer=buffer, read_only=True))
     again = raw.call("Dispatch", c.Dispatch(function=f, grid=ONE, block=c.Dim3(x=8), bindings=bindings, timed=True))
@@ -482,7 +452,7 @@ def test_many_at_once_do_not_mix(gpu: hearth.Device, kernel: Kernel) -> None:
 
 def test_times_are_of_what_they_say(gpu: hearth.Device) -> None:
     """The compile is no time of the kernel's, and neither is a copy, however large."""
-    fresh = KERNELS + f"// {np.random.default_rng().integers(1 << 60)}"  # in nobody's cache
+    fresh = SPIN + f"// {np.random.default_rng().integers(1 << 60)}"  # in nobody's cache
     spin = gpu.RawModule(code=fresh).get_function("spin")
     ticks = np.int64(20_000_000)
 
@@ -511,7 +481,7 @@ def test_waiting_for_other_streams_is_no_time_of_the_kernel(gpu: hearth.Device, 
     args: list[Any] = [x, Out(4, np.int32), np.int32(4)]
     gpu.dispatch(kernel("identity"), 1, 4, args)
     with gpu.stream() as other:
-        kernel("spin")(1, 1, (np.int64(200_000_000), x), stream=other)
+        gpu.RawModule(code=SPIN).get_function("spin")(1, 1, (np.int64(200_000_000), x), stream=other)
     pending = gpu.dispatch_async(kernel("identity"), 1, 4, args, timed=True)
     (out,) = pending.result()
     assert out[0] == 1

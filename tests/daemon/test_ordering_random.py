@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hearth
+from hearth_proto.v1 import commands_pb2 as c
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess
-from .kernels import common, gated
+from .kernels import COMMON, GATE, common, gated
+from .raw import Raw
 
 N = 48
 """Elements of a buffer."""
@@ -133,7 +135,7 @@ def machines(folded: DaemonProcess) -> Iterator[list[Machine]]:
 
 
 @settings(
-    max_examples=30,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -256,7 +258,7 @@ def test_memory_stays_while_a_collective_needs_it(pair: list[hearth.Device]) -> 
 
 
 def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: StartDaemon) -> None:
-    """A pipeline that runs ahead of the device frees before it allocates again: it is slowed down, not out of memory."""
+    """A pipeline that runs ahead of the device frees before it allocates again: slowed down, not out of memory."""
     daemon = start_daemon(devices={"memory_limit": "64MiB"})
     with daemon.connect() as node:
         gpu = node.device(0)
@@ -274,25 +276,50 @@ def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: Sta
         assert gpu.memory_usage().allocations == 1
 
 
-def test_a_flood_on_a_held_stream_holds_up_nobody_else(gpu: hearth.Device, node: hearth.Node) -> None:
-    """Events, waits, frees and allocations go into the device's queues as launches do, and those have an end."""
-    free_stream = gpu.stream()
-    x = gpu.zeros(16, np.int32, free_stream)
-    common(gpu, "add_one")((1,), (16,), (x, np.int32(16)), stream=free_stream)
-    free_stream.synchronize()
-    with gated(gpu) as gate:
-        held = gpu.stream()
-        gate.hold(stream=held)
-        event = held.record()
-        for turn in range(3000):
-            if turn % 3 == 0:
-                held.record(event)
-            elif turn % 3 == 1:
-                held.wait_event(event)
-            else:
-                gpu.full(512, turn % 200, np.uint8, held).free()
-        for turn in range(20):
-            common(gpu, "add_one")((1,), (16,), (x, np.int32(16)), stream=free_stream)
-            assert x.get(stream=free_stream, timeout=30).tolist() == [turn + 2] * 16
-        assert not held.done
-    gpu.synchronize()
+def test_a_flood_on_a_held_stream_holds_up_no_other(raw: Raw) -> None:
+    """Events, waits, fills, frees and allocations go into the device's queues as launches do, and those have an end."""
+    hold, (gate, mark) = raw.function(GATE, "hold"), (raw.mint(), raw.mint())
+    module = hold - 1
+    add_one, dim = raw.function(COMMON, "add_one"), c.Dim3(x=1)
+    count, quick = raw.buffer(bytes(4)), raw.buffer(bytes(4))
+    held, free = raw.mint(), raw.mint()
+    raw.call("GetGlobal", c.GetGlobal(buffer=gate, module=module, name="gate"))
+
+    def add_to(buffer: int) -> c.Launch:
+        arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=buffer)), c.Argument(int32=1)]
+        return c.Launch(function=add_one, grid=dim, block=dim, arguments=arguments)
+
+    def flood() -> Iterator[c.Command]:
+        for index in range(600):
+            buffer = (1 << 40) + index
+            yield c.Command(stream=held, record_event=c.RecordEvent(event=mark + 1000))
+            yield c.Command(stream=held, wait_event=c.WaitEvent(event=mark + 1000))
+            yield c.Command(stream=held, allocate=c.Allocate(buffer=buffer, size=512))
+            yield c.Command(stream=held, fill=c.Fill(buffer=buffer, size=512, pattern=b"x"))
+            yield c.Command(stream=held, free=c.Free(buffers=[buffer]))
+            yield c.Command(stream=held, launch=add_to(count))
+
+    with raw.execute() as stream:
+        start = c.Launch(function=hold, grid=dim, block=dim, arguments=[c.Argument(uint64=0)], timeout_ns=60 * 10**9)
+        stream.batch(
+            c.Command(create_stream=c.CreateStream(stream=held)),
+            c.Command(create_stream=c.CreateStream(stream=free)),
+            c.Command(stream=free, launch=add_to(quick)),
+            c.Command(write=c.Write(buffer=gate, data=bytes(4))),
+        )
+        assert stream.failures(free) == stream.failures() == []
+        stream.batch(
+            c.Command(stream=held, launch=start), c.Command(stream=held, record_event=c.RecordEvent(event=mark))
+        )
+        try:
+            stream.batch(*flood())
+            for turn in range(20):
+                stream.batch(c.Command(stream=free, launch=add_to(quick)))
+                read = stream.ask(c.Command(stream=free, read=c.Read(buffer=quick, size=4)))
+                assert int.from_bytes(read.read.data, "little") == turn + 2
+            assert not stream.ask(c.Command(query_event=c.QueryEvent(event=mark))).event.done
+        finally:
+            stream.batch(c.Command(stream=free, write=c.Write(buffer=gate, data=b"\1\0\0\0")))
+        assert stream.failures(held) == []
+        read = stream.ask(c.Command(stream=held, read=c.Read(buffer=count, size=4)))
+        assert int.from_bytes(read.read.data, "little") == 600

@@ -25,6 +25,7 @@ from hearthd.device.context import Device
 from hearthd.device.policy import geometry, residency
 from hearthd.device.policy.launch_plan import Plan, Q, attributes_of, check_layout, plan_key
 from hearthd.device.policy.ordering import Usage
+from hearthd.device.policy.tally import FULL, weigh
 from hearthd.device.server import Function
 from hearthd.device.tables import Buffer, FunctionEntry, LogicalStream, ModuleEntry, Session, TensorMapEntry
 from hearthd.device.watchdog import Watchdog
@@ -155,6 +156,8 @@ class Binder:
                     self._to_driver(bound, stream)
             else:
                 self._to_driver(bound, stream)
+        if bound.module.prints is not None:
+            device.output.launched(bound.module.prints, track)
 
     def _to_driver(self, bound: BoundLaunch, stream: LogicalStream) -> None:
         plan = bound.plan
@@ -193,7 +196,21 @@ class Binder:
         if wrong or resident:
             reason = Reason.LAUNCH_INVALID if wrong else Reason.RESIDENCY_EXCEEDED
             raise geometry.refuse(entry.name, wrong + resident, record.grid, record.block, record.shared_mem, reason)
-        return Plan(function, entry.name, record, given)
+        plan = Plan(function, entry.name, record, given)
+        plan.weight = weigh(plan.threads, self._occupancy(function, record))
+        if entry.module.prints is not None:
+            plan.length = -1  # who printed has to be known
+        return plan
+
+    def _occupancy(self, function: Function, record: Record) -> int | None:
+        """How full a multiprocessor is with it, of `tally.FULL`; None where that cannot be known."""
+        limit = self._device.limits.max_threads_per_multiprocessor
+        threads = residency.product(record.block)
+        try:
+            blocks = self._device.server.blocks_per_multiprocessor(function, threads, record.shared_mem)
+        except Refusal:
+            return None
+        return blocks * threads * FULL // limit if limit > 0 else None
 
     def _check_geometry(self, function: Function, record: Record) -> tuple[list[str], list[str]]:
         """What is wrong with the geometry, and what keeps it from being resident."""

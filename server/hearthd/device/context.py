@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hearthd.device.compiler import CompileService
 from hearthd.device.outbox import Outbox
+from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.policy.launch_plan import Plan
 from hearthd.device.server import ComputeServer
@@ -29,6 +30,7 @@ class Device:
     outbox: Outbox
     telemetry: Telemetry
     limits: Limits
+    output: Output
     kick: Callable[[Session | None], None]
     """Something that a deferred command of the session (None: of any) waits for may have happened."""
 

@@ -10,11 +10,12 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.arguments import pack_arguments
 from hearthd.device.binding import Pointer, split
-from hearthd.device.dispatch_run import DispatchRun, Means, Slot
+from hearthd.device.dispatch_run import DispatchRun, Means
+from hearthd.device.dispatch_slot import Slot
 from hearthd.device.launch import dim
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.dispatch_plan import DispatchPlan, Failure, named_transfers, read_bindings, refuse
-from hearthd.device.tables import Buffer, Session
+from hearthd.device.tables import Session
 
 
 class DispatchCommands:
@@ -37,7 +38,7 @@ class DispatchCommands:
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a dispatch needs a request number", fix="set Command.request")
         plan, failures = read_bindings(command, self._means.device.spec.max_inline_bytes)
-        slots = {what.binding: Slot(what, Buffer(0, what.size)) for what in plan.transients}
+        slots = {what.binding: Slot(self._means.device, origin, what) for what in plan.transients}
         pointers = _pointers(session, command, plan, slots, failures)
         entry = session.functions.get(command.function)
         if entry is None:

@@ -19,15 +19,15 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hearth_proto.launches import Record, pack
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.binding import Binder, BoundLaunch, Pointer
 from hearthd.device.context import Device
-from hearthd.device.copies import Copies
-from hearthd.device.flows import Download, Upload
+from hearthd.device.copies import Copies, Direct
+from hearthd.device.dispatch_slot import Slot
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.operation import Origin
-from hearthd.device.policy.dispatch_plan import Transient
+from hearthd.device.policy.budget import check_budget
 from hearthd.device.policy.launch_plan import plan_key
 from hearthd.device.server import HostBuffer
 from hearthd.device.stopwatch import Stopwatch
@@ -36,6 +36,10 @@ from hearthd.device.tracks import WINDOW
 from hearthd.device.transfers import Transfers
 
 CLEAR = b"\0"
+
+ASK_FROM = 16 << 20
+"""Bytes from which on the device is asked what it has, before it is asked for memory: below, that costs more than it
+can save, for one reservation is refused as a whole."""
 
 
 class Means(NamedTuple):
@@ -46,19 +50,6 @@ class Means(NamedTuple):
     memory: MemoryCommands
     copies: Copies
     transfers: Transfers
-
-
-class Slot:
-    """A transient buffer with what is known of it so far."""
-
-    __slots__ = ("buffer", "download", "output", "upload", "what")
-
-    def __init__(self, what: Transient, buffer: Buffer) -> None:
-        self.what = what
-        self.buffer = buffer
-        self.upload: Upload | None = None
-        self.download: Download | None = None
-        self.output = b""
 
 
 class DispatchRun:
@@ -118,6 +109,7 @@ class DispatchRun:
 
     def let_go(self, refusal: Refusal) -> None:
         """It will not go on: gives back all that it holds, and ends the transfers that are still open."""
+        self._stages.clear()
         session = self._origin.session
         for slot in self._slots:
             self._release(slot)
@@ -138,7 +130,7 @@ class DispatchRun:
         return True
 
     def _reserve(self) -> None:
-        """One reservation for all buffers, so that they are had together or not at all: it is its own budget check."""
+        """One reservation for all buffers, so that they are had together or not at all."""
         device = self._device
         alignment = device.server.properties.memory_alignment
         sizes = [-(-slot.what.size // alignment) * alignment for slot in self._slots]
@@ -146,15 +138,9 @@ class DispatchRun:
         buffers = [slot.buffer for slot in self._slots]
         if not buffers:
             return
-        limit = device.spec.memory_limit or device.server.properties.total_memory
         try:
-            if required > limit:
-                raise Refusal(
-                    Reason.OUT_OF_MEMORY,
-                    f"{required} bytes are asked for; the device has {limit}",
-                    fix="dispatch less at a time",
-                    details={"requested": required, "total": limit},
-                )
+            if required >= ASK_FROM:
+                check_budget(required, device.server.memory_info(), device.spec.memory_limit)
             reservation = self._means.memory.reservations.take(self._origin.session, required, self._track, buffers)
         except Refusal as refusal:
             device.telemetry.out_of_memory += 1
@@ -165,9 +151,8 @@ class DispatchRun:
                 details={**refusal.details, "buffers": len(buffers)},
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
-        for buffer, place in zip(buffers, places, strict=True):
-            buffer.reservation = reservation
-            buffer.address = reservation.memory.address + place
+        for slot, place in zip(self._slots, places, strict=True):
+            slot.place(reservation, place)
 
     def _bind(self) -> BoundLaunch:
         return self._means.binder.bind(self._entry, self._record, self._pointers, self._key)
@@ -184,24 +169,35 @@ class DispatchRun:
         what = slot.what
         if slot.upload is not None:
             put = partial(self._put, slot)
-            return self._means.transfers.receive(self._origin, what.upload, slot.upload, what.size, put)
+            return self._means.transfers.receive(self._origin, what.upload, slot.upload, what.size, put, slot.into)
         if not what.size:
             return True
         if self._track.full:
             return False
-        if what.brings:
-            host = self._device.staging.acquire(what.size)
-            if host is None:
-                return False
-            host.view[: what.size] = what.data
-            self._put(slot, host, 0, what.size)
-        else:
-            self._up.start()
-            self._device.tracks.before(self._track, (slot.buffer.usage,))
-            self._device.begin(self._origin.stream, what.size)
-            self._device.server.fill(slot.buffer.address, CLEAR, what.size, self._track.stream)
-            self._device.telemetry.fills += 1
+        if not what.brings:
+            self._clear(slot.buffer)
+            return True
+        host = self._host(what.size, slot.into)
+        if host is None:
+            return self._without(what.size, slot.into) and slot.into.write(0, memoryview(what.data))
+        host.view[: what.size] = what.data
+        self._put(slot, host, 0, what.size)
         return True
+
+    def _clear(self, buffer: Buffer) -> None:
+        device = self._device
+        device.tracks.before(self._track, (buffer.usage,))
+        self._up.start()
+        device.begin(self._origin.stream, buffer.size)
+        device.server.fill(buffer.address, CLEAR, buffer.size, self._track.stream)
+        device.telemetry.fills += 1
+
+    def _host(self, size: int, direct: Direct) -> HostBuffer | None:
+        """Page-locked memory for a copy, or None: wait, or do without it."""
+        return None if direct.asked else self._device.staging.find(size, self._origin.session)
+
+    def _without(self, size: int, direct: Direct) -> bool:
+        return direct.asked or self._device.staging.refusal(size) is not None
 
     def _put(self, slot: Slot, host: HostBuffer, at: int, size: int) -> None:
         self._up.start()
@@ -245,14 +241,21 @@ class DispatchRun:
         what = slot.what
         if slot.download is not None:
             take = partial(self._take, slot)
-            if not self._means.transfers.send(self._origin, what.download, slot.download, what.length, take):
+            send = self._means.transfers.send
+            if not send(self._origin, what.download, slot.download, what.length, take, direct=slot.out_of):
                 return False
         elif what.length:
-            host = None if self._track.full else self._device.staging.acquire(what.length)
-            if host is None:
+            if self._track.full:
                 return False
-            self._take(slot, host, 0, what.length)
-            self._device.tracks.on_complete(self._track, partial(self._keep, slot, host))
+            host = self._host(what.length, slot.out_of)
+            if host is not None:
+                self._take(slot, host, 0, what.length)
+                self._device.tracks.on_complete(self._track, partial(self._keep, slot, host))
+            else:
+                data = slot.out_of.read(0, what.length) if self._without(what.length, slot.out_of) else None
+                if data is None:
+                    return False
+                slot.output = data
         self._release(slot)
         return True
 

@@ -170,12 +170,16 @@ class Executor:
             "memory_free_bytes": info.free,
             "memory_total_bytes": info.total,
             "staging_bytes": self._device.staging.in_use,
+            "profiles_open": sum(len(session.profiles) for session in sessions),
+            "traces_running": self._traces.running,
         }
         return {**self._device.telemetry.snapshot(gauges["commands_waiting"]), "gauges": gauges}
 
     # ---- replies (see operation.Replies) ----
 
     def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
+        if self._device.output.suspects:
+            self._device.output.settle(session.channel)
         if call:
             self._device.outbox.put(Kind.RESULT, result.SerializeToString(), channel=session.channel, id=call)
         else:
@@ -318,6 +322,7 @@ class Executor:
         del self._sessions[session.channel]
 
         def closed() -> None:
+            self._device.output.close(session.channel)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
         self._device.tracks.after_all(session.tracks(), closed)

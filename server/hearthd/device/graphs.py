@@ -56,7 +56,7 @@ class GraphCommands:
         stream.capture = None
         if command.discard:
             session.graphs.pop(command.graph)
-            return self._ending(origin, entry)
+            return self._ending(origin, entry, stream)
         entry.unsettled += 1
         operation = Operation(origin, partial(self._make, origin, entry), writes=(stream, entry))
         operation.on_failure = partial(self._not_made, entry)
@@ -93,7 +93,7 @@ class GraphCommands:
         )
         self._release(entry)
 
-    def _ending(self, origin: Origin, entry: GraphEntry) -> Operation:
+    def _ending(self, origin: Origin, entry: GraphEntry, *recording: LogicalStream) -> Operation:
         """Behind all that was asked of the graph, and of the stream that records it."""
 
         def run() -> bool:
@@ -101,7 +101,7 @@ class GraphCommands:
             origin.reply()
             return True
 
-        operation = Operation(origin, run, writes=(origin.stream, entry))
+        operation = Operation(origin, run, writes=(*recording, entry))
         operation.on_failure = lambda _: self._release(entry)
         return operation
 
@@ -201,6 +201,8 @@ class GraphCommands:
     def _release(self, entry: GraphEntry) -> None:
         """What it held goes behind the launches that use it, and so does the graph itself. A second time nothing."""
         entry.holdings.release()
+        entry.nodes.clear()
+        entry.kernels.clear()
         graph, entry.graph = entry.graph, None
         if graph is not None:
             device = self._device

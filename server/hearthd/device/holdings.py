@@ -45,7 +45,7 @@ class Keepers(NamedTuple):
 class Summary:
     """All uses of a sequence together, as one command that is ordered, skipped and fails as a whole."""
 
-    __slots__ = ("needed", "read", "reads", "renewed", "writes", "written")
+    __slots__ = ("needed", "prints", "read", "reads", "renewed", "writes", "written")
 
     def __init__(self, uses: Sequence[Uses]) -> None:
         written: dict[Buffer, None] = {}
@@ -64,6 +64,8 @@ class Summary:
         """Those whose contents from before the first it depends on."""
         self.renewed = tuple(renewed)
         """Those whose contents it replaces before anything needs them: what failed before does not matter any more."""
+        self.prints = next((entry.prints for each in uses for entry in each.modules if entry.prints is not None), None)
+        """The session that gets what its kernels print; None where none of them can."""
         self.writes: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.written)
         self.reads: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.read)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -31,6 +32,9 @@ class Loop:
         """Called each time round; answers how many seconds the loop may sleep, None: until something happens."""
         self.on_idle: Callable[[], None] = lambda: None
         """Called before the loop may sleep: the time to send what has gathered."""
+        self.on_turn: Callable[[int], None] = lambda nanoseconds: None
+        """Told how long a turn took in which there was something to do, sleep not counted."""
+        self._began = 0
 
     @property
     def inside(self) -> bool:
@@ -73,6 +77,9 @@ class Loop:
                 sleep = self.on_poll()
                 if not self._tasks:
                     self.on_idle()
+                if self._began:
+                    self.on_turn(time.perf_counter_ns() - self._began)
+                    self._began = 0
                 self._turn(0.0 if self._tasks else sleep)
         finally:
             self._thread = None
@@ -87,7 +94,10 @@ class Loop:
             # epoll sleeps in milliseconds; select on the epoll descriptor does in microseconds.
             select.select([self._epoll], [], [], sleep)
             sleep = 0.0
-        for fd, events in self._epoll.poll(-1 if sleep is None else sleep):
+        ready = self._epoll.poll(-1 if sleep is None else sleep)
+        if ready or self._tasks:
+            self._began = time.perf_counter_ns()
+        for fd, events in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
                 self._woken = False

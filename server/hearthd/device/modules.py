@@ -11,6 +11,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.compiler import Compiled
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.output import prints
 from hearthd.device.server import Image, Source
 from hearthd.device.tables import Buffer, FunctionEntry, ModuleEntry, Session
 
@@ -27,7 +28,7 @@ class ModuleCommands:
         if command.kind == commands_pb2.CODE_KIND_CUDA_CPP:
             self._compile(session, entry, command)
         else:
-            self._load(entry, Compiled(Image(code=command.code), None, True, 0))
+            self._load(session, entry, Compiled(Image(code=command.code), None, True, 0))
         if not origin.answered:
             return None
         return self._describe(origin, entry)
@@ -50,12 +51,12 @@ class ModuleCommands:
             return
 
         def landed(outcome: Compiled) -> None:
-            self._load(entry, outcome)
+            self._load(session, entry, outcome)
             self._device.kick(session)
 
         self._device.compiler.submit(source, landed)
 
-    def _load(self, entry: ModuleEntry, outcome: Compiled) -> None:
+    def _load(self, session: Session, entry: ModuleEntry, outcome: Compiled) -> None:
         telemetry = self._device.telemetry
         entry.pending = False
         entry.cached = outcome.cached
@@ -68,6 +69,9 @@ class ModuleCommands:
             telemetry.compile_cache_hits += 1
         else:
             telemetry.compile_cache_misses += 1
+            telemetry.compile.observe(outcome.elapsed_ns)
+        if prints(outcome.image.code):
+            entry.prints = session
         entry.log = outcome.image.log
         try:
             entry.module = self._device.server.load(outcome.image)
@@ -92,9 +96,26 @@ class ModuleCommands:
         return Operation(origin, run, writes=(entry,))
 
     def release(self, session: Session, entry: ModuleEntry) -> None:
+        """The handle is gone: unloads the code when it has run, once nobody holds it any more."""
+        entry.released = True
+        if not entry.holders:
+            self._unload(session, entry)
+
+    def hold(self, entry: ModuleEntry) -> None:
+        """Keeps the code loaded until `let_go`, also when the handle is gone: for graphs and prepared launches."""
+        entry.holders += 1
+
+    def let_go(self, session: Session, entry: ModuleEntry) -> None:
+        """The end of one `hold`; `session` is the module's."""
+        entry.holders -= 1
+        if entry.released and not entry.holders:
+            self._unload(session, entry)
+
+    def _unload(self, session: Session, entry: ModuleEntry) -> None:
         module, entry.module = entry.module, None
         if module is not None:
             server = self._device.server
+            self._device.telemetry.modules_unloaded += 1
             self._device.tracks.after_all(session.tracks(), lambda: server.unload(module))
 
     def describe(self, origin: Origin, command: commands_pb2.DescribeModule) -> Operation:

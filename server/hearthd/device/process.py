@@ -17,9 +17,12 @@ from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compiler import CompileService
 from hearthd.device.context import Device
 from hearthd.device.executor import Executor
+from hearthd.device.journal import Journal
 from hearthd.device.loop import Loop
+from hearthd.device.marking import Activity, Marks
 from hearthd.device.modules import cache_directory
 from hearthd.device.outbox import Outbox
+from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.server import ComputeServer, DeviceFault
 from hearthd.device.staging import Staging
@@ -63,6 +66,10 @@ class DeviceProcess:
         self._outbox = Outbox(link, self._watch_writes)
         properties = server.properties
         tracks = Tracks(server, spec.max_streams, self.loop.wake)
+        telemetry = Telemetry()
+        journal = Journal(spec)
+        output = Output(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
+        output.capture()
         device = Device(
             spec=spec,
             server=server,
@@ -75,7 +82,8 @@ class DeviceProcess:
                 self.loop.post,
             ),
             outbox=self._outbox,
-            telemetry=Telemetry(),
+            telemetry=telemetry,
+            output=output,
             limits=Limits(
                 properties.max_threads_per_block,
                 _dim(properties.max_block_dim),
@@ -90,7 +98,9 @@ class DeviceProcess:
             kick=self._kick,
         )
         self._device = device
-        self._executor = Executor(device, self.loop.post)
+        device.staging.on_return = telemetry.transfer.observe
+        self.loop.on_turn = telemetry.loop_turn.observe
+        self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.loop.add_reader(link.fileno(), self._readable)
         self.loop.on_poll = self._poll
         self.loop.on_idle = self._outbox.send
@@ -180,6 +190,7 @@ class DeviceProcess:
                 "in_flight": ", ".join(kernels),
             },
         )
+        self._device.output.last_words()
         self._outbox.put(Kind.STATS, json.dumps(self._device.telemetry.snapshot()).encode())
         self._outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
         self._outbox.send_all()
@@ -212,6 +223,21 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
 def _die_with_parent() -> None:
     """The kernel kills this process when the fork server ends, which it does when the front is gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:
+    """What looks at every command, where the configuration asks for it and the machine has it."""
+    marks: Marks | None = None
+    activity: Activity | None = None
+    if spec.nvtx:
+        from hearthd.device.cuda.nvtx import make_ranges
+
+        marks = make_ranges(journal.warning)
+    if spec.cupti:
+        from hearthd.device.cuda.cupti import make_activity
+
+        activity = make_activity(journal.warning)
+    return marks, activity
 
 
 def _dim(values: Sequence[int]) -> tuple[int, int, int]:

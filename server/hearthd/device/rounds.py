@@ -97,12 +97,14 @@ class Rounds:
         turn = TURN
         while self._left and turn > 0 and not track.full:
             count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
-            device.begin(self._stream)
             tracks.before(track, (program.usage, *summary.writes), summary.reads)
+            device.begin(self._stream)
             position = tracks.ordering.position(track.index)
             track.launched.extend((position, name) for name in names)
             self._give(count)
             tracks.charge(track, count * cost - 1)
+            if summary.prints is not None:
+                device.output.launched(summary.prints, track)
             for buffer in summary.renewed:
                 buffer.failure = None
             self._left -= count

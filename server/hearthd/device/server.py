@@ -307,6 +307,10 @@ class ComputeServer(Protocol):
         """`params` is the parameter block with addresses filled in; it may be reused when the call returns."""
         ...
 
+    def flush_output(self) -> None:
+        """What kernels that have ended printed is in the process's standard output when this returns."""
+        ...
+
     def blocks_per_multiprocessor(self, function: Any, threads: int, shared_mem: int) -> int:
         """How many blocks of so many threads fit one multiprocessor (cuOccupancyMaxActiveBlocksPerMultiprocessor)."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -24,7 +25,9 @@ class Staging:
         self._cap = cap
         self._tracks = tracks
         self._on_room = on_room
-        self._lent: dict[HostBuffer, Session | None] = {}
+        self._lent: dict[HostBuffer, tuple[Session | None, int]] = {}
+        self.on_return: Callable[[int], None] = lambda nanoseconds: None
+        """Told how long a buffer was on loan."""
         self._dropped: dict[Track, DropQueue[HostBuffer]] = {}
         self._starved = False
         self.in_use = 0
@@ -48,7 +51,7 @@ class Staging:
             buffer = self._server.allocate_host(size)
             if buffer is not None:
                 self.in_use += buffer.size
-                self._lent[buffer] = session
+                self._lent[buffer] = session, time.perf_counter_ns()
                 if session is not None:
                     session.bytes_pinned += buffer.size
                 return buffer
@@ -91,7 +94,8 @@ class Staging:
         for buffer in buffers:
             if buffer not in self._lent:
                 continue
-            session = self._lent.pop(buffer)
+            session, lent_ns = self._lent.pop(buffer)
+            self.on_return(time.perf_counter_ns() - lent_ns)
             if session is not None:
                 session.bytes_pinned -= buffer.size
             self.in_use -= buffer.size

@@ -161,16 +161,32 @@ class EventEntry:
 class ModuleEntry:
     """A client's module: waiting for its compile, loaded, or failed."""
 
-    __slots__ = ("cached", "compile_ns", "error", "handle", "log", "module", "pending")
+    __slots__ = (
+        "cached",
+        "compile_ns",
+        "error",
+        "handle",
+        "holders",
+        "log",
+        "module",
+        "pending",
+        "prints",
+        "released",
+    )
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.pending = True
+        self.prints: Session | None = None
+        """The session that gets what its kernels print; None where none of them can."""
         self.module: Module | None = None
         self.error: Refusal | None = None
         self.log = ""
         self.cached = False
         self.compile_ns = 0
+        self.holders = 0
+        """Graphs and prepared launches that use it: its code outlives its handle for them."""
+        self.released = False
 
     def loaded(self) -> Module:
         """The module; raises what its compile or load failed with."""

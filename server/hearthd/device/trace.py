@@ -37,6 +37,7 @@ class TraceCommands:
         self._post = post
         self._activity = activity
         self._clock_stream: Stream | None = None
+        self._sessions: set[int] = set()
         self._numbers = itertools.count(1)
         self._marks: list[Marks] = [each for each in (marks, activity) if each is not None]
         self._always = Marking(marks, self._numbers) if marks is not None else None
@@ -45,7 +46,13 @@ class TraceCommands:
         """A session begins."""
         session.trace = self._always
 
+    @property
+    def running(self) -> int:
+        """Sessions with a trace."""
+        return len(self._sessions)
+
     def closed(self, session: Session) -> None:
+        self._sessions.discard(session.channel)
         if session.trace is not None:
             session.trace.close()
             session.trace = None
@@ -64,6 +71,7 @@ class TraceCommands:
         limit = min(command.max_events or DEFAULT_EVENTS, MAX_EVENTS)
         if self._activity is not None:
             self._activity.start()
+        self._sessions.add(session.channel)
         session.trace = Trace(self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers)
         origin.reply()
 
@@ -78,6 +86,7 @@ class TraceCommands:
                 Reason.PROFILE_INVALID, "no trace of this session is running on this device", fix="start one first"
             )
         session.trace = self._always
+        self._sessions.discard(session.channel)
         if origin.record is not None:
             origin.record.drop()
             origin.record = None

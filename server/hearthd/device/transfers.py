@@ -6,7 +6,7 @@ given to the device. What it holds in host memory is bounded: the sender may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from google.protobuf.message import DecodeError
@@ -85,7 +85,7 @@ class Transfers:
     def expect(self, session: Session, transfer: int, what: str) -> Upload:
         """The upload of this number, from now on the `what`'s. Raises Refusal(TRANSFER_ABORTED), where it is over, and
         Refusal(HANDLE_IN_USE)."""
-        _check_live(session, transfer)
+        _check_live(session, transfer, session.downloads)
         upload = session.uploads.setdefault(transfer, Upload())
         _claim(upload, transfer, what)
         return upload
@@ -222,7 +222,7 @@ class Transfers:
 
     def promise(self, session: Session, transfer: int, what: str) -> Download:
         """The download of this number, from now on the `what`'s. Raises as `expect`."""
-        _check_live(session, transfer)
+        _check_live(session, transfer, session.uploads)
         download = session.downloads.setdefault(transfer, Download())
         _claim(download, transfer, what)
         return download
@@ -333,12 +333,18 @@ class Transfers:
         self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
-def _check_live(session: Session, transfer: int) -> None:
+def _check_live(session: Session, transfer: int, other_way: Container[int]) -> None:
     if transfer in session.over:
         raise Refusal(
             Reason.TRANSFER_ABORTED,
             f"transfer {transfer} is over: it was given up, or used before",
             fix="use a new transfer number",
+        )
+    if transfer in other_way:
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"transfer {transfer} goes the other way already",
+            fix="mint a number for each upload and each download",
         )
 
 

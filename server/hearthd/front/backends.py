@@ -62,6 +62,8 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             collective_timeout=config.collectives.timeout,
             max_inline_bytes=config.limits.max_inline_bytes,
             chunk_bytes=config.limits.max_chunk_bytes,
+            nvtx=config.profile.nvtx,
+            cupti=config.profile.cupti,
             log_level=config.log.level,
             log_format=form,
         )

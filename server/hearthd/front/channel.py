@@ -6,14 +6,18 @@ import asyncio
 from collections import OrderedDict
 from typing import Protocol
 
+import structlog
 from google.protobuf.message import DecodeError
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import commands_pb2, status_pb2
+from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
 from hearthd.front.transfers import Download, Transfer, Upload
 from hearthd.front.wire import Link
 
+log = structlog.get_logger("hearthd.channel")
+
+_LOGGED_CHARACTERS = 16 << 10
 _REMEMBERED_ABORTS = 256
 """Transfers that the device gave up before their stream came; a later stream of such a transfer ends at once."""
 
@@ -72,6 +76,15 @@ class Channel:
     def on_response(self, payload: bytes) -> None:
         if self.sink is not None:
             self.sink.on_response(payload)
+        elif payload:
+            self._log_output(payload)
+
+    def _log_output(self, payload: bytes) -> None:
+        """What kernels of a session without an Execute stream print goes to the log; other responses go nowhere."""
+        event = device_pb2.ExecuteResponse.FromString(payload).event
+        if event.WhichOneof("kind") == "output":
+            text = event.output.text
+            log.info("kernel_output", session=self.session_id, text=text[:_LOGGED_CHARACTERS], characters=len(text))
 
     def detach(self, last_unacked: int) -> None:
         """The Execute stream has ended; `last_unacked` is its last batch if that is not yet executed, else 0."""

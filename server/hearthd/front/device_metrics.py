@@ -74,6 +74,8 @@ _HELP = {
     "memory_free_bytes": "Bytes free on the device.",
     "memory_total_bytes": "Bytes of the device.",
     "staging_bytes": "Host memory in copies under way.",
+    "profiles_open": "Profiles that have not ended.",
+    "traces_running": "Sessions that are being traced.",
     "pinned_bytes": "Page-locked host memory held for copies.",
 }
 
@@ -82,7 +84,7 @@ _HISTOGRAMS = {
     "queue_delay": "From a command's arrival in the device process to its being handed to the device.",
     "compile": "Time to compile a module that was in no cache.",
     "sync_wait": "From a sync to the end of the work before it.",
-    "transfer": "From handing a copy between host and device to the device until it is done.",
+    "transfer": "How long host memory is held by a piece of a copy to or from the device: until the copy is done.",
     "loop_turn": "Time between two looks of the device-handle thread for what has arrived, sleep not counted.",
 }
 

@@ -97,6 +97,13 @@ class Cache(_Section):
     max_bytes: Bytes = Field(default=1 << 30, ge=0)
 
 
+class Profile(_Section):
+    """What costs time at every command, and so is off: for a device process under a profiler's eyes."""
+
+    nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
+    cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
+
+
 class Log(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
@@ -120,6 +127,7 @@ class Config(_Section):
     launch: Launch = Launch()
     collectives: Collectives = Collectives()
     cache: Cache = Cache()
+    profile: Profile = Profile()
     log: Log = Log()
     limits: Limits = Limits()
     insecure: bool = False

@@ -189,7 +189,8 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
             self.records.extend(launches.unpack(part))
 
     def _do_allocate(self, command: Any, part: Any, result: Any) -> None:
-        self.buffers[part.buffer] = bytearray(part.size)
+        for each in part.parts or [part]:
+            self.buffers[each.buffer] = bytearray(each.size)
 
     def _do_free(self, command: Any, part: Any, result: Any) -> None:
         for buffer in part.buffers:
@@ -202,11 +203,15 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
             assert done.wait(10)
             data = bytes(arrived)
             assert len(data) == part.size
-        self.buffers[part.buffer][part.offset : part.offset + len(data)] = data
+        rows = part.rows if part.HasField("rows") else commands_pb2.Rows(width=len(data), rows=1)
+        assert len(data) == rows.width * rows.rows
+        _scatter(self.buffers[part.buffer], part.offset, rows.pitch, rows.width, data)
 
     def _do_read(self, command: Any, part: Any, result: Any) -> None:
         self._raise_errors(command.stream)
-        data = bytes(self.buffers[part.buffer][part.offset : part.offset + part.size])
+        rows = part.rows if part.HasField("rows") else commands_pb2.Rows(width=part.size, rows=1)
+        assert part.size == rows.width * rows.rows
+        data = _gather(self.buffers[part.buffer], part.offset, rows.pitch, rows.width, rows.rows)
         result.read.size = len(data)
         if part.transfer:
             ready, chunks = self.downloads[part.transfer]
@@ -216,8 +221,10 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
             result.read.data = data
 
     def _do_copy(self, command: Any, part: Any, result: Any) -> None:
-        data = self.buffers[part.source][part.source_offset : part.source_offset + part.size]
-        self.buffers[part.destination][part.destination_offset : part.destination_offset + part.size] = data
+        source = self.buffers[part.source]
+        data = _gather(source, part.source_offset, part.source_pitch, part.size, max(part.rows, 1))
+        destination = self.buffers[part.destination]
+        _scatter(destination, part.destination_offset, part.destination_pitch, part.size, data)
 
     def _do_fill(self, command: Any, part: Any, result: Any) -> None:
         data = part.pattern * (part.size // len(part.pattern))
@@ -273,6 +280,20 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         data, size = chunks[0], self.limits["max_chunk_bytes"]
         for start in range(0, len(data), size):
             yield device_pb2.DownloadResponse(offset=start, data=data[start : start + size])
+
+
+def _gather(buffer: bytearray, offset: int, pitch: int, width: int, rows: int) -> bytes:
+    starts = range(offset, offset + rows * pitch, pitch) if rows > 1 else [offset]
+    assert not width or all(start + width <= len(buffer) for start in starts)
+    return b"".join(bytes(buffer[start : start + width]) for start in starts)
+
+
+def _scatter(buffer: bytearray, offset: int, pitch: int, width: int, data: bytes) -> None:
+    size = len(buffer)
+    for row, start in enumerate(range(0, len(data), max(width, 1))):
+        at = offset + row * pitch
+        buffer[at : at + width] = data[start : start + width]
+    assert len(buffer) == size, "written behind the end"
 
 
 class _Listed(reasons.Refusal):

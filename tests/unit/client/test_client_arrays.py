@@ -147,7 +147,7 @@ def test_views(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     np.testing.assert_array_equal(x.get(), host)
     assert len(x) == 5 and [row.shape for row in x] == [(3, 4)] * 5
     assert x[0][0][1].item() == 1
-    for bad in (slice(0, 4, 2), (1, 2), [0, 1], None):
+    for bad in ([0, 1], True, np.array([True, False]), (..., slice(None, None, 2)), slice(None, None, -1), 1.5):
         with pytest.raises(hearth.UnsupportedError):
             x[bad]
     with pytest.raises(IndexError):

@@ -251,7 +251,7 @@ def test_a_result_that_does_not_travel_fails_its_call_alone() -> None:
     try:
         with pytest.raises(RuntimeError, match="does not come back"):
             handle.call(comes_back_only_here)
-        with pytest.raises(Exception, match="pickle|not here"):
+        with pytest.raises(Exception, match=r"pickle|not here"):
             handle.call(Unwelcome())
         handle.submit(Unwelcome())
         with pytest.raises(TaskErrors, match="one-way tasks failed") as caught:

@@ -89,9 +89,8 @@ class FakeServer:
     # ---- what a device does ----
 
     def able(self) -> list[FakeStream]:
-        return [
-            stream for stream in self.streams if stream.queue and (stream.queue[0][0] != "wait" or stream.queue[0][1].done)
-        ]  # fmt: skip
+        heads = [(stream, *stream.queue[0]) for stream in self.streams if stream.queue]
+        return [stream for stream, what, value in heads if what != "wait" or value.done]
 
     def step(self, stream: FakeStream) -> None:
         what, value = stream.queue.popleft()
@@ -166,7 +165,7 @@ actions = st.lists(
 def test_memory_is_never_used_by_its_next_owner_before_its_last(
     program: list[tuple[str, int, int, int]], choose: list[int]
 ) -> None:
-    """Whichever stream allocates, uses and frees: on every address the uses of one buffer are over before the next's."""
+    """Whichever stream allocates, uses and frees: on an address, the uses of one buffer are over before the next's."""
     rig = Rig()
     buffers = [rig.allocate(rig.track[0]) for _ in range(4)]
     for what, on, a, b in program:
@@ -241,13 +240,13 @@ def test_a_track_takes_so_much_and_no_more_until_some_of_it_is_done(rig: Rig) ->
 
 
 def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig) -> None:
-    """The mark that gives a window back stands before the kernel that it was made for, and does not count it as done."""
+    """The mark that gives a window back stands before the kernel that it is made at, and does not count it as done."""
     track = rig.track[0]
     buffer = rig.allocate(track)
     for number in range(3 * WINDOW):
         rig.use(track, [buffer])
         track.launched.append((rig.tracks.ordering.position(track.index), f"kernel {number}"))
-        while len(track.stream.queue) > 1 or track.stream.queue and track.stream.queue[0][0] == "event":
+        while len(track.stream.queue) > 1 or (track.stream.queue and track.stream.queue[0][0] == "event"):
             rig.server.step(track.stream)  # all that came before it has run; the kernel itself has not
         rig.tracks.poll()
         assert rig.tracks.in_flight()[-1] == f"kernel {number}"

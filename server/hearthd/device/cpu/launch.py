@@ -72,6 +72,9 @@ class LaunchOperations:
     def unload(self, module: Module) -> None:
         pass  # code of other streams may still be on the stack; the mapping goes with the last reference
 
+    def flush_output(self) -> None:
+        pass  # each launch does at its end
+
     def launch(
         self,
         function: Function,

@@ -1,4 +1,4 @@
-"""Device memory, page-locked host memory, and the copies between them.
+"""Device memory.
 
 Device memory comes from a CUDA memory pool of our own (`cudaMallocFromPoolAsync`): an allocation and a free are points
 in a stream, neither waits for the device, and what one stream has freed serves every other one as soon as that free
@@ -17,17 +17,14 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device import server
+from hearthd.device.cuda.copies import CopyOperations
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
-from hearthd.device.cuda.fill import fill
-from hearthd.device.cuda.host import HostBuffer, HostPool
 from hearthd.device.cuda.streams import Stream
-
-GRANULARITY = 512
-"""Bytes that every allocation is rounded up to; CuPy's pool and CUDA's round to the same."""
+from hearthd.device.policy.budget import out_of_memory, rounded
 
 
 class Memory:
-    """A device allocation. `reserved` is its size rounded up to `GRANULARITY`; empty ones have address 0."""
+    """A device allocation. `reserved` is its size as `rounded` says; empty ones have address 0."""
 
     __slots__ = ("address", "owner", "reserved", "size")
 
@@ -48,7 +45,7 @@ class Pool(ABC):
 
     @abstractmethod
     def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
-        """Address and owner of `size` bytes, a multiple of `GRANULARITY`. Raises CudaError or MemoryError."""
+        """Address and owner of `size` bytes, which are `rounded`. Raises CudaError or MemoryError."""
 
     @abstractmethod
     def _give(self, memory: Memory, stream: Stream) -> None: ...
@@ -66,9 +63,9 @@ class Pool(ABC):
             if size < 0:
                 raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
             return Memory(0, 0, 0)
-        reserved = -(-size // GRANULARITY) * GRANULARITY
+        reserved = rounded(size)
         if self._limit and self._held + reserved > self._limit:
-            raise self._refusal(size, f"this device's limit is {self._limit} and {self._held} are in use")
+            raise out_of_memory(size, self.info(), self._limit)
         try:
             address, owner = self._take(reserved, stream)
         except CudaError as error:
@@ -94,7 +91,7 @@ class Pool(ABC):
     def info(self) -> server.MemoryInfo:
         try:
             free, total = runtime.memGetInfo()
-            return server.MemoryInfo(free=free, total=total, reserved=self.reserved())
+            return server.MemoryInfo(free=free, total=total, reserved=self.reserved(), in_use=self._held)
         except CudaError as error:
             raise translate(error, "asking for the device's free memory") from error
 
@@ -122,26 +119,7 @@ class Pool(ABC):
                 raise translate(second, f"allocating {size} bytes") from second
         except MemoryError:
             pass
-        raise self._refusal(size, "the device has no room for them") from error
-
-    def _refusal(self, size: int, why: str) -> Refusal:
-        info = self.info()
-        return Refusal(
-            Reason.OUT_OF_MEMORY,
-            f"{size} bytes of device memory were asked for, but {why}: {info.free} of {info.total} bytes are free, "
-            f"and this process's pool has {info.reserved}, of which {self._held} are in use.",
-            fix="ask for less; no amount of freeing makes room for this"
-            if size > (self._limit or info.total)
-            else "free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
-            details={
-                "requested": size,
-                "free": info.free,
-                "total": info.total,
-                "reserved": info.reserved,
-                "in_use": self._held,
-                **({"limit": self._limit} if self._limit else {}),
-            },
-        )
+        raise out_of_memory(size, self.info(), self._limit) from error
 
 
 class StreamOrderedPool(Pool):
@@ -226,11 +204,10 @@ class ArenaPool(Pool):
             self._pool.free_all_blocks()
 
 
-class MemoryOperations:
+class MemoryOperations(CopyOperations):
     """The part of CudaServer that allocates and copies."""
 
     pool: Pool
-    host: HostPool
 
     def allocate(self, size: int, stream: Stream) -> Memory:
         return self.pool.allocate(size, stream)
@@ -246,35 +223,3 @@ class MemoryOperations:
             self.pool.trim()
         except CudaError as error:
             raise translate(error, "giving unused memory back to the device") from error
-
-    def allocate_host(self, size: int) -> HostBuffer | None:
-        return self.host.take(size)
-
-    def host_grown(self) -> bool:
-        return self.host.grown()
-
-    def free_host(self, buffer: HostBuffer) -> None:
-        self.host.give(buffer)
-
-    def upload(self, destination: int, source: HostBuffer, offset: int, size: int, stream: Stream) -> None:
-        _copy(destination, source.address + offset, size, runtime.memcpyHostToDevice, stream)
-
-    def download(self, destination: HostBuffer, offset: int, source: int, size: int, stream: Stream) -> None:
-        _copy(destination.address + offset, source, size, runtime.memcpyDeviceToHost, stream)
-
-    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
-        _copy(destination, source, size, runtime.memcpyDeviceToDevice, stream)
-
-    def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
-        try:
-            fill(address, pattern, size, stream.pointer)
-        except CudaError as error:
-            raise translate(error, f"filling {size} bytes") from error
-
-
-def _copy(destination: int, source: int, size: int, kind: int, stream: Stream) -> None:
-    if size:
-        try:
-            runtime.memcpyAsync(destination, source, size, kind, stream.pointer)
-        except CudaError as error:
-            raise translate(error, f"copying {size} bytes") from error

@@ -23,7 +23,8 @@ class OccupancyOperations:
             (blocks,) = checked(
                 driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.pointer, threads, shared_mem)
             )
-            return max(0, int(blocks))  # type: ignore[call-overload]
+            count: int = int(blocks)  # type: ignore[call-overload]
+            return max(0, count)
         except CudaError as error:
             raise translate(error, f"asking for the occupancy of {function.name}", Reason.LAUNCH_INVALID) from error
 
@@ -35,7 +36,8 @@ class OccupancyOperations:
             attributes = driver_attributes(LaunchAttributes(cluster=cluster))
             config = launch_config(cluster, block, shared_mem, 0, attributes)
             (clusters,) = checked(driver.cuOccupancyMaxActiveClusters(function.pointer, config))
-            return max(0, int(clusters))  # type: ignore[call-overload]
+            count: int = int(clusters)  # type: ignore[call-overload]
+            return max(0, count)
         except CudaError as error:
             if getattr(error, "status", 0) == INVALID_CLUSTER_SIZE:
                 return 0
@@ -46,6 +48,7 @@ class OccupancyOperations:
             _, threads = checked(
                 driver.cuOccupancyMaxPotentialBlockSize(function.pointer, driver.CUoccupancyB2DSize(0), shared_mem, 0)
             )
-            return int(threads)  # type: ignore[call-overload]
+            count: int = int(threads)  # type: ignore[call-overload]
+            return count
         except CudaError as error:
             raise translate(error, f"asking for the best block of {function.name}", Reason.LAUNCH_INVALID) from error

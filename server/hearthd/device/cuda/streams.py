@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -9,6 +10,8 @@ from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import eventQuery, eventRecord, streamWaitEvent
 
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
+
+_LIBC = ctypes.CDLL(None)
 
 
 class Stream:
@@ -39,6 +42,8 @@ class StreamOperations:
         self._streams: set[Stream] = set()
         self._events: list[int] = []  # free ones without timing
         self._timers: list[int] = []  # free ones with timing
+        self._flush_stream = 0
+        self._flush_event = 0
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
         """CUDA tells of an event only to a thread that waits, or by a host function that holds the stream up."""
@@ -111,6 +116,24 @@ class StreamOperations:
         if event.pointer:
             (self._timers if event.timing else self._events).append(event.pointer)
             event.pointer = 0
+
+    def flush_output(self) -> None:
+        """The driver writes what kernels printed to `stdout` when it is asked to synchronise with something, not when
+        an event is queried (CUDA C++ Programming Guide, "Formatted Output"). What it is asked to wait for here has been
+        done for long: it writes, and does not wait.
+        """
+        try:
+            if not self._flush_event:
+                self._flush_stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
+                self._flush_event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+                eventRecord(self._flush_event, self._flush_stream)
+            if eventQuery(self._flush_event) != 0:
+                return  # it is recorded on an idle stream: the next time it is done
+            runtime.eventSynchronize(self._flush_event)
+            runtime.streamSynchronize(self._flush_stream)
+        except CudaError as error:
+            raise translate(error, "collecting what kernels printed") from error
+        _LIBC.fflush(None)  # it is a pipe, so that the C library keeps what is written to it
 
     def close_streams(self) -> None:
         """Destroys all streams and the events at hand. Never raises."""

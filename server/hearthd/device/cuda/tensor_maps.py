@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,13 @@ from hearthd.device.cuda.errors import CudaError, checked, is_fatal, translate
 from hearthd.device.policy import tensor_map
 from hearthd.device.policy.tensor_map import TensorMapSpec, Tile
 
+_ALIGNMENT = 128
+"""alignof(CUtensorMap), cuda.h of CUDA 13; the driver asks for 64."""
+
 _FILLS = {"none": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
+_INT, _U32, _POINTER = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p
+_REGION = (_POINTER, _INT, _U32, _POINTER, _POINTER, _POINTER)  # the result, type, rank, address, sizes, strides
+_FORM = (_POINTER, _INT, _INT, _INT, _INT)  # element strides, interleave, swizzle, L2 promotion, fill
 
 
 class TensorMapOperations:
@@ -32,45 +39,60 @@ class TensorMapOperations:
         access = spec.access
         assert element is not None and access is not None, "checked before"
         kind = _member(driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE", element.name)
-        strided = (
-            _uint32(spec.element_strides),
+        form = (
+            _array(_U32, spec.element_strides),
             _member(driver.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE", spec.interleave),
             _member(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE", spec.swizzle),
             _member(driver.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION", spec.l2_promotion),
             _member(driver.CUtensorMapFloatOOBfill, "CU_TENSOR_MAP_FLOAT_OOB_FILL", _FILLS[spec.oob_fill]),
         )
-        region = (kind, spec.rank, address, _uint64(spec.shape), _uint64(spec.strides))
+        room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _ALIGNMENT)
+        start = -ctypes.addressof(room) % _ALIGNMENT
+        sizes, strides = _array(ctypes.c_uint64, spec.shape), _array(ctypes.c_uint64, spec.strides)
+        region = (ctypes.addressof(room) + start, kind, spec.rank, address, sizes, strides)
+        tiled, im2col = _encoders()
+        if isinstance(access, Tile):
+            status = tiled(*region, _array(_U32, access.box), *form)
+        else:
+            corners = _array(_INT, access.lower_corner), _array(_INT, access.upper_corner)
+            status = im2col(*region, *corners, access.channels_per_pixel, access.pixels_per_column, *form)
+        self._check(status, spec, address)
+        return room.raw[start : start + TENSOR_MAP_BYTES]
+
+    @staticmethod
+    def _check(status: int, spec: TensorMapSpec, address: int) -> None:
         try:
-            if isinstance(access, Tile):
-                (made,) = checked(driver.cuTensorMapEncodeTiled(*region, _uint32(access.box), *strided))
-            else:
-                box = (
-                    list(access.lower_corner),
-                    list(access.upper_corner),
-                    access.channels_per_pixel,
-                    access.pixels_per_column,
-                )
-                (made,) = checked(driver.cuTensorMapEncodeIm2col(*region, *box, *strided))
+            checked((status,))
         except CudaError as error:
-            status = int(getattr(error, "status", 0))
             if is_fatal(status):
                 raise translate(error, "making a tensor map") from error
             raise tensor_map.refuse(
                 spec, [f"the driver refuses it: {error}"], "tensor map", cuda_status=status, address=f"{address:#x}"
             ) from error
-        return ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES)  # type: ignore[attr-defined]
 
 
-def _uint64(values: Sequence[int]) -> list[Any]:
-    return [driver.cuuint64_t(value) for value in values]
+@functools.cache
+def _encoders() -> tuple[Any, Any]:
+    """cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col.
+
+    Not by cuda-bindings: those keep the result inside a Python object, aligned to 16 bytes only, and crash where the
+    compiler made use of the type's own alignment.
+    """
+    library = ctypes.CDLL("libcuda.so.1")
+    tiled, im2col = library.cuTensorMapEncodeTiled, library.cuTensorMapEncodeIm2col
+    tiled.argtypes = (*_REGION, _POINTER, *_FORM)
+    im2col.argtypes = (*_REGION, _POINTER, _POINTER, _U32, _U32, *_FORM)
+    tiled.restype = im2col.restype = _INT
+    return tiled, im2col
 
 
-def _uint32(values: Sequence[int]) -> list[Any]:
-    return [driver.cuuint32_t(value) for value in values]
+def _array(kind: Any, values: Sequence[int]) -> Any:
+    """A C array; None, a null pointer, where there is nothing to put into it."""
+    return (kind * len(values))(*values) if values else None
 
 
-def _member(enumeration: Any, prefix: str, name: str) -> Any:
-    """An enumerator by its name without prefix; those that came later are missing in older bindings."""
+def _member(enumeration: Any, prefix: str, name: str) -> int:
+    """An enumerator's value by its name without prefix; those that came later are missing in older bindings."""
     found = getattr(enumeration, f"{prefix}_{name.upper()}", None)
     if found is None:
         raise Refusal(
@@ -79,4 +101,4 @@ def _member(enumeration: Any, prefix: str, name: str) -> Any:
             fix="install cuda-bindings of CUDA 12.8 or newer on the node",
             details={"feature": name},
         )
-    return found
+    return int(found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
@@ -39,12 +39,16 @@ _INCLUDE = re.compile(_START + r"(include_next|include|import|embed)(?![A-Za-z0-
 _QUERY = re.compile(r"\b__has_(?:include_next|include|embed)\b")
 _LINE = re.compile(_START + r"(?:line(?![A-Za-z0-9_])|(?=\d))")
 _DEFINE = re.compile(_START + r"define(?![A-Za-z0-9_])")
-_CONDITION = re.compile(_START + r'(?:el)?if\b[^\n]*?(["<]/(?![*/])[^\n">]*)')
+_CONDITION = re.compile(_START + r"(?:el)?if\b")
+_ABSOLUTE = re.compile(r'["<]/(?![*/])[^\n">]*')
 _OTHERS = re.compile(r"\bGCC[ \t]+dependency\b|\bpch_preprocess\b|\.incbin\b")
 _IDENTIFIER = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _NUMBER = re.compile(r"\d[A-Za-z0-9_']*")
 _NAME = re.compile(r'"([^"\n]*)"|<([^>\n]*)>')
 _BLANK = re.compile(r"[ \t\v\f\r]*")
+
+_LONGEST_COMMENT = 4096
+"""Between the words of a directive: nobody writes a longer one there, and looking further would take for ever."""
 
 
 class Finding(NamedTuple):
@@ -73,13 +77,12 @@ def check(
     texts = {**headers, SOURCE: code}
     defined = {word for option in options for word in _IDENTIFIER.findall(option)}
     readings = {file: list(_readings(text)) for file, text in texts.items()}
-    for each in readings.values():
-        for reading in each:
-            defined.update(_defined(reading.text))
-    for file, each in readings.items():
-        for reading in each:
-            for finding in _findings(file, reading, defined):
-                raise _refusal(finding)
+    for collect in (_defined, _findings):  # what is defined anywhere may be used anywhere
+        for file, each in readings.items():
+            for reading in each:
+                finding = _first(collect, file, reading, defined)
+                if finding is not None:
+                    raise _refusal(finding)
     for expression in name_expressions:
         if "\n" in expression or "#" in expression:
             raise Refusal(
@@ -144,27 +147,46 @@ def _blanked(match: re.Match[str]) -> str:
     return match[0] if ends_block or spliced or continues else ""
 
 
-def _findings(file: str, reading: _Reading, defined: Collection[str]) -> Iterator[Finding]:
+def _first(
+    search: Callable[[str, _Reading, set[str]], Iterator[Finding]], file: str, reading: _Reading, defined: set[str]
+) -> Finding | None:
+    try:
+        return next(search(file, reading, defined), None)
+    except _Hidden as hidden:
+        return Finding(file, reading.line(hidden.args[0]), "#: a directive behind a long comment", "")
+
+
+def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Finding]:
     text = reading.text
     for match in _INCLUDE.finditer(text):
         yield from _named(file, reading, f"#{match[1]}", match.start(), match.end(), defined)
-    for match in _QUERY.finditer(text):
-        after = _skip(text, match.end())
-        if text[after : after + 1] == "(":
-            yield from _named(file, reading, match[0], match.start(), after + 1, defined)
-        elif re.search(r"\bdefine\b", text[text.rfind("\n", 0, match.start()) + 1 : match.start()]):
-            yield Finding(file, reading.line(match.start()), f"#define of {match[0]}", "")
     for match in _LINE.finditer(text):
         yield from _renamed(file, reading, match)
-    for match in _CONDITION.finditer(text):
-        yield Finding(file, reading.line(match.start(1)), f"#if {match[1]}", match[1][1:])
     for match in _OTHERS.finditer(text):
         yield Finding(file, reading.line(match.start()), match[0], "")
+    at = 0
+    for line in text.split("\n"):
+        if "__has_" in line:
+            yield from _queries(file, reading, at, line, defined)
+        absolute = _ABSOLUTE.search(line)
+        condition = _CONDITION.search(line) if absolute else None
+        if absolute and condition and condition.end() <= absolute.start():
+            yield Finding(file, reading.line(at), f"#if {absolute[0]}", absolute[0][1:])
+        at += len(line) + 1
 
 
-def _named(
-    file: str, reading: _Reading, what: str, start: int, position: int, defined: Collection[str]
-) -> Iterator[Finding]:
+def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[Finding]:
+    """`__has_include(...)` in the line that starts `at`; asking for the word itself is no question for a file."""
+    for match in _QUERY.finditer(line):
+        after = _skip(reading.text, at + match.end())
+        if reading.text.startswith("(", after):
+            yield from _named(file, reading, match[0], at + match.start(), after + 1, defined)
+        elif re.search(r"\bdefine\b", line[: match.start()]):
+            yield Finding(file, reading.line(at), f"#define of {match[0]}", "")
+            return
+
+
+def _named(file: str, reading: _Reading, what: str, start: int, position: int, defined: set[str]) -> Iterator[Finding]:
     """What follows an include: a name, or a macro that makes one."""
     text = reading.text
     position = _skip(text, position)
@@ -203,27 +225,33 @@ def _skip(text: str, position: int) -> int:
         position = blank.end()
         if not text.startswith("/*", position):
             return position
-        end = text.find("*/", position + 2)
+        end = text.find("*/", position + 2, position + _LONGEST_COMMENT)
         if end < 0:
-            return position
+            raise _Hidden(position)
         position = end + 2
 
 
-def _defined(text: str) -> Iterator[str]:
-    for match in _DEFINE.finditer(text):
-        word = _IDENTIFIER.match(text, _skip(text, match.end()))
+class _Hidden(Exception):
+    """The rest of a directive stands behind a comment that is too long, or has no end."""
+
+
+def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[Finding]:
+    """Adds the macros that a source defines; finds nothing."""
+    for match in _DEFINE.finditer(reading.text):
+        word = _IDENTIFIER.match(reading.text, _skip(reading.text, match.end()))
         if word is not None:
-            yield word[0]
+            defined.add(word[0])
+    yield from ()
 
 
 def _refusal(finding: Finding) -> Refusal:
     where = f"{finding.file}({finding.line})"
     if finding.name:
-        why = f"{finding.what} names a file of the host, and none of them is read"
-    elif finding.what.startswith("#") or finding.what.startswith("__has"):
-        why = f"{finding.what}: the file is named by a macro, so that it cannot be known which is read"
+        why = f"{finding.what} names a file of the host, and the compiler reads none"
+    elif finding.what.startswith(("#", "__has")):
+        why = f"{finding.what}: which file is meant cannot be seen, and the compiler reads none of the host's"
     else:
-        why = f"{finding.what} reads a file of the host, and none of them is read"
+        why = f"{finding.what} would read a file of the host, and the compiler reads none"
     return Refusal(
         Reason.COMPILE_FAILED,
         f"{where}: {why}.",

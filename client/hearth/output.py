@@ -1,0 +1,65 @@
+"""What kernels print with `printf`: received beside the answers, written by whoever waits next.
+
+The daemon sends it before the answer of the sync or read that waited for the kernel. The receiving thread only keeps
+it, so that a slow terminal or a callback never holds up the connection: the thread that waits for an answer writes it
+before it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable
+
+MAX_KEPT = 16 << 20
+"""Characters that wait for somebody to wait; older ones are given up beyond."""
+
+Callback = Callable[[str], object]
+
+
+class Prints:
+    """The text of one device's kernels. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self.callback: Callback | None = None
+        """Takes the text in the place of ``sys.stdout``."""
+        self._kept: deque[str] = deque()
+        self._size = 0
+        self._lost = 0
+
+    def add(self, text: str) -> None:
+        """Keeps it; never blocks, never raises."""
+        self._kept.append(text)
+        self._size += len(text)
+        while self._size > MAX_KEPT and len(self._kept) > 1:
+            gone = len(self._kept.popleft())
+            self._size -= gone
+            self._lost += gone
+
+    def deliver(self) -> None:
+        """Writes what has come."""
+        while self._kept:
+            try:
+                text = self._kept.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            self._size -= len(text)
+            lost, self._lost = self._lost, 0
+            if lost:
+                text = f"[{lost} characters of output were given up: nobody waited for the device]\n{text}"
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        callback = self.callback
+        if callback is None:
+            if sys.stdout is not None:
+                with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+            return
+        try:
+            callback(text)
+        except Exception as error:
+            warnings.warn(f"on_output's callback failed: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)

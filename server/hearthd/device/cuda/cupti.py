@@ -1,0 +1,136 @@
+"""CUPTI's kernel activity, by the `cupti-python` package: when each kernel ran, its registers, its shared memory.
+
+Collected while a trace runs, and not at all otherwise. Each command's number is pushed as an external correlation id
+while the command is given to the driver; CUPTI's records tie it to the launches made meanwhile (all kernels of a graph
+to the launch of the graph), and these to their kernels. What has no number belongs to commands that nobody traces.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hearthd.device.marking import KernelSeen
+
+BUFFER_BYTES = 8 << 20
+"""Of one buffer of records, as in NVIDIA's samples; CUPTI asks for more when it has filled one."""
+
+FORCED = 1
+"""CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: buffers with records of what still runs come as well."""
+
+MAX_KERNELS = 1_000_000
+"""Kernels kept between two collects; what comes beyond is not kept."""
+
+
+class KernelActivity:
+    """`hearthd.device.marking.Activity` by CUPTI. CUPTI calls back on a thread of its own."""
+
+    def __init__(self, cupti: Any, warn: Callable[[str], None]) -> None:
+        self._cupti = cupti
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._users = 0
+        self._offset = 0
+        self._external: dict[int, int] = {}
+        self._kernels: list[tuple[int, KernelSeen]] = []
+        self._seen: dict[int, list[KernelSeen]] = {}
+        self._kinds = (cupti.ActivityKind.CONCURRENT_KERNEL, cupti.ActivityKind.EXTERNAL_CORRELATION)
+        self._custom = cupti.ExternalCorrelationKind.CUSTOM0
+        cupti.activity_register_callbacks(self._requested, self._completed)
+
+    def start(self) -> None:
+        """A trace begins: CUPTI is asked from the first one on."""
+        self._users += 1
+        if self._users > 1:
+            return
+        before = time.perf_counter_ns()
+        stamp = int(self._cupti.get_timestamp())
+        self._offset = (before + time.perf_counter_ns()) // 2 - stamp
+        for kind in self._kinds:
+            self._cupti.activity_enable(kind)
+
+    def stop(self) -> None:
+        """A trace has ended, and all of its kernels; its records stay until they are collected."""
+        self._users -= 1
+        if not self._users:
+            for kind in self._kinds:
+                self._cupti.activity_disable(kind)
+
+    def push(self, name: str, number: int) -> None:
+        if self._users:
+            self._cupti.activity_push_external_correlation_id(self._custom, number)
+
+    def pop(self) -> None:
+        if self._users:
+            self._cupti.activity_pop_external_correlation_id(self._custom)
+
+    def collect(self, numbers: Iterable[int]) -> list[KernelSeen]:
+        """The kernels of these commands, in the order of their start. Waits for CUPTI's thread; any thread.
+
+        While another trace runs, buffers with records of kernels that still run stay with CUPTI, and with them what
+        else they hold; forced out, those records would be lost to the other trace.
+        """
+        alone = not self._users
+        self._cupti.activity_flush_all(FORCED if alone else 0)
+        with self._lock:
+            self._match()
+            found = [kernel for number in numbers for kernel in self._seen.pop(number, ())]
+            if alone:
+                for kept in (self._seen, self._external, self._kernels):
+                    kept.clear()
+        return sorted(found, key=lambda kernel: kernel.started_ns)
+
+    # ---- CUPTI's callbacks ----
+
+    @staticmethod
+    def _requested() -> tuple[int, int]:
+        return BUFFER_BYTES, 0  # 0: as many records as fit
+
+    def _completed(self, activities: list[Any]) -> None:
+        """Keeps what is needed of the records: they are gone when this returns."""
+        try:
+            with self._lock:
+                for activity in activities:
+                    if activity.kind == self._kinds[1] and len(self._external) < MAX_KERNELS:
+                        self._external[activity.correlation_id] = activity.external_id
+                    elif activity.kind == self._kinds[0] and activity.end and len(self._kernels) < MAX_KERNELS:
+                        self._kernels.append((activity.correlation_id, self._kernel(activity)))
+        except Exception as error:  # on CUPTI's thread nobody would hear of it
+            self._warn(f"a record of CUPTI could not be read: {type(error).__name__}: {error}")
+
+    def _kernel(self, activity: Any) -> KernelSeen:
+        return KernelSeen(
+            number=0,
+            name=str(activity.name),
+            started_ns=int(activity.start) + self._offset,
+            ended_ns=int(activity.end) + self._offset,
+            grid=(activity.grid_x, activity.grid_y, activity.grid_z),
+            block=(activity.block_x, activity.block_y, activity.block_z),
+            registers=activity.registers_per_thread,
+            shared_bytes=activity.static_shared_memory + activity.dynamic_shared_memory,
+        )
+
+    def _match(self) -> None:
+        """Gives kernels to the commands that launched them; the two kinds of records come in no fixed order."""
+        kernels, self._kernels = self._kernels, []
+        for correlation, kernel in kernels:
+            number = self._external.get(correlation)
+            if number is None:
+                self._kernels.append((correlation, kernel))
+            else:
+                self._seen.setdefault(number, []).append(kernel._replace(number=number))
+
+
+def make_activity(
+    warn: Callable[[str], None], load: Callable[[str], Any] = importlib.import_module
+) -> KernelActivity | None:
+    """CUPTI, where it is installed and works with this driver; else None, with a warning that says why not."""
+    try:
+        return KernelActivity(load("cupti.cupti"), warn)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        warn(f"profile.cupti is set, but CUPTI cannot be used: {why}; install cupti-python, or leave it off")
+        return None

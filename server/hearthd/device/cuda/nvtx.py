@@ -1,0 +1,72 @@
+"""NVTX ranges around commands, as Nsight Systems shows them: by the `nvtx` package, or by CuPy's own binding.
+
+Without either, or where nobody listens, the device process works the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+DOMAIN = "hearth"
+MAX_LABEL = 256
+"""Characters of a range's label: the nvtx package keeps every label that it has seen."""
+
+Push = Callable[[str, int], object]
+Pop = Callable[[], object]
+
+
+def label(name: str) -> str:
+    """A label that every tool shows: printable, not empty, bounded."""
+    text = "".join(character if character.isprintable() else "?" for character in name[:MAX_LABEL])
+    return text or "command"
+
+
+class Ranges:
+    """`hearthd.device.marking.Marks` by NVTX. A push that fails is not popped, and ends the ranges for good."""
+
+    def __init__(self, push: Push, pop: Pop, warn: Callable[[str], None]) -> None:
+        self._push = push
+        self._pop = pop
+        self._warn = warn
+        self._open: list[bool] = []
+        self.active = True
+
+    def push(self, name: str, number: int) -> None:
+        self._open.append(self.active and self._try(lambda: self._push(label(name), number)))
+
+    def pop(self) -> None:
+        if self._open.pop():
+            self._try(self._pop)
+
+    def _try(self, call: Callable[[], object]) -> bool:
+        try:
+            depth = call()
+        except Exception as error:
+            if self.active:
+                self.active = False
+                self._warn(f"NVTX ranges are off from here on: {type(error).__name__}: {error}")
+            return False
+        return not (isinstance(depth, int) and depth < 0)  # nvtxRangePush answers with the depth; below 0: no range
+
+
+def make_ranges(warn: Callable[[str], None], load: Callable[[str], object] = importlib.import_module) -> Ranges | None:
+    """Ranges by whatever is installed; None, with a warning, where nothing is. `load` imports a module by name."""
+    try:
+        nvtx = load("nvtx")
+        push_range, pop_range = nvtx.push_range, nvtx.pop_range  # type: ignore[attr-defined]
+        return Ranges(
+            lambda name, number: push_range(name, domain=DOMAIN, payload=number), lambda: pop_range(domain=DOMAIN), warn
+        )
+    except (ImportError, AttributeError) as error:
+        missing = str(error)
+    try:
+        cupy = load("cupy_backends.cuda.libs.nvtx")
+        if getattr(cupy, "available", False):
+            range_push, range_pop = cupy.RangePush, cupy.RangePop  # type: ignore[attr-defined]
+            return Ranges(lambda name, number: range_push(name), range_pop, warn)
+        missing += "; CuPy was built without NVTX"
+    except (ImportError, AttributeError) as error:
+        missing += f"; {error}"
+    warn(f"profile.nvtx is set, but there is no NVTX here: {missing}; install the nvtx package")
+    return None

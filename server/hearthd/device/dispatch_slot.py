@@ -1,0 +1,33 @@
+"""One transient buffer of a dispatch: what it is for, where it lies, and the ways of its bytes."""
+
+from __future__ import annotations
+
+from hearth_proto.layouts import Rows
+from hearthd.device.context import Device
+from hearthd.device.copies import Direct
+from hearthd.device.flows import Download, Upload
+from hearthd.device.operation import Origin
+from hearthd.device.policy.dispatch_plan import Transient
+from hearthd.device.reservations import Reservation
+from hearthd.device.tables import Buffer
+
+
+class Slot:
+    """`into` and `out_of` are for want of page-locked memory."""
+
+    __slots__ = ("buffer", "download", "into", "out_of", "output", "upload", "what")
+
+    def __init__(self, device: Device, origin: Origin, what: Transient) -> None:
+        self.what = what
+        self.buffer = Buffer(0, what.size)
+        self.upload: Upload | None = None
+        self.download: Download | None = None
+        self.output = b""
+        self.into = Direct(device, origin, self.buffer, Rows(0, what.size))
+        self.out_of = Direct(device, origin, self.buffer, Rows(what.offset, what.length))
+
+    def place(self, reservation: Reservation, offset: int) -> None:
+        """There is memory behind it now."""
+        self.buffer.reservation = reservation
+        self.buffer.address = self.into.address = reservation.memory.address + offset
+        self.out_of.address = self.buffer.address + self.what.offset

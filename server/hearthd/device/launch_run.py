@@ -1,0 +1,83 @@
+"""One launch on the long way: it may wait for its module, its grid or room, then is validated, recorded or issued."""
+
+from __future__ import annotations
+
+from hearth_proto.launches import LaunchFlag
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.binding import Binder, BoundLaunch, Parsed
+from hearthd.device.context import Device
+from hearthd.device.dynamic_grid import DynamicGrid
+from hearthd.device.operation import Origin
+from hearthd.device.tracks import WINDOW
+from hearthd.device.validation import Validation
+
+
+class LaunchRun:
+    """One launch on the long way: what it has come to. A step that cannot go on answers False and is called again."""
+
+    def __init__(self, device: Device, binder: Binder, origin: Origin, parsed: Parsed) -> None:
+        self._device = device
+        self._binder = binder
+        self._origin = origin
+        self._parsed = parsed
+        self._capture = origin.capture
+        self._record = parsed.record
+        self._key = parsed.key
+        self._bound: BoundLaunch | None = None
+        self._left = 0
+        self._grid: DynamicGrid | None = None
+        self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
+        extension = parsed.record.extension
+        if parsed.grid_buffer is not None and extension is not None:
+            self._grid = DynamicGrid(device, origin, parsed.grid_buffer, extension.grid_offset)
+
+    def step(self) -> bool:
+        parsed = self._parsed
+        stream = parsed.stream
+        if parsed.entry.module.pending or stream.track.full:
+            return False
+        if self._grid is not None:
+            if not self._grid.ready():
+                return False
+            if not self._read_grid(self._grid):
+                return True
+        if self._bound is None:
+            self._bound = self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key)
+            self._left = self._bound.plan.iterations
+        if self.validates:
+            return Validation(self._device, self._binder, self._origin, self._bound, parsed.pointers).run()
+        while self._left and not stream.track.full:
+            times = min(self._left, WINDOW)
+            self._binder.issue(stream, self._bound, times)
+            self._left -= times
+        return not self._left
+
+    def record(self) -> bool:
+        """In the place of `step` where the stream is being captured."""
+        parsed = self._parsed
+        if parsed.entry.module.pending:
+            return False
+        if self.validates or self._grid is not None:
+            what = 'mode="validate"' if self.validates else "a grid from a buffer"
+            raise Refusal(
+                Reason.CAPTURE_INVALID,
+                f"launch of {parsed.entry.name} with {what} cannot be captured: the host takes part in it",
+                fix="launch it outside the graph",
+            )
+        assert self._capture is not None
+        self._capture.add_launch(self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key))
+        return True
+
+    def _read_grid(self, grid: DynamicGrid) -> bool:
+        """Puts the grid that has come in its place; False: there is nothing to launch."""
+        extension = self._record.extension
+        if self._bound is None and extension is not None:
+            self._record = self._record._replace(
+                grid=grid.value, extension=extension._replace(grid_buffer=0, grid_offset=0)
+            )
+            self._key = b""
+            if not all(grid.value):
+                if self.validates:
+                    self._origin.reply()
+                return False
+        return True

@@ -1,0 +1,135 @@
+"""What a process may still do that works for others: files by Landlock, time, memory and sizes by resource limits.
+
+Landlock (Linux 5.13; https://docs.kernel.org/userspace-api/landlock.html) needs no privilege and holds for the process
+and all that it starts. Where the kernel or a container lacks it, `confine` says so and changes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import resource
+import stat
+from collections.abc import Iterable
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""System calls, by the same numbers on every architecture (asm-generic/unistd.h)."""
+
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS = 38
+
+# linux/landlock.h: LANDLOCK_ACCESS_FS_*
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
+_TRUNCATE = 1 << 14
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+"""How many rights over files each version knows; from version 5 on, 16."""
+_NET_VERSION, _SCOPE_VERSION = 4, 6
+_NET_RIGHTS = 0b11
+"""To bind and to connect TCP sockets."""
+_SCOPES = 0b11
+"""Abstract Unix sockets, and signals, of processes outside."""
+
+_READ = _READ_FILE | _READ_DIR | _EXECUTE
+_ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+
+
+class _RulesetAttributes(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def landlock_version() -> int:
+    """Of the kernel's Landlock; 0 where it has none, or it is switched off."""
+    return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)))
+
+
+def confine(read: Iterable[str], write: Iterable[str]) -> str:
+    """From now on this thread, and what it starts, reaches files beneath `read` and `write` only, `write` to change
+    them too; TCP, abstract sockets and signals of others are shut as far as the kernel can.
+
+    Paths that do not exist are left out. Returns what is in force, "landlock 7" for one; empty where nothing is.
+    """
+    version = landlock_version()
+    if not version:
+        return ""
+    libc = _libc()
+    rights = (1 << _FILE_RIGHTS.get(version, 16)) - 1
+    attributes = _RulesetAttributes(
+        rights, _NET_RIGHTS if version >= _NET_VERSION else 0, _SCOPES if version >= _SCOPE_VERSION else 0
+    )
+    size = 24 if version >= _SCOPE_VERSION else 16 if version >= _NET_VERSION else 8
+    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    if ruleset < 0:
+        return ""
+    try:
+        change = rights & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK)
+        for paths, allowed in ((read, _READ & rights), (write, change)):
+            for path in paths:
+                _allow(libc, ruleset, path, allowed)
+        if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(_RESTRICT_SELF, ruleset, 0):
+            return ""
+    finally:
+        os.close(ruleset)
+    return f"landlock {version}"
+
+
+def limit(*, file_bytes: int, files: int) -> None:
+    """For good: the largest file, how many are open at once, and no core files."""
+    limits = ((resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, files), (resource.RLIMIT_CORE, 0))
+    for which, value in limits:
+        hard = resource.getrlimit(which)[1]
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (most, most))
+
+
+def allot(*, memory: int, seconds: float) -> None:
+    """For the work that follows: address space and processor time beyond what the process has used up to now.
+
+    Only the soft limits: they are set anew for the next work. What the process starts meanwhile inherits them.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _soften(resource.RLIMIT_AS, address_space() + memory)
+    _soften(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 2)
+
+
+def address_space() -> int:
+    """Bytes of address space that this process has mapped (proc(5), statm)."""
+    return int(os.pread(_statm(), 256, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@functools.cache
+def _statm() -> int:
+    """Opened once, before a sandbox closes around the process."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _soften(which: int, value: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    resource.setrlimit(which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, allowed: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            allowed &= _ON_FILES
+        rule = _PathBeneath(allowed, descriptor)
+        libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return libc

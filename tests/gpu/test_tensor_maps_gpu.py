@@ -1,0 +1,362 @@
+"""Tensor maps on a real tensor memory accelerator: tiles and im2col columns, in and out, compared with NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy.tensor_map import Im2col, TensorMapSpec, Tile, check
+from hearthd.device.server import Source
+
+if TYPE_CHECKING:
+    from hearthd.device.cuda.launch import Function
+    from hearthd.device.cuda.server import CudaServer
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = r"""
+struct alignas(64) TensorMap { unsigned long long opaque[16]; };  // CUtensorMap
+
+__device__ unsigned in_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+// One thread announces `bytes` and starts a copy; all wait until they have come, a few seconds at most.
+__device__ void announce(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barrier) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }"
+                 :: "r"(barrier), "r"(bytes) : "memory");
+}
+__device__ void wait_for(unsigned barrier) {
+    long long start = clock64();
+    for (unsigned done = 0; !done;) {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(barrier) : "memory");
+        if (clock64() - start > 4000000000ll) __trap();
+    }
+}
+__device__ void give(unsigned* out, const unsigned* tile, unsigned bytes) {
+    for (unsigned i = threadIdx.x; i < bytes / 4; i += blockDim.x) out[i] = tile[i];
+}
+extern "C" __global__ void load(const __grid_constant__ TensorMap map, int x, int y, unsigned bytes, unsigned* out) {
+    __shared__ alignas(1024) unsigned tile[8192];
+    __shared__ alignas(8) unsigned long long barrier;
+    if (threadIdx.x == 0) {
+        announce(in_shared(&barrier), bytes);
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3}], [%4];"
+                     :: "r"(in_shared(tile)), "l"(&map), "r"(x), "r"(y), "r"(in_shared(&barrier)) : "memory");
+    }
+    __syncthreads();
+    wait_for(in_shared(&barrier));
+    give(out, tile, bytes);
+}
+extern "C" __global__ void store(const __grid_constant__ TensorMap map, int x, int y, unsigned bytes,
+                                 const unsigned* in) {
+    __shared__ alignas(1024) unsigned tile[8192];
+    for (unsigned i = threadIdx.x; i < bytes / 4; i += blockDim.x) tile[i] = in[i];
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+                     :: "l"(&map), "r"(x), "r"(y), "r"(in_shared(tile)) : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+}
+extern "C" __global__ void load_im2col(const __grid_constant__ TensorMap map, int c, int w, int h, int n,
+                                       unsigned short off_w, unsigned short off_h, unsigned bytes, unsigned* out) {
+    __shared__ alignas(1024) unsigned tile[8192];
+    __shared__ alignas(8) unsigned long long barrier;
+    if (threadIdx.x == 0) {
+        announce(in_shared(&barrier), bytes);
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
+                     :: "r"(in_shared(tile)), "l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(in_shared(&barrier)),
+                        "h"(off_w), "h"(off_h) : "memory");
+    }
+    __syncthreads();
+    wait_for(in_shared(&barrier));
+    give(out, tile, bytes);
+}
+"""
+
+
+class Bench:
+    """Arrays in and out of one GPU, and the kernels above."""
+
+    def __init__(self, server: CudaServer) -> None:
+        self.server = server
+        self.stream = server.create_stream()
+        self._module = server.load(server.compiler.compile(Source(SOURCE)))
+        self._held: list[Any] = []
+
+    def function(self, name: str) -> Function:
+        return self._module.function(name)
+
+    def put(self, array: np.ndarray) -> int:
+        """A copy of `array` in device memory; its address."""
+        data = np.ascontiguousarray(array).tobytes()
+        memory = self.server.allocate(len(data), self.stream)
+        self._held.append(memory)
+        host = self.server.allocate_host(len(data))
+        assert host is not None
+        host.view[:] = data
+        self.server.upload(memory.address, host, 0, len(data), self.stream)
+        self.finish()
+        self.server.free_host(host)
+        return memory.address
+
+    def get(self, address: int, like: np.ndarray) -> np.ndarray:
+        host = self.server.allocate_host(like.nbytes)
+        assert host is not None
+        self.server.download(host, 0, address, like.nbytes, self.stream)
+        self.finish()
+        found = np.frombuffer(bytes(host.view), like.dtype).reshape(like.shape)
+        self.server.free_host(host)
+        return found
+
+    def finish(self) -> None:
+        event = self.server.record(self.stream)
+        deadline = time.monotonic() + 20
+        while not self.server.done(event):
+            assert time.monotonic() < deadline, "the device does not come to an end"
+            time.sleep(0.0002)
+        self.server.release_event(event)
+
+    def run(self, name: str, *values: bytes) -> None:
+        function = self.function(name)
+        params = bytearray(max(offset + size for offset, size in function.parameters))
+        for (offset, size), value in zip(function.parameters, values, strict=True):
+            assert len(value) == size
+            params[offset : offset + size] = value
+        self.server.launch(function, (1, 1, 1), (128, 1, 1), 0, self.stream, params)
+        self.finish()
+
+    def close(self) -> None:
+        for memory in self._held:
+            self.server.free(memory, self.stream)
+        self.server.destroy_stream(self.stream)
+
+
+@pytest.fixture
+def bench(server: CudaServer) -> Iterator[Bench]:
+    if "tensor_maps" not in server.properties.features:
+        pytest.skip("tensor maps need compute capability 9.0")
+    made = Bench(server)
+    yield made
+    made.close()
+
+
+def i32(value: int) -> bytes:
+    return struct.pack("<i", value)
+
+
+def u16(value: int) -> bytes:
+    return struct.pack("<H", value)
+
+
+def u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def matrix_spec(array: np.ndarray, box: tuple[int, int], **more: Any) -> TensorMapSpec:
+    """Of a C-contiguous matrix; `box` in NumPy's order."""
+    rows, columns = array.shape
+    fields: dict[str, Any] = {"element_strides": (1, 1), **more}
+    return TensorMapSpec(
+        array.dtype.name, (columns, rows), (array.strides[0],), access=Tile((box[1], box[0])), **fields
+    )
+
+
+def load(bench: Bench, spec: TensorMapSpec, address: int, x: int, y: int, like: np.ndarray) -> np.ndarray:
+    assert check(spec, address, 0, 1 << 40) == []
+    out = bench.put(np.zeros_like(like))
+    map_ = bench.server.encode_tensor_map(spec, address)
+    assert len(map_) == 128 and any(map_)
+    bench.run("load", map_, i32(x), i32(y), i32(like.nbytes), u64(out))
+    return bench.get(out, like)
+
+
+def cut(array: np.ndarray, y: int, x: int, shape: tuple[int, int], outside: Any = 0) -> np.ndarray:
+    """The box at (y, x), what lies outside the array replaced."""
+    found = np.full(shape, outside, array.dtype)
+    for i, j in np.ndindex(shape):
+        if 0 <= y + i < array.shape[0] and 0 <= x + j < array.shape[1]:
+            found[i, j] = array[y + i, x + j]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float16, np.int32, np.float32, np.float64, np.int64])
+def test_a_tile_of_every_width_of_element(bench: Bench, dtype: type) -> None:
+    x = np.arange(64 * 48).astype(dtype).reshape(64, 48)
+    address = bench.put(x)
+    like = np.zeros((8, 16), dtype)
+    for row, column in [(0, 0), (5, 7), (56, 32)]:
+        found = load(bench, matrix_spec(x, (8, 16)), address, column, row, like)
+        np.testing.assert_array_equal(found, x[row : row + 8, column : column + 16])
+
+
+@pytest.mark.parametrize("corner", [(-3, 0), (60, 40), (0, -5), (100, 0)])
+def test_outside_the_tensor_are_zeros(bench: Bench, corner: tuple[int, int]) -> None:
+    x = np.random.default_rng(0).random((64, 48), np.float32) + 1
+    row, column = corner
+    found = load(bench, matrix_spec(x, (8, 16)), bench.put(x), column, row, np.zeros((8, 16), np.float32))
+    np.testing.assert_array_equal(found, cut(x, row, column, (8, 16)))
+
+
+def test_outside_the_tensor_are_nans_where_asked_for(bench: Bench) -> None:
+    x = np.random.default_rng(0).random((64, 48), np.float32)
+    spec = matrix_spec(x, (8, 16), oob_fill="nan")
+    found = load(bench, spec, bench.put(x), 40, 60, np.zeros((8, 16), np.float32))
+    np.testing.assert_array_equal(found, cut(x, 60, 40, (8, 16), np.nan))
+
+
+@pytest.mark.parametrize("swizzle, span", [("32b", 32), ("64b", 64), ("128b", 128)])
+def test_swizzles_as_the_ptx_manual_draws_them(bench: Bench, swizzle: str, span: int) -> None:
+    columns = span // 4
+    x = np.arange(32 * columns, dtype=np.float32).reshape(32, columns)
+    spec = matrix_spec(x, (16, columns), swizzle=swizzle, l2_promotion="l2_128b")
+    found = load(bench, spec, bench.put(x), 0, 0, np.zeros((16, columns), np.float32))
+    # Chunks of 16 bytes change places by the bits of the 128-byte line that they lie in (PTX ISA, "Swizzling modes").
+    chunks = x[:16].reshape(-1, 4)
+    wanted = np.zeros_like(chunks)
+    for at, chunk in enumerate(chunks):
+        line = at // 8
+        wanted[at ^ line % (span // 16)] = chunk
+    np.testing.assert_array_equal(found.reshape(-1, 4), wanted)
+
+
+def test_every_second_row(bench: Bench) -> None:
+    x = np.arange(64 * 32, dtype=np.int32).reshape(64, 32)
+    spec = matrix_spec(x, (16, 32), element_strides=(1, 2))
+    found = load(bench, spec, bench.put(x), 0, 4, np.zeros((8, 32), np.int32))
+    np.testing.assert_array_equal(found, x[4:20:2])
+
+
+def test_rows_with_a_pitch(bench: Bench) -> None:
+    x = np.arange(64 * 32, dtype=np.int32).reshape(64, 32)
+    inner = x[:, 4:24]
+    spec = TensorMapSpec("int32", (20, 64), (128,), (1, 1), Tile((8, 4)))
+    found = load(bench, spec, bench.put(x) + 16, 16, 8, np.zeros((4, 8), np.int32))
+    np.testing.assert_array_equal(found, cut(inner, 8, 16, (4, 8)))
+
+
+def test_a_tile_goes_back(bench: Bench) -> None:
+    x = np.zeros((64, 48), np.float32)
+    address = bench.put(x)
+    tile = np.random.default_rng(0).random((8, 16), np.float32)
+    map_ = bench.server.encode_tensor_map(matrix_spec(x, (8, 16)), address)
+    bench.run("store", map_, i32(20), i32(30), i32(tile.nbytes), u64(bench.put(tile)))
+    bench.run("store", map_, i32(40), i32(60), i32(tile.nbytes), u64(bench.put(tile)))  # cut off at both ends
+    x[30:38, 20:36] = tile
+    x[60:, 40:] = tile[:4, :8]
+    np.testing.assert_array_equal(bench.get(address, x), x)
+
+
+IMAGES, HEIGHT, WIDTH, CHANNELS = 2, 6, 5, 16
+
+
+def columns(
+    x: np.ndarray, start: tuple[int, int, int], offset: tuple[int, int], lower: tuple[int, int],
+    upper: tuple[int, int], channels: slice, count: int,
+) -> np.ndarray:  # fmt: skip
+    """What im2col reads (PTX ISA, "Im2col mode"): `count` pixels from `start` (n, h, w) on, row by row through the box
+    between the corners and on into the next image; `offset` (h, w) is added to each."""
+    n, h, w = start
+    found = np.zeros((count, channels.stop - channels.start), x.dtype)
+    for at in range(count):
+        i, j = h + offset[0], w + offset[1]
+        if n < x.shape[0] and 0 <= i < x.shape[1] and 0 <= j < x.shape[2]:
+            found[at] = x[n, i, j, channels]
+        w += 1
+        if w > x.shape[2] - 1 + upper[1]:
+            w, h = lower[1], h + 1
+        if h > x.shape[1] - 1 + upper[0]:
+            h, n = lower[0], n + 1
+    return found
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("start", ["first", "middle", "last"])
+def test_columns_of_a_convolution(bench: Bench, padding: int, start: str) -> None:
+    """A filter of 3 x 3: at each of its places the pixels that it meets, one column of them a load."""
+    x = np.arange(IMAGES * HEIGHT * WIDTH * CHANNELS, dtype=np.float32).reshape(IMAGES, HEIGHT, WIDTH, CHANNELS) + 1
+    lower = (-padding, -padding)
+    upper = (padding - 2, padding - 2)  # the filter reaches two further
+    pixels, depth = 12, 8
+    sizes, strides = x.shape[::-1], tuple(step for step in x.strides[2::-1])
+    spec = TensorMapSpec("float32", sizes, strides, (1,) * 4, Im2col(lower[::-1], upper[::-1], depth, pixels))
+    address = bench.put(x)
+    assert check(spec, address, 0, x.nbytes) == []
+    map_ = bench.server.encode_tensor_map(spec, address)
+    rows = HEIGHT + 2 * padding - 2
+    at = {"first": (0, lower[0], lower[1]), "middle": (0, lower[0] + rows - 1, lower[1] + 1),
+          "last": (1, lower[0] + rows - 2, lower[1])}[start]  # fmt: skip
+    like = np.zeros((pixels, depth), np.float32)
+    for (off_h, off_w), c in itertools.product([(0, 0), (0, 2), (1, 1), (2, 2)], [0, 8]):
+        out = bench.put(like)
+        n, h, w = at
+        bench.run(
+            "load_im2col", map_, i32(c), i32(w), i32(h), i32(n), u16(off_w), u16(off_h), i32(like.nbytes), u64(out)
+        )
+        wanted = columns(x, at, (off_h, off_w), lower, upper, slice(c, c + depth), pixels)
+        np.testing.assert_array_equal(bench.get(out, like), wanted, err_msg=f"offset {off_h, off_w}, channel {c}")
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+def test_every_rank_is_taken_by_the_driver(bench: Bench, rank: int) -> None:
+    shape = (32,) * rank
+    strides = tuple(128 * 32**axis for axis in range(rank - 1))
+    spec = TensorMapSpec("float32", shape, strides, (1,) * rank, Tile((16, *(2,) * (rank - 1))))
+    assert check(spec, 0x100, 0, 1 << 40) == []
+    assert len(bench.server.encode_tensor_map(spec, 0x7F0000000000)) == 128
+
+
+@pytest.mark.parametrize("interleave, swizzle, unit", [("16b", "none", 16), ("32b", "32b", 32)])
+def test_interleaved_maps_are_taken_by_the_driver(bench: Bench, interleave: str, swizzle: str, unit: int) -> None:
+    spec = TensorMapSpec(
+        "uint8", (unit * 2, 8, 8, 2), (unit, unit * 8, unit * 128), (1,) * 4, Tile((unit, 4, 4, 1)), interleave, swizzle
+    )
+    assert check(spec, 0x100, 0, 1 << 40) == []
+    assert len(bench.server.encode_tensor_map(spec, 0x7F0000000000)) == 128
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": (0, 64)},
+        {"strides": (200,)},
+        {"element_strides": (1, 9)},
+        {"access": Tile((16, 257))},
+        {"access": Tile((15, 8))},
+        {"access": Tile((64, 8)), "swizzle": "128b"},
+        {"dtype": "int32", "oob_fill": "nan"},
+        {"interleave": "16b"},
+    ],
+)
+def test_what_the_checks_refuse_the_driver_refuses_too(bench: Bench, changes: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {
+        "dtype": "float32", "shape": (48, 64), "strides": (192,), "element_strides": (1, 1), "access": Tile((16, 8)),
+        **changes,
+    }  # fmt: skip
+    spec = TensorMapSpec(**fields)
+    assert check(spec, 0x100, 0, 1 << 40)
+    with pytest.raises(Refusal) as caught:
+        bench.server.encode_tensor_map(spec, 0x7F0000000000)
+    assert caught.value.reason is Reason.TENSOR_MAP_INVALID
+    assert "the driver refuses it" in caught.value.message and caught.value.details["cuda_status"] == "1"
+
+
+def test_a_misaligned_address_is_refused_by_the_driver(bench: Bench) -> None:
+    spec = TensorMapSpec("float32", (48, 64), (192,), (1, 1), Tile((16, 8)))
+    assert check(spec, 0x7F0000000000, 8, 1 << 40)
+    with pytest.raises(Refusal) as caught:
+        bench.server.encode_tensor_map(spec, 0x7F0000000008)
+    assert caught.value.reason is Reason.TENSOR_MAP_INVALID
