@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from hearth.function import Occupancy as Occupancy
     from hearth.graph import Graph as Graph
     from hearth.graph import GraphNode as GraphNode
-    from hearth.graph import Prepared as Prepared
     from hearth.group import Group as Group
     from hearth.module import RawModule as RawModule
     from hearth.node import Node as Node
     from hearth.node import connect as connect
     from hearth.pending import DispatchTiming as DispatchTiming
     from hearth.pending import PendingDispatch as PendingDispatch
+    from hearth.prepared import Prepared as Prepared
     from hearth.profile import Profile as Profile
     from hearth.properties import DeviceInfo as DeviceInfo
     from hearth.properties import DeviceProperties as DeviceProperties
@@ -102,11 +102,12 @@ _HOMES = {
         "UnsupportedError",
     ),
     "function": ("Function", "Occupancy"),
-    "graph": ("Graph", "GraphNode", "Prepared"),
+    "graph": ("Graph", "GraphNode"),
     "group": ("Group",),
     "module": ("RawModule",),
     "node": ("Node", "connect"),
     "pending": ("DispatchTiming", "PendingDispatch"),
+    "prepared": ("Prepared",),
     "profile": ("Profile",),
     "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "SessionInfo"),
     "readonly": ("read_only",),

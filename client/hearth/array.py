@@ -304,7 +304,7 @@ def allocate_many(
         return []
     connection = device._connection
     attachment = connection.attachment()
-    command = commands_pb2.Command(stream=stream.resolve(on, connection, attachment))
+    command = commands_pb2.Command(stream=stream.resolve_for_memory(on, connection, attachment))
     space = attachment.space
     assert space is not None
     for shape, dtype in specs:

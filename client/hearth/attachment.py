@@ -118,6 +118,16 @@ class Attachment:
         """Queues a command that answers nothing."""
         self._add(command.SerializeToString(), 0, None, False)
 
+    def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
+        """Queues a command that answers nothing and does something `n` times; see `Session.count_up`."""
+        with self._lock:
+            if self.session.full or self.session.error is not None:
+                self._await_room()
+            if self._graveyard is not None and self._graveyard.dead:
+                self._bury()
+            self.session.count_up(key, n, command)
+            self._wake_sender()
+
     def request(self, command: commands_pb2.Command, *, reports: bool = False, barrier: bool = False) -> Reply:
         """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
         command.request = next(self._requests_minted)

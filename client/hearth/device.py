@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from hearth.creation import Creation
 from hearth.dispatch import Dispatching
 from hearth.errors import ArgumentError
-from hearth.graph import Graph, Prepared, prepare
+from hearth.graph import Graph
 from hearth.module import RawModule
+from hearth.prepared import Prepared, prepare
 from hearth.profile import Profile
 from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
 from hearth.stream import Event, Stream, current, resolve

@@ -1,19 +1,21 @@
-"""Graphs and prepared launches: work that is checked once, then run as often as wanted with one small command.
+"""Graphs: work that is recorded and checked once, then run as often as wanted with one small command.
 
 Inside ``with gpu.graph() as g:`` a private stream is current; the launches, copies and fills that it is given are
-recorded instead of run, and nothing else may be given to it. ``with gpu.prepared() as p:`` collects launches alone.
-What a graph or a list uses lives as long as it does, also where the arrays and modules are gone.
+recorded instead of run, and nothing else may be given to it. What a graph uses lives as long as it does, also where the
+arrays and modules are gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hearth import launching
 from hearth import stream as streams
-from hearth.errors import ArgumentError, HearthError, InvalidHandleError, LaunchError
+from hearth.errors import HearthError, LaunchError
+from hearth.program import Program, count, lost
 from hearth.stream import Stream
 from hearth_proto.v1 import commands_pb2
 
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
     from hearth.launching import Call
-    from hearth.memory import Kind, Space
-
-COUNT_MAX = 2**64 - 1
+    from hearth.memory import Kind
 
 
 class Recorder(Stream):
@@ -44,107 +44,16 @@ class Recorder(Stream):
             attachment.launch(record)
             self.calls.append(call)
 
-    def submitted(self, attachment: Attachment, command: commands_pb2.Command, calls: Sequence[Call]) -> None:
+    def submitted(self, attachment: Attachment, command: bytes, calls: Sequence[Call]) -> None:
         """Sends a prepared list, and notes its launches."""
         with self._order:
-            attachment.submit(command)
+            attachment.count_up(object(), 1, lambda _: command)
             self.calls.extend(calls)
 
     def _handle_on(self, attachment: Attachment) -> int:
         if self._attachment is not None and self._attachment is not attachment:
-            raise _lost("the graph that was being recorded", self._connection, None)
+            raise lost("the graph that was being recorded", self._connection, None)
         return super()._handle_on(attachment)
-
-
-class Collector(Stream):
-    """In the place of a stream, while launches are prepared: takes them, and nothing else."""
-
-    records = True
-
-    def __init__(self, connection: Connection) -> None:
-        self._home = connection.attachment()
-        self.packed: list[bytes] = []
-        self.calls: list[Call] = []
-        self.kept: list[object] = []
-        """Arguments: they have to be there when the daemon looks the launches up."""
-        super().__init__(connection, default=True)
-
-    def launched(self, attachment: Attachment, record: bytes, call: Call, args: object) -> None:
-        """Takes the launch instead of sending it."""
-        if attachment is not self._home:
-            raise _lost("the list of launches that was being prepared", self._connection, None)
-        self.packed.append(record)
-        self.calls.append(call)
-        self.kept.append(args)
-
-    def _work_on(self, attachment: Attachment) -> int:
-        raise LaunchError(
-            "only launches can be prepared.",
-            reason="CAPTURE_INVALID",
-            fix="copy, fill, allocate and read outside the block, or record a graph: with gpu.graph() as g.",
-        )
-
-    def __repr__(self) -> str:
-        return f"<launches being prepared for device {self._connection.ordinal}>"
-
-
-class Program:
-    """What graphs and prepared lists have in common: a handle that is lost with the device's process."""
-
-    _kind: Kind
-    _what: str
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._handle = 0
-        self._space: Space | None = None
-        self._closed = False
-
-    def close(self) -> None:
-        """Gives it back now; launches that were asked for before still run. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            if self._space is not None and not self._space.lost:
-                self._space.graveyard.bury(self._kind, self._handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "_closed", True) is False:
-            self.close()
-
-    def _usable(self) -> Attachment:
-        """The attachment on which it can be used. Raises what stands against it."""
-        connection = self._connection
-        if connection.refusal is not None:
-            raise connection.refusal.again()
-        space = self._space
-        if self._closed:
-            raise InvalidHandleError(
-                f"{self._what} was closed.", reason="INVALID_HANDLE", fix="keep it until its last launch."
-            )
-        if space is None:
-            raise ArgumentError(
-                f"{self._what} has not been recorded.", reason="INVALID_ARGUMENT", fix=f"with gpu.{self._kind}() as x:"
-            )
-        attachment = connection.attachment()
-        if space.lost or attachment.space is not space:
-            raise _lost(self._what, connection, space)
-        return attachment
-
-    def _ready_to_enter(self) -> None:
-        if self._handle or self._closed:
-            raise ArgumentError(
-                f"{self._what} is recorded once.", reason="INVALID_ARGUMENT", fix=f"make another: gpu.{self._kind}()."
-            )
-
-    def _target(self, stream: Stream | None) -> Stream | None:
-        return stream if stream is not None else streams.current(self._connection)
-
-    def _state(self) -> str:
-        if self._closed:
-            return ", closed"
-        if self._space is None:
-            return ", not recorded"
-        return ", lost" if self._space.lost else ""
 
 
 class GraphNode:
@@ -212,7 +121,7 @@ class Graph(Program):
         self._nodes: tuple[GraphNode, ...] = ()
         self._recorder: Recorder | None = None
         self._begun: Attachment | None = None
-        self._last: tuple[object, commands_pb2.Command] | None = None
+        self._last: _GraphLaunch | None = None
 
     # ---- recording ----
 
@@ -273,15 +182,9 @@ class Graph(Program):
                 reason="CAPTURE_INVALID",
                 fix="launch it after the block, or record its work again.",
             )
-        key = (on, n, timeout)
-        if self._last is None or self._last[0] != key:
-            command = commands_pb2.Command(stream=on)
-            command.launch_graph.graph = self._handle
-            command.launch_graph.count = _count(n)
-            if timeout is not None:
-                command.launch_graph.timeout_ns = _nanoseconds(timeout)
-            self._last = (key, command)
-        attachment.submit(self._last[1])
+        if self._last is None or self._last.on != on or self._last.timeout != timeout:
+            self._last = _GraphLaunch(self._handle, on, timeout)
+        attachment.count_up(self._last, count(n), self._last.command)
 
     def update(
         self,
@@ -311,112 +214,16 @@ class Graph(Program):
         return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
 
 
-class Prepared(Program):
-    """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
+class _GraphLaunch:
+    """The launch of one graph on one stream: the same object as long as it can be counted up."""
 
-    They are checked together at the end of the block, which raises everything that is wrong with them.
-    """
+    def __init__(self, graph: int, on: int, timeout: float | None) -> None:
+        self.on = on
+        self.timeout = timeout
+        self._graph = graph
+        self._timeout_ns = launching.nanoseconds(timeout)
 
-    _kind: Kind = "prepared"
-    _what = "the prepared list"
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
-        self._calls: tuple[Call, ...] = ()
-        self._collector: Collector | None = None
-        self._last: tuple[object, commands_pb2.Command] | None = None
-
-    def __enter__(self) -> Prepared:
-        self._ready_to_enter()
-        self._collector = Collector(self._connection)
-        self._handle = self._connection.mint()
-        self._collector.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        collector, self._collector = self._collector, None
-        assert collector is not None, "left without having been entered"
-        collector.__exit__(kind, error, trace)
-        if error is not None:
-            self._closed = True
-            return
-        attachment = collector._home
-        command = commands_pb2.Command()
-        command.prepare.prepared = self._handle
-        command.prepare.launches = b"".join(collector.packed)
-        self._space = attachment.space
-        try:
-            self._connection.call(command, attachment=attachment)
-        except BaseException:
-            self.close()
-            raise
-        self._calls = tuple(call for call in collector.calls for _ in range(call.iterations))
-
-    def launch(self, n: int = 1, stream: Stream | None = None) -> None:
-        """Runs all of them in order, `n` times in a row, on `stream` or on the current one; one way."""
-        attachment = self._usable()
-        target = self._target(stream)
-        on = streams.resolve(stream, self._connection, attachment)
-        key = (on, n)
-        if self._last is None or self._last[0] != key:
-            command = commands_pb2.Command(stream=on)
-            command.launch_prepared.prepared = self._handle
-            command.launch_prepared.count = _count(n)
-            self._last = (key, command)
-        if isinstance(target, Recorder):
-            target.submitted(attachment, self._last[1], self._calls * n)
-        else:
-            attachment.submit(self._last[1])
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def __bool__(self) -> bool:
-        return True  # also where there is nothing in it
-
-    def __repr__(self) -> str:
-        state = ", being collected" if self._collector is not None else self._state()
-        return f"<hearth.Prepared of {len(self)} launches on device {self._connection.ordinal}{state}>"
-
-
-def prepare(connection: Connection, launches: Iterable[Sequence[Any]]) -> Prepared:
-    """See `Device.prepare`."""
-    with Prepared(connection) as prepared:
-        for index, launch in enumerate(launches):
-            if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
-                raise ArgumentError(
-                    f"launch {index} is {launch!r}.",
-                    reason="INVALID_ARGUMENT",
-                    fix="give (kernel, grid, block, args), and shared_mem where it is wanted.",
-                )
-            kernel, *rest = launch
-            kernel(*rest)
-    return prepared
-
-
-def _count(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= COUNT_MAX:
-        raise ArgumentError(
-            f"n is {n!r}; it is a whole number from 1 on.",
-            reason="INVALID_ARGUMENT",
-            fix="skip the launch when there is nothing to do." if n == 0 else "check how it is computed.",
-        )
-    return n
-
-
-def _nanoseconds(timeout: float) -> int:
-    if not 0 < timeout < 2**63 / 1e9:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
-    return max(1, int(timeout * 1e9))
-
-
-def _lost(what: str, connection: Connection, space: Space | None) -> InvalidHandleError:
-    where = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
-    return InvalidHandleError(
-        f"{what} was lost with {where}.",
-        reason="INVALID_HANDLE",
-        fix="record it again; kernels and streams carry on by themselves, arrays have to be made again.",
-        details={} if space is None else {"generation": str(space.generation)},
-    )
+    def command(self, n: int) -> bytes:
+        """It n times, serialized."""
+        launch = commands_pb2.LaunchGraph(graph=self._graph, count=n, timeout_ns=self._timeout_ns)
+        return commands_pb2.Command(stream=self.on, launch_graph=launch).SerializeToString()

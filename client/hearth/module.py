@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hearth.device import Device
 
 _ELF = b"\x7fELF"
-_FATBIN = (b"\x50\xed\x55\xba", b"\x34\x12\x43\xb1")  # fatbin header and the wrapper that nvcc links in
+_FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper that nvcc links in
 
 
 class RawModule:
@@ -113,7 +113,7 @@ class RawModule:
         connection = self._connection
         attachment = connection.attachment()
         handle = connection.mint()
-        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
+        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment, work=False))
         command.get_global.buffer = handle
         command.get_global.module = self._handle_on(attachment)
         command.get_global.name = name

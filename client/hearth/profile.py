@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hearth import stream as streams
-from hearth.errors import ArgumentError
+from hearth.errors import ArgumentError, HearthError
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class Profile:
     """``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and overlap.
 
-    The end waits for the work, and raises what failed on the stream.
+    The end waits for the work, and raises what failed on the stream. Where that was told inside the block already, by
+    a `get` or the end of an inner profile, it raises `HearthError` with the reason ``PROFILE_INVALID``: the times would
+    be of something else than what was asked for.
     """
 
     def __init__(self, connection: Connection, stream: streams.Stream | None = None) -> None:
@@ -59,7 +61,15 @@ class Profile:
         if error is not None:  # it is the news; the profile is only closed
             if self._attachment.alive:
                 # What failed on the stream comes with its answer, which nobody waits for: it is told later.
-                self._attachment.request(command, reports=True).abandon()
+                reply = self._attachment.request(command, reports=True)
+                later = reply.on_late_error
+
+                def tell(failed: HearthError) -> None:
+                    if later is not None and failed.reason != "PROFILE_INVALID":  # which has been told
+                        later(failed)
+
+                reply.on_late_error = tell
+                reply.abandon()
             return
         self._result = self._connection.report(command, attachment=self._attachment).profile
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hearth import wire
 from hearth.errors import DeviceLostError, HearthError, from_status
@@ -24,6 +24,7 @@ BATCH_COMMANDS = 512
 BATCH_LAUNCHES = 4096
 RUN_BYTES = 128 << 10
 """Consecutive launches share a command up to this size."""
+COUNT_MAX = 2**64 - 1
 QUEUE_BYTES = 64 << 20
 QUEUE_COMMANDS = 20_000
 
@@ -50,6 +51,14 @@ class Limits:
     max_code_bytes: int = 64 << 20
 
 
+class _Counted(NamedTuple):
+    """The last command that `Session.count_up` added; it can grow while it is the last in the queue."""
+
+    key: object
+    n: int
+    command: bytes
+
+
 class Session:
     """One attachment's protocol state."""
 
@@ -71,6 +80,7 @@ class Session:
         self._run: list[bytes] = []
         self._run_bytes = 0
         self._run_limit = self._limit_of_run()
+        self._counted: _Counted | None = None
         self._replies: dict[int, ReplyLike] = {}
         self.submitted = 0
         """One-way commands and launches so far."""
@@ -107,6 +117,25 @@ class Session:
         self._replies[request] = reply
         if barrier:
             self._barriers[request] = self.submitted
+
+    def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
+        """One-way `command(n)`, which does something n times. Behind one of the same `key` that has not been sent, that
+        one's count grows instead."""
+        last, queue = self._counted, self._queue
+        unsent = last is not None and not self._run and queue and queue[-1][0] is last.command
+        if last is not None and unsent and last.key == key and last.n + n <= COUNT_MAX:
+            n += last.n
+            data, calls = command(n), queue.pop()[1] + 1
+            self.queued_bytes -= len(last.command)
+        else:
+            if self._run:
+                self._close_run()
+            data, calls = command(n), 1
+        queue.append((data, calls))
+        self._counted = _Counted(key, n, data)
+        self.queued_bytes += len(data)
+        self.queued += 1
+        self.submitted += 1
 
     @property
     def full(self) -> bool:

@@ -130,7 +130,7 @@ class TensorMap(OnDevice):
         attachment = array._usable()
         handle = array._connection.mint()
         made.tensor_map = handle
-        command.stream = streams.resolve(stream, array._connection, attachment)
+        command.stream = streams.resolve(stream, array._connection, attachment, work=False)
         attachment.submit(command)
         space: Space = array._memory.space
         self._array = array

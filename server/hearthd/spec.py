@@ -36,6 +36,9 @@ class DeviceSpec:
     max_inline_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 20
     compile_timeout: float = 120.0
+    """Wall-clock seconds of one compile."""
+    compile_memory: int = 4 << 30
+    """Address space that one compile may take, in bytes."""
     compile_workers: int = 2
     cpu_threads: int = 0
     """Threads of one virtual CPU device; 0: all cores."""

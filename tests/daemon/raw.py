@@ -174,6 +174,10 @@ class Execute:
             return refusal_of(error)
         raise AssertionError("the stream ended well")
 
+    def cancel(self) -> None:
+        """Breaks off: whoever receives gets an error. Any thread."""
+        self._responses.cancel()
+
     def close(self) -> None:
         """Half-closes, and reads what is still to come."""
         self._requests.put(None)

@@ -200,10 +200,12 @@ def test_a_session_that_closes_with_errors_leaves_none_behind(daemon: DaemonProc
 
 
 def test_a_flush_tells_without_waiting_for_the_device(gpu: hearth.Device) -> None:
-    x = gpu.zeros(4, np.int32)
+    x, add_one = gpu.zeros(4, np.int32), common(gpu, "add_one")
+    add_one((1,), (4,), (x, np.int32(4)))
+    gpu.synchronize()  # code is loaded while no kernel runs
     with gated(gpu) as gate:
         gate.hold()
-        spoil(gpu, x)
+        add_one((1,), (4,), (x,))
         error = told(lambda: gpu.flush(timeout=20))
         assert len(error.failures) == 1
         assert not gpu.default_stream.done

@@ -263,6 +263,8 @@ def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: Sta
     with daemon.connect() as node:
         gpu = node.device(0)
         total, add_one = gpu.zeros(1, np.int32), common(gpu, "add_one")
+        add_one((1,), (1,), (total, np.int32(0)))
+        gpu.synchronize()  # code is loaded while no kernel runs
         with gated(gpu) as gate:
             gate.hold()
             for _ in range(1500):

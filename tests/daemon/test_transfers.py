@@ -79,6 +79,45 @@ def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
             np.testing.assert_array_equal(read.result(), host)
 
 
+def test_a_thousand_reads_outstanding_on_one_session(raw: Raw) -> None:
+    """All in one batch, more than a stream takes at once; each is answered with its own bytes."""
+    data = noise(4000, 5).tobytes()
+    buffer = raw.buffer(data)
+    with raw.execute() as stream:
+        reads = [c.Read(buffer=buffer, offset=number, size=1000 + number) for number in range(1000)]
+        stream.batch(*(c.Command(request=number + 1, read=read) for number, read in enumerate(reads)))
+        answered = {}
+        while len(answered) < 1000:
+            response = stream.receive()
+            if response.WhichOneof("kind") == "result":
+                answered[response.result.request - 1] = response.result.read.data
+        for number in range(1000):
+            assert answered[number] == data[number : 1000 + 2 * number]
+        assert stream.failures() == []
+    assert raw.call("MemoryUsage", c.MemoryUsage()).bytes_pinned_in_use == 0
+
+
+def test_a_sync_of_one_stream_completes_no_read_of_another(gpu: hearth.Device) -> None:
+    """The other stream's reads are still under way; when they come, their bytes are those of then."""
+    busy, idle = gpu.stream(), gpu.stream()
+    x, order = gpu.zeros(1000, np.uint8), gpu.zeros(1, np.int32)
+    y = gpu.full(1000, 7, np.uint8)
+    gpu.synchronize()
+    with gated(gpu) as gate, ThreadPoolExecutor(8) as pool:
+        with busy:
+            gate.hold(order)
+            x.fill(5, busy)
+        reads = [pool.submit(x.get, None, busy) for _ in range(8)]
+        attachment = gpu._connection.attachment()
+        wait_until(lambda: attachment.session.outstanding == 8, "8 outstanding reads")
+        assert (y.get(stream=idle) == 7).all()
+        idle.synchronize()
+        assert not any(read.done() for read in reads)
+        assert gpu.memory_usage().bytes_pinned_in_use >= 8 * 1000
+        gate.open()
+        assert all((read.result() == 5).all() for read in reads)
+
+
 def test_large_transfers_of_many_threads(gpu: hearth.Device) -> None:
     def both_ways(seed: int) -> bool:
         host = noise(3 * INLINE + seed, seed)

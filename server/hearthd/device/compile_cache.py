@@ -15,20 +15,24 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hearthd.device.server import Image, Source
+from hearthd.device.server import Assembly, Image, Job
 
 MAGIC = b"hearth-image-1\n"
 DIGEST_BYTES = 32
 MAX_ENTRY_BYTES = 256 << 20
 
 
-def key(source: Source, identity: bytes) -> str:
+def key(job: Job, identity: bytes) -> str:
     """The content address: everything that decides the result, each part with its length, so that none can run over."""
-    digest = hashlib.sha256(b"hearth-module-1")
-    parts = [identity, source.code.encode()]
-    for group in (source.options, source.name_expressions, [part for header in source.headers for part in header]):
-        parts.append(len(group).to_bytes(8, "little"))
-        parts += [text.encode() for text in group]
+    if isinstance(job, Assembly):
+        digest = hashlib.sha256(b"hearth-assembly-1")
+        parts = [identity, job.code]
+    else:
+        digest = hashlib.sha256(b"hearth-module-1")
+        parts = [identity, job.code.encode()]
+        for group in (job.options, job.name_expressions, [part for header in job.headers for part in header]):
+            parts.append(len(group).to_bytes(8, "little"))
+            parts += [text.encode() for text in group]
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
@@ -54,7 +58,7 @@ class CompileCache:
             return image
         except OSError:
             return None  # most often not there; whatever it is, another process may be putting it there just now
-        except ValueError:  # damaged
+        except (ValueError, KeyError, TypeError, struct.error):  # damaged, or nothing that this version has written
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None

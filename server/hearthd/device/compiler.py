@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compile_cache import CompileCache, key
-from hearthd.device.server import Compiler, Image, Source
+from hearthd.device.image_store import ImageStore
+from hearthd.device.policy.compile_queue import CompileQueue
+from hearthd.device.server import Image, Job
 
-MEMORY_ENTRIES = 256
+REST_S = 30.0
+"""After so long without a job a compile thread lets spare workers go."""
 
 
 @dataclass(frozen=True)
@@ -28,43 +32,158 @@ class Compiled:
 Callback = Callable[[Compiled], None]
 
 
+class Runner(Protocol):
+    """Compiles: `hearthd.device.compile_pool.CompileWorkers`. Called on compile threads, but for the last two."""
+
+    def ready(self) -> None:
+        """Prepares for the first job."""
+        ...
+
+    def identity(self, job: Job) -> bytes:
+        """What besides the job decides the result. Raises Refusal."""
+        ...
+
+    def run(self, job: Job) -> Image:
+        """Raises Refusal."""
+        ...
+
+    def rest(self) -> None:
+        """There was nothing to do for a while."""
+        ...
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for the job any more. Does not block."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Flight:
+    """A job under way, and who waits for it."""
+
+    __slots__ = ("callbacks", "job", "running")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.callbacks: list[Callback] = []
+        self.running = False
+
+
 class CompileService:
-    """`submit` and the callbacks belong to the device-handle thread; the work is done on compile threads."""
+    """`submit`, `abandon`, `close` and the callbacks belong to the device-handle thread; the work is done on compile
+    threads, which are started as they are needed."""
 
     def __init__(
-        self, compiler: Compiler, cache: CompileCache, workers: int, post: Callable[[Callable[[], None]], None]
+        self, runner: Runner, cache: CompileCache, workers: int, post: Callable[[Callable[[], None]], None]
     ) -> None:
-        self._compiler = compiler
+        self._runner = runner
         self._cache = cache
         self._post = post
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="compile")
-        self._memory: dict[Source, Image] = {}
-        self._flights: dict[Source, list[Callback]] = {}
+        self._images = ImageStore()
+        self._flights: dict[Job, _Flight] = {}
+        self._queue: CompileQueue[_Flight] = CompileQueue(workers)
+        self._changed = threading.Condition()
+        self._threads = 0
+        self._free = 0
+        self._closed = False
 
-    def submit(self, source: Source, callback: Callback) -> None:
-        """`callback` on the device-handle thread; at once where the image is in memory."""
-        image = self._memory.pop(source, None)
+    def warm(self) -> None:
+        """Lets the runner prepare for the first job, on a compile thread."""
+        with self._changed:
+            self._thread()
+
+    def submit(self, job: Job, callback: Callback, owner: Hashable = 0) -> None:
+        """`callback` on the device-handle thread; at once where the image is in memory. `owner` is whose turn it
+        takes."""
+        image = self._images.get(job)
         if image is not None:
-            self._memory[source] = image  # the last of the dict is the one used last
             callback(Compiled(image, None, True, 0))
             return
-        waiting = self._flights.get(source)
-        if waiting is not None:
-            waiting.append(callback)
+        flight = self._flights.get(job)
+        if flight is not None:
+            flight.callbacks.append(callback)
             return
-        self._flights[source] = [callback]
-        self._pool.submit(self._work, source)
+        flight = self._flights[job] = _Flight(job)
+        flight.callbacks.append(callback)
+        with self._changed:
+            self._queue.put(owner, flight)
+            if not self._free and self._threads < self._queue.most:
+                self._thread()
+            self._changed.notify()
+
+    def abandon(self, job: Job, callback: Callback) -> None:
+        """The callback is not wanted any more; a job that nobody waits for is taken out, or stopped."""
+        flight = self._flights.get(job)
+        if flight is None or callback not in flight.callbacks:
+            return
+        flight.callbacks.remove(callback)
+        if flight.callbacks:
+            return
+        del self._flights[job]
+        with self._changed:
+            waited = self._queue.drop(flight)
+        if not waited:
+            self._runner.cancel(flight.job)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Stops what is under way. Compile threads end by themselves, or with the process."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._runner.close()
 
-    def _work(self, source: Source) -> None:
+    # ---- compile threads ----
+
+    def _thread(self) -> None:
+        self._threads += 1
+        # Daemon threads: they may sit in the compiler, or in another process's lock, when the process ends.
+        threading.Thread(target=self._serve, name=f"compile-{self._threads}", daemon=True).start()
+
+    def _serve(self) -> None:
+        self._guarded(self._runner.ready)
+        while True:
+            taken = self._next()
+            if taken is None:
+                return
+            owner, flight = taken
+            outcome = self._work(flight.job)
+            with self._changed:
+                self._queue.done(owner)
+                self._changed.notify_all()  # what was held back may run now
+            self._post(lambda flight=flight, outcome=outcome: self._landed(flight, outcome))  # type: ignore[misc]
+
+    def _next(self) -> tuple[Hashable, _Flight] | None:
+        with self._changed:
+            while not self._closed:
+                taken = self._queue.take()
+                if taken is not None:
+                    return taken
+                self._free += 1
+                rested = not self._changed.wait(REST_S)
+                self._free -= 1
+                if rested:
+                    self._changed.release()
+                    try:
+                        self._guarded(self._runner.rest)
+                    finally:
+                        self._changed.acquire()
+            return None
+
+    @staticmethod
+    def _guarded(action: Callable[[], None]) -> None:
+        """What goes wrong in it will go wrong again in a job, and be told there."""
+        try:
+            action()
+        except Exception:
+            return
+
+    def _work(self, job: Job) -> Compiled:
         started = time.perf_counter_ns()
         cached = False
         image: Image | None = None
         error: Refusal | None = None
         try:
-            name = key(source, self._compiler.identity())
+            name = key(job, self._runner.identity(job))
             image = self._cache.load(name)
             cached = image is not None
             if image is None:
@@ -72,21 +191,22 @@ class CompileService:
                     image = self._cache.load(name)
                     cached = image is not None
                     if image is None:
-                        image = self._compiler.compile(source)
+                        image = self._runner.run(job)
                         self._cache.store(name, image)
         except Refusal as refusal:
             error = refusal
         except Exception as unexpected:  # a compiler's own failure is the module's, never the device's
             error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
         elapsed = 0 if cached else time.perf_counter_ns() - started
-        outcome = Compiled(image, error, cached, elapsed)
-        self._post(lambda: self._landed(source, outcome))
+        return Compiled(image, error, cached, elapsed)
 
-    def _landed(self, source: Source, outcome: Compiled) -> None:
+    # ---- device-handle thread again ----
+
+    def _landed(self, flight: _Flight, outcome: Compiled) -> None:
         if outcome.image is not None:
-            self._memory[source] = outcome.image
-            while len(self._memory) > MEMORY_ENTRIES:
-                del self._memory[next(iter(self._memory))]
+            self._images.put(flight.job, outcome.image)
+        if self._flights.get(flight.job) is flight:
+            del self._flights[flight.job]
         joined = dataclasses.replace(outcome, cached=outcome.image is not None, elapsed_ns=0)
-        for index, callback in enumerate(self._flights.pop(source, ())):
+        for index, callback in enumerate(flight.callbacks):
             callback(joined if index else outcome)  # one of them had it compiled; for the others it was there

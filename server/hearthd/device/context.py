@@ -10,6 +10,7 @@ from hearthd.device.outbox import Outbox
 from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.policy.launch_plan import Plan
+from hearthd.device.quiet import Quiet
 from hearthd.device.server import ComputeServer
 from hearthd.device.staging import Staging
 from hearthd.device.tables import LogicalStream, Record, Session
@@ -31,6 +32,7 @@ class Device:
     telemetry: Telemetry
     limits: Limits
     output: Output
+    quiet: Quiet
     kick: Callable[[Session | None], None]
     """Something that a deferred command of the session (None: of any) waits for may have happened."""
 

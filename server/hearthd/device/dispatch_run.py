@@ -25,10 +25,12 @@ from hearthd.device.binding import Binder, BoundLaunch, Pointer
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct
 from hearthd.device.dispatch_slot import Slot
+from hearthd.device.late_allocation import LateAllocation
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.operation import Origin
 from hearthd.device.policy.budget import check_budget
 from hearthd.device.policy.launch_plan import plan_key
+from hearthd.device.rounds import TURN
 from hearthd.device.server import HostBuffer
 from hearthd.device.stopwatch import Stopwatch
 from hearthd.device.tables import Buffer, FunctionEntry
@@ -78,6 +80,9 @@ class DispatchRun:
         self._timed = timed
         self._incoming = slots
         self._outgoing = [slot for slot in slots if slot.what.returns]
+        self._allocation: LateAllocation | None = LateAllocation(
+            device, means.memory.reservations, origin.session, self._reserve
+        )
         self._bound: BoundLaunch | None = None
         self._left = iterations
         self._stages = [self._prepare, self._upload, self._launch, self._download]
@@ -110,6 +115,7 @@ class DispatchRun:
     def let_go(self, refusal: Refusal) -> None:
         """It will not go on: gives back all that it holds, and ends the transfers that are still open."""
         self._stages.clear()
+        self._allocation = None
         session = self._origin.session
         for slot in self._slots:
             self._release(slot)
@@ -125,32 +131,36 @@ class DispatchRun:
         if self._entry.module.pending or self._track.full:
             return False
         self._bind()  # every check, before there is any memory
-        self._reserve()
+        assert self._allocation is not None
+        try:
+            if not self._allocation.run():
+                return False
+        except Refusal as refusal:
+            self._device.telemetry.out_of_memory += 1
+            raise Refusal(
+                refusal.reason,
+                f"dispatch of {self._entry.name}: its {len(self._slots)} transient buffers do not fit: "
+                f"{refusal.message}",
+                fix=refusal.fix,
+                details={**refusal.details, "buffers": len(self._slots)},
+                retry_after_s=refusal.retry_after_s,
+            ) from refusal
+        self._allocation = None  # which refers to this, as this to it
         self._bound = self._bind()
         return True
 
     def _reserve(self) -> None:
         """One reservation for all buffers, so that they are had together or not at all."""
+        if not self._slots:
+            return
         device = self._device
         alignment = device.server.properties.memory_alignment
         sizes = [-(-slot.what.size // alignment) * alignment for slot in self._slots]
         *places, required = accumulate(sizes, initial=0)
+        if required >= ASK_FROM:
+            check_budget(required, device.server.memory_info(), device.spec.memory_limit)
         buffers = [slot.buffer for slot in self._slots]
-        if not buffers:
-            return
-        try:
-            if required >= ASK_FROM:
-                check_budget(required, device.server.memory_info(), device.spec.memory_limit)
-            reservation = self._means.memory.reservations.take(self._origin.session, required, self._track, buffers)
-        except Refusal as refusal:
-            device.telemetry.out_of_memory += 1
-            raise Refusal(
-                refusal.reason,
-                f"dispatch of {self._entry.name}: its {len(buffers)} transient buffers do not fit: {refusal.message}",
-                fix=refusal.fix,
-                details={**refusal.details, "buffers": len(buffers)},
-                retry_after_s=refusal.retry_after_s,
-            ) from refusal
+        reservation = self._means.memory.reservations.take(self._origin.session, required, self._track, buffers)
         for slot, place in zip(self._slots, places, strict=True):
             slot.place(reservation, place)
 
@@ -206,16 +216,18 @@ class DispatchRun:
     def _launch(self) -> bool:
         bound = self._bound
         assert bound is not None
-        if self._track.full:
+        if self._track.closed:
             return False
         if self._timed:  # waiting for other streams is no time of the kernel
             self._device.tracks.before(self._track, bound.writes, bound.reads)
+        turn = TURN
         try:
-            while self._left and not self._track.full:
+            while self._left and turn and not self._track.closed:
                 self._kernel.start()
-                times = min(self._left, WINDOW)
+                times = min(self._left, turn, WINDOW)
                 self._means.binder.issue(self._origin.stream, bound, times)
                 self._left -= times
+                turn -= times
         finally:
             self._kernel.stop()
         if self._left:
@@ -287,4 +299,5 @@ class DispatchRun:
             result.upload_ns = self._up.elapsed_ns
             result.kernel_ns = self._kernel.elapsed_ns
             result.download_ns = self._down.elapsed_ns
+        self._device.telemetry.dispatched(result)
         self._origin.reply(commands_pb2.Result(dispatch=result))

@@ -86,6 +86,7 @@ class Executor:
             "get_function": self._modules.get_function,
             "describe_function": self._modules.describe_function,
             "get_global": self._modules.get_global,
+            "launches": _asked_for_launches,
             "launch": self._launches.launch,
             "begin_capture": self._graphs.begin,
             "end_capture": self._graphs.end,
@@ -163,6 +164,8 @@ class Executor:
             "sessions": len(self._sessions),
             "buffers": sum(len(session.buffers) for session in sessions),
             "modules": sum(len(session.modules) for session in sessions),
+            "graphs": sum(len(session.graphs) for session in sessions),
+            "prepared_lists": sum(len(session.prepared) for session in sessions),
             "commands_waiting": sum(len(session.deferred) for session in sessions),
             "streams": len(self._device.tracks.all),
             "memory_in_use_bytes": sum(session.bytes_in_use for session in sessions),
@@ -222,7 +225,7 @@ class Executor:
         session.batches.append(entry)
         index = 0
         for command in batch.commands:
-            if command.WhichOneof("kind") == "launches":
+            if command.WhichOneof("kind") == "launches" and not command.request:
                 launches = self._launches.run_records(session, command.launches, entry, index)
                 telemetry.count("launch", launches)
                 index += launches
@@ -326,3 +329,12 @@ class Executor:
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
         self._device.tracks.after_all(session.tracks(), closed)
+
+
+def _asked_for_launches(_origin: Origin, _records: bytes) -> None:
+    """Packed launches outside a batch, or with a request number, which would never be answered."""
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        "packed launches are one way: they take no request number",
+        fix="send them without one and a Flush behind them, or the readable form, Launch",
+    )

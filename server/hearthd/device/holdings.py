@@ -92,6 +92,8 @@ class Holdings:
 
     def replace(self, index: int, uses: Uses) -> None:
         """What was used there before goes when the work that uses it is done."""
+        if uses == self._uses[index]:
+            return  # only values have changed: what all of it uses together need not be found out again
         self._hold(uses)
         before, self._uses[index] = self._uses[index], uses
         self._summary = None

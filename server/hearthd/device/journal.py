@@ -6,7 +6,6 @@ from typing import Any
 
 import structlog
 
-from hearthd.log import configure
 from hearthd.spec import DeviceSpec
 
 
@@ -14,7 +13,6 @@ class Journal:
     """Events of one device process; each line carries its device and generation."""
 
     def __init__(self, spec: DeviceSpec) -> None:
-        configure(spec.log_level, spec.log_format)
         self._log = structlog.get_logger("hearthd.device").bind(device=spec.ordinal, generation=spec.generation)
 
     def info(self, event: str, **fields: Any) -> None:

@@ -85,6 +85,7 @@ class LaunchCommands:
                 or plan.timeout_ns
                 or default_timeout
                 or plan.length != length
+                or stream.track.held
                 or (stream.track.budget <= 0 and not tracks.reap(stream.track))
                 or not self._launch_again(session, stream, plan, data, at, known is not None)
             ):
@@ -101,7 +102,9 @@ class LaunchCommands:
         track = stream.track
         device = self._device
         tracks = device.tracks
-        if stream.starting or stream.capture is not None or (track.budget <= 0 and not tracks.reap(track)):
+        if stream.starting or stream.capture is not None or track.held:
+            return False
+        if track.budget <= 0 and not tracks.reap(track):
             return False
         tracks.before(track, writes, reads)
         track.launched.append((tracks.ordering.position(track.index), plan.name))

@@ -34,7 +34,7 @@ class LaunchRun:
     def step(self) -> bool:
         parsed = self._parsed
         stream = parsed.stream
-        if parsed.entry.module.pending or stream.track.full:
+        if parsed.entry.module.pending or stream.track.closed:
             return False
         if self._grid is not None:
             if not self._grid.ready():
@@ -46,7 +46,7 @@ class LaunchRun:
             self._left = self._bound.plan.iterations
         if self.validates:
             return Validation(self._device, self._binder, self._origin, self._bound, parsed.pointers).run()
-        while self._left and not stream.track.full:
+        while self._left and not stream.track.closed:
             times = min(self._left, WINDOW)
             self._binder.issue(stream, self._bound, times)
             self._left -= times

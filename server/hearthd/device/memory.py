@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
+from hearthd.device.late_allocation import LateAllocation, may_wait
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.budget import ceiling
 from hearthd.device.reservations import Reservations
@@ -22,21 +24,34 @@ class MemoryCommands:
         self._device = device
         self.reservations = Reservations(device)
 
-    def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> None:
-        """At once, also while the stream waits: nothing can refer to the buffers before."""
+    def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
+        """At once, also while the stream waits: nothing can refer to the buffers before. What does not fit yet, waits
+        for the memory that is on its way back."""
         session = origin.session
         buffers = _named(session, command)
         for buffer in buffers:
             session.buffers.items[buffer.handle] = buffer
-        try:
-            self._reserve(session, origin.stream.track, buffers)
-        except Refusal as refusal:
+        reserve = partial(self._reserve, session, origin.stream.track, buffers)
+
+        def lost(refusal: Refusal) -> None:
             self._device.telemetry.out_of_memory += 1
             for buffer in buffers:
                 buffer.lost = refusal
+
+        try:
+            reserve()
+        except Refusal as refusal:
+            if may_wait(refusal):
+                late = LateAllocation(self._device, self.reservations, session, reserve)
+                operation = Operation(origin, late.run, writes=(origin.stream, *buffers), spoils=buffers)
+                operation.after = origin.reply
+                operation.on_failure = lost
+                return operation
+            lost(refusal)
             origin.fail(refusal, buffers)  # what is done to them next is skipped, and not reported beside it
-            return
+            return None
         origin.reply()
+        return None
 
     def _reserve(self, session: Session, track: Track, buffers: Sequence[Buffer]) -> None:
         """One reservation for all: each buffer at the next multiple of the device's alignment."""
@@ -59,9 +74,14 @@ class MemoryCommands:
             except Refusal as refusal:
                 unknown = refusal
 
+        session.last_free = number = session.last_free + 1
+        session.frees[number] = None
+
         def run() -> bool:
+            del session.frees[number]
             for buffer in buffers:
                 self.release(session, buffer)
+            self._device.kick(session)  # an allocation may wait for it
             if unknown is not None:
                 raise unknown
             origin.reply()
@@ -71,6 +91,7 @@ class MemoryCommands:
 
         def release_all(_: Refusal) -> None:
             # The session is being closed before its turn: the buffers are in no table any more, so nobody else would.
+            session.frees.pop(number, None)
             for buffer in buffers:
                 self.release(session, buffer)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.compiler import Compiled
+from hearthd.device.compiler import Callback, Compiled
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.output import prints
-from hearthd.device.server import Image, Source
+from hearthd.device.server import Image, Job, Source
 from hearthd.device.tables import Buffer, FunctionEntry, ModuleEntry, Session
 
 
@@ -21,6 +21,8 @@ class ModuleCommands:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._waiting: dict[ModuleEntry, tuple[Job, Callback]] = {}
+        """Modules whose code is still being made."""
 
     def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
         session = origin.session
@@ -28,7 +30,7 @@ class ModuleCommands:
         if command.kind == commands_pb2.CODE_KIND_CUDA_CPP:
             self._compile(session, entry, command)
         else:
-            self._load(session, entry, Compiled(Image(code=command.code), None, True, 0))
+            self._assemble(session, entry, command.code)
         if not origin.answered:
             return None
         return self._describe(origin, entry)
@@ -50,50 +52,91 @@ class ModuleCommands:
             )
             return
 
+        self._submit(session, entry, source)
+
+    def _assemble(self, session: Session, entry: ModuleEntry, code: bytes) -> None:
+        """Code that is loaded as it is, or needs assembling first; the driver's own way of that would stall the device
+        for everybody, and is taken only where there is no other."""
+        as_it_is = Compiled(Image(code=code), None, False, 0)
+        try:
+            assembly = self._device.server.compiler.assembly(code)
+        except Refusal as refusal:
+            self._fail(entry, refusal)
+            return
+        if assembly is None:
+            self._load(session, entry, as_it_is)
+        else:
+            self._submit(session, entry, assembly, as_it_is)
+
+    def _submit(self, session: Session, entry: ModuleEntry, job: Job, otherwise: Compiled | None = None) -> None:
         def landed(outcome: Compiled) -> None:
+            del self._waiting[entry]
+            self._count(outcome)
+            if outcome.error is not None and outcome.error.reason is Reason.NO_COMPILER and otherwise is not None:
+                outcome = otherwise
             self._load(session, entry, outcome)
             self._device.kick(session)
 
-        self._device.compiler.submit(source, landed)
+        self._waiting[entry] = job, landed
+        self._device.compiler.submit(job, landed, session.channel)
+
+    def _count(self, outcome: Compiled) -> None:
+        telemetry = self._device.telemetry
+        error = outcome.error
+        if error is None:
+            if outcome.cached:
+                telemetry.compile_cache_hits += 1
+            else:
+                telemetry.compile_cache_misses += 1
+                telemetry.compile.observe(outcome.elapsed_ns)
+        elif error.reason is Reason.COMPILE_LIMIT or "signal" in error.details:
+            telemetry.compile_crashes += 1
+
+    def _fail(self, entry: ModuleEntry, error: Refusal | None) -> None:
+        self._device.telemetry.compile_failures += 1
+        entry.pending = False
+        entry.error = error
 
     def _load(self, session: Session, entry: ModuleEntry, outcome: Compiled) -> None:
-        telemetry = self._device.telemetry
-        entry.pending = False
+        if outcome.image is None:
+            self._fail(entry, outcome.error)
+            return
         entry.cached = outcome.cached
         entry.compile_ns = outcome.elapsed_ns
-        if outcome.image is None:
-            telemetry.compile_failures += 1
-            entry.error = outcome.error
-            return
-        if outcome.cached:
-            telemetry.compile_cache_hits += 1
-        else:
-            telemetry.compile_cache_misses += 1
-            telemetry.compile.observe(outcome.elapsed_ns)
         if prints(outcome.image.code):
             entry.prints = session
         entry.log = outcome.image.log
+        image = outcome.image
+        self._device.quiet.run(lambda: self._bring_in(session, entry, image))
+
+    def _bring_in(self, session: Session, entry: ModuleEntry, image: Image) -> None:
+        """Into the context, unless nobody wants it any more."""
+        entry.pending = False
+        if entry.released and not entry.holders:
+            return
         try:
-            entry.module = self._device.server.load(outcome.image)
-            telemetry.modules_loaded += 1
+            entry.module = self._device.server.load(image)
+            self._device.telemetry.modules_loaded += 1
         except Refusal as refusal:
             entry.error = refusal
+        self._device.kick(session)
 
     def unload(self, origin: Origin, command: commands_pb2.UnloadModule) -> Operation:
-        """Behind the launches that wait; what is running keeps the code until it is done."""
+        """Behind the launches that wait; what is running keeps the code until it is done. A compile that is under way
+        is given up: whatever was to wait for it came before."""
         session = origin.session
         entry = session.modules.pop(command.module)
         for handle in [h for h, function in session.functions.items.items() if function.module is entry]:
             del session.functions.items[handle]
 
         def run() -> bool:
-            if entry.pending:
-                return False
             self.release(session, entry)
             origin.reply()
             return True
 
-        return Operation(origin, run, writes=(entry,))
+        operation = Operation(origin, run, writes=(entry,))
+        operation.on_failure = lambda _refusal: self.release(session, entry)  # the session ends; its handle has gone
+        return operation
 
     def release(self, session: Session, entry: ModuleEntry) -> None:
         """The handle is gone: unloads the code when it has run, once nobody holds it any more."""
@@ -112,11 +155,17 @@ class ModuleCommands:
             self._unload(session, entry)
 
     def _unload(self, session: Session, entry: ModuleEntry) -> None:
+        waiting = self._waiting.pop(entry, None)
+        if waiting is not None:
+            self._device.compiler.abandon(*waiting)
         module, entry.module = entry.module, None
         if module is not None:
             server = self._device.server
             self._device.telemetry.modules_unloaded += 1
-            self._device.tracks.after_all(session.tracks(), lambda: server.unload(module))
+            # Behind what runs of it, which may be of graphs; and nobody waits for it.
+            self._device.tracks.after_all(
+                session.tracks(), lambda: self._device.quiet.run(lambda: server.unload(module), urgent=False)
+            )
 
     def describe(self, origin: Origin, command: commands_pb2.DescribeModule) -> Operation:
         return self._describe(origin, origin.session.modules.find(command.module))
@@ -146,6 +195,8 @@ class ModuleCommands:
         return self._describe_function(origin, origin.session.functions.find(command.function))
 
     def _describe_function(self, origin: Origin, entry: FunctionEntry) -> Operation:
+        optin = self._device.limits.shared_mem_per_block_optin
+
         def answer() -> commands_pb2.Result:
             function = entry.resolve()
             attributes = function.attributes
@@ -157,6 +208,7 @@ class ModuleCommands:
                 local_bytes=attributes.local_bytes,
                 constant_bytes=attributes.constant_bytes,
                 max_threads_per_block=attributes.max_threads_per_block,
+                max_dynamic_shared_bytes=max(0, optin - attributes.static_shared_bytes),
             )
             return commands_pb2.Result(function=result)
 

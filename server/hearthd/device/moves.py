@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from hearth_proto.layouts import Rows
@@ -11,7 +12,7 @@ from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct, locate, refused_read
 from hearthd.device.nodes import CopyNode, FillNode
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.policy.layout import check_apart, check_pitch, check_rows, pieces
+from hearthd.device.policy.layout import Piece, check_apart, check_pitch, check_rows, pieces
 from hearthd.device.server import HostBuffer
 from hearthd.device.tables import Buffer
 from hearthd.device.transfers import Transfers
@@ -59,7 +60,7 @@ class MoveCommands:
             without = direct.asked or staging.refusal(size) is not None
             return without and direct.write(0, memoryview(data))
         host.view[:size] = data
-        self._copies.upload(origin, buffer, direct.address, host, size, pieces(rows, 0, size))
+        self._copies.upload(origin, buffer, direct.address, host, size, _in_pieces(rows))
         return True
 
     def read(self, origin: Origin, command: commands_pb2.Read) -> Operation:
@@ -98,7 +99,7 @@ class MoveCommands:
             return True
         host = None if direct.asked else device.staging.find(size, origin.session)
         if host is not None:
-            self._copies.download(origin, buffer, address, host, size, pieces(rows, 0, size))
+            self._copies.download(origin, buffer, address, host, size, _in_pieces(rows))
             device.tracks.on_complete(track, partial(self._arrived, origin, host, size))
             return True
         data = direct.read(0, size) if direct.asked or device.staging.refusal(size) is not None else None
@@ -231,6 +232,11 @@ def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
     """The fill with its address. Raises Refusal for a range outside the buffer."""
     address = buffer.range(command.offset, command.size, "fill")
     return FillNode(address, command.pattern, command.size)
+
+
+def _in_pieces(rows: Rows) -> Iterator[Piece] | None:
+    """All of the rows; None where they are one range."""
+    return None if rows.dense else pieces(rows, 0, rows.size)
 
 
 def _answer_read(origin: Origin, data: bytes) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hearth_proto.frames import Kind
+from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.device.outbox import Outbox
 from hearthd.device.tables import Session
@@ -51,6 +52,7 @@ class Journal(Protocol):
     """The log."""
 
     def info(self, event: str, **fields: object) -> None: ...
+    def warning(self, event: str, **fields: object) -> None: ...
 
 
 class Output:
@@ -118,7 +120,10 @@ class Output:
         return [suspect for suspect, at in self.suspects.items() if tracks[suspect[1]].done_position >= at]
 
     def _collect(self, ended: list[tuple[int, int]]) -> None:
-        self._flush()
+        try:
+            self._flush()
+        except Refusal as refusal:  # it comes with the next one; nobody's answer is lost for it
+            self._journal.warning("kernel_output_not_flushed", why=refusal.message)
         self._send()
         for suspect in ended:
             self.suspects.pop(suspect, None)
@@ -166,6 +171,8 @@ class Output:
 
     def _read(self) -> bool:
         """One read, with the lock held; whether there was anything."""
+        if self._pipe < 0:
+            return False  # nothing is captured: standard output is somebody else's
         try:
             data = os.read(self._pipe, PIPE_BYTES)
         except BlockingIOError:
@@ -183,6 +190,6 @@ class Output:
             poll.poll()
             with self._lock:
                 came = self._read()
-            if came and not self._told:
+            if came and not self.suspects and not self._told:
                 self._told = True  # a lost race costs one more look, never a text
                 self._post(self._stray)

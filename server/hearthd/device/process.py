@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compile_cache import CompileCache
+from hearthd.device.compile_limits import CompileLimits
+from hearthd.device.compile_pool import CompileWorkers, forked
 from hearthd.device.compiler import CompileService
 from hearthd.device.context import Device
 from hearthd.device.executor import Executor
@@ -24,11 +26,13 @@ from hearthd.device.modules import cache_directory
 from hearthd.device.outbox import Outbox
 from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
+from hearthd.device.quiet import Quiet
 from hearthd.device.server import ComputeServer, DeviceFault
 from hearthd.device.staging import Staging
 from hearthd.device.tables import Session
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Tracks
+from hearthd.log import configure
 from hearthd.malloc import keep_freed_memory
 from hearthd.spec import DeviceSpec
 
@@ -40,6 +44,7 @@ KEEP_BYTES = 1 << 30
 """Freed host memory that a device process keeps for its next copies."""
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def make_server(spec: DeviceSpec) -> ComputeServer:
@@ -53,10 +58,19 @@ def make_server(spec: DeviceSpec) -> ComputeServer:
     return CpuServer(spec)
 
 
+def compile_workers(spec: DeviceSpec) -> CompileWorkers:
+    """The workers that the specification allows; none of them is started yet."""
+    return CompileWorkers(spec.backend, CompileLimits(spec.compile_timeout, spec.compile_memory))
+
+
 class DeviceProcess:
     """The loop, the link to the front, and the executor between them."""
 
-    def __init__(self, link: socket.socket, spec: DeviceSpec, server: ComputeServer) -> None:
+    def __init__(
+        self, link: socket.socket, spec: DeviceSpec, server: ComputeServer, workers: CompileWorkers | None = None
+    ) -> None:
+        workers = workers or compile_workers(spec)
+        workers.serve(server.compiler)
         self._link = link
         self._spec = spec
         self._server = server
@@ -69,14 +83,13 @@ class DeviceProcess:
         telemetry = Telemetry()
         journal = Journal(spec)
         output = Output(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
-        output.capture()
         device = Device(
             spec=spec,
             server=server,
             tracks=tracks,
             staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
             compiler=CompileService(
-                server.compiler,
+                workers,
                 CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes),
                 spec.compile_workers,
                 self.loop.post,
@@ -84,6 +97,7 @@ class DeviceProcess:
             outbox=self._outbox,
             telemetry=telemetry,
             output=output,
+            quiet=Quiet(server, tracks, lambda: self._kick(None)),
             limits=Limits(
                 properties.max_threads_per_block,
                 _dim(properties.max_block_dim),
@@ -106,8 +120,14 @@ class DeviceProcess:
         self.loop.on_idle = self._outbox.send
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
+    def capture_output(self) -> None:
+        """From here on, what is written to standard output is what kernels print: it is for whom has a process to
+        itself."""
+        self._device.output.capture()
+
     def run(self) -> None:
         """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
+        self._device.compiler.warm()
         try:
             self.loop.run()
         except DeviceFault as fault:
@@ -130,6 +150,7 @@ class DeviceProcess:
             self._executor.kick(None)
             self._executor.pump()
         self._device.staging.flush()
+        wake = self._device.quiet.poll()
         self._executor.collectives.check()
         expired = self._executor.watchdog.expired()
         if expired is not None:
@@ -137,7 +158,10 @@ class DeviceProcess:
                 f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
                 fix="raise the launch's timeout, or make the kernel end",
             )
-        return self._executor.watchdog.sleep(tracks.sleep())
+        asleep = tracks.sleep()
+        if wake is not None:
+            asleep = wake if asleep is None else min(asleep, wake)
+        return self._executor.watchdog.sleep(asleep)
 
     def _watch_writes(self, wanted: bool) -> None:
         self.loop.watch_writes(self._link.fileno(), wanted)
@@ -200,14 +224,18 @@ class DeviceProcess:
 def main(link: socket.socket, spec: DeviceSpec) -> None:
     """Entry point of a device process."""
     _die_with_parent()
+    _adopt_orphans()
     keep_freed_memory(KEEP_BYTES)
+    configure(spec.log_level, spec.log_format)
     # kill -USR1: every thread's stack to the log. The front asks for it before it ends a process that is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         # A terminal or service manager signals the whole group; the front decides when a device process ends.
         signal.signal(number, signal.SIG_IGN)
+    workers = compile_workers(spec)
+    workers.warm(forked)  # before there is a thread or a CUDA context; it loads its compiler while the device is opened
     try:
-        process = DeviceProcess(link, spec, make_server(spec))
+        process = DeviceProcess(link, spec, make_server(spec), workers)
     except (Refusal, DeviceFault) as error:
         refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))
         link.setblocking(True)
@@ -215,6 +243,7 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
         outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
         outbox.send_all()
         os._exit(EXIT_FAULT)
+    process.capture_output()
     process.run()
     # Stream and compile threads may sit in native code that never returns; nothing is left to be saved.
     os._exit(0)
@@ -238,6 +267,12 @@ def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activi
 
         activity = make_activity(journal.warning)
     return marks, activity
+
+
+def _adopt_orphans() -> None:
+    """What a killed compile worker had started becomes this process's child, which sees it end: an init that does, a
+    container may not have."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _dim(values: Sequence[int]) -> tuple[int, int, int]:

@@ -96,7 +96,7 @@ class ProfileCommands:
                 device.telemetry.profiles += 1
                 origin.reply(commands_pb2.Result(profile=commands_pb2.ProfileResult(device_ns=elapsed, wall_ns=wall)))
 
-        device.tracks.watch(end, answer)
+        device.tracks.on_complete(origin.stream.track, answer)  # in the order of the stream's other answers
         return True
 
     def close(self, session: Session) -> None:

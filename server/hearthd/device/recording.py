@@ -1,9 +1,4 @@
-"""One session's trace: its records, and their times on the device.
-
-A trace sees a command through its `TraceRecord`: made with the command's origin, entered while the command is tried,
-begun by `Device.begin` when it gives work to a track, left when it has run. Between the two events that frame its work
-lies the command's time on the device.
-"""
+"""One session's trace: its records, and their times on the device."""
 
 from __future__ import annotations
 
@@ -16,21 +11,15 @@ from functools import partial
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
 from hearthd.device.marking import Activity, Marks
-from hearthd.device.nodes import Dim
 from hearthd.device.operation import Origin
 from hearthd.device.policy.device_clock import DeviceClock
-from hearthd.device.policy.launch_plan import Plan
 from hearthd.device.server import Event, Stream
 from hearthd.device.tables import Record
+from hearthd.device.trace_record import EVENT_BYTES, MAX_NAME, TraceRecord, Uncounted, dim3
 from hearthd.device.tracks import Track
 
-MAX_BYTES = 24 << 20
+MAX_BYTES = 16 << 20
 """What a trace keeps, as it travels: one answer has to fit a message, of which the client takes 32 MiB."""
-
-EVENT_BYTES = 112
-"""A TraceEvent without its names, generously."""
-
-MAX_NAME = 1024
 
 RENEW_NS = 2_000_000_000
 """After so long the device clock gets a new reference; 32-bit floats then still resolve a quarter of a microsecond."""
@@ -69,10 +58,10 @@ class Trace:
         self._reference: Event | None = device.server.record(clock_stream, timing=True)
         device.tracks.watch(self._reference, partial(self._anchor, asked))
 
-    def record(self, origin: Origin) -> Record | None:
+    def record(self, origin: Origin) -> Record:
         if len(self.records) >= self._limit or self._room <= 0:
             self.dropped += 1
-            return None
+            return Uncounted(self)
         record = TraceRecord(self, origin, next(self._numbers))
         self.records.append(record)
         return record
@@ -198,112 +187,9 @@ class Trace:
                     index=command.index,
                     started_ns=kernel.started_ns - self.began_ns,
                     ended_ns=kernel.ended_ns - self.began_ns,
-                    grid=_dim3(kernel.grid),
-                    block=_dim3(kernel.block),
+                    grid=dim3(kernel.grid),
+                    block=dim3(kernel.block),
                     registers=kernel.registers,
                     shared_bytes=kernel.shared_bytes,
                 )
             )
-
-
-class TraceRecord:
-    """One command. Host times are `time.perf_counter_ns`, device times count from the segment's reference."""
-
-    __slots__ = (
-        "_device", "_origin", "_outer", "_trace", "_track", "block", "device_ns", "end", "error", "grid", "index",
-        "kernel", "name", "number", "queued_ns", "segment", "seq", "size", "start", "started", "stream", "submitted_ns",
-    )  # fmt: skip
-
-    def __init__(self, trace: Trace, origin: Origin, number: int) -> None:
-        self.queued_ns = time.perf_counter_ns()
-        self.number = number
-        self.stream = origin.stream.handle
-        self.seq = origin.seq
-        self.index = origin.index
-        self.name = ""
-        self.kernel = ""
-        self.grid: Dim | None = None
-        self.block: Dim | None = None
-        self.size = 0
-        self.error = ""
-        self.submitted_ns = 0
-        self.started = 0
-        self.device_ns = 0
-        self.segment = -1
-        self.start: Event | None = None
-        self.end: Event | None = None
-        self._trace = trace
-        self._device = trace.device
-        self._track: Track | None = None
-        self._origin: Origin | None = origin
-        self._outer: Record | None = None
-
-    # ---- see tables.Record ----
-
-    def enter(self) -> None:
-        self._outer = self._device.record
-        self._device.record = self
-        if self._origin is not None:
-            for mark in self._trace.marks:
-                mark.push(self._origin.name, self.number)
-
-    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
-        if self.start is None:
-            self.submitted_ns = time.perf_counter_ns()
-            self._track = track
-            self.start = self._device.server.record(track.stream, timing=True)
-        self.size += size
-        if plan is not None:
-            self.grid, self.block = plan.grid, plan.block
-
-    def leave(self, done: bool) -> None:
-        self._device.record = self._outer
-        self._outer = None
-        for mark in reversed(self._trace.marks):
-            mark.pop()
-        if done:
-            self.settle()
-
-    def failed(self, reason: str) -> None:
-        self.error = reason
-        if self._device.record is not self:
-            self.settle()
-
-    def settle(self) -> None:
-        origin, self._origin = self._origin, None
-        if origin is None:
-            return
-        self.name, _, kernel = origin.name.partition(" ")
-        self.kernel = kernel[:MAX_NAME]
-        self._trace.kept(EVENT_BYTES + len(self.kernel))
-        if self._track is None:
-            self.submitted_ns = time.perf_counter_ns()
-            return
-        self.end = self._device.server.record(self._track.stream, timing=True)
-        self._trace.measure(self, self._track)
-
-    def drop(self) -> None:
-        self._origin = None
-        self._trace.forget(self)
-
-    def write(self, event: commands_pb2.TraceEvent, began_ns: int, references: Sequence[int]) -> None:
-        """Times from the trace's beginning."""
-        event.name = self.name
-        event.stream = self.stream
-        event.seq = self.seq
-        event.index = self.index
-        event.queued_ns = self.queued_ns - began_ns
-        event.submitted_ns = self.submitted_ns - began_ns
-        started = references[self.segment] + self.started if self.segment >= 0 else self.submitted_ns
-        event.started_ns = started - began_ns
-        event.ended_ns = started + self.device_ns - began_ns
-        event.bytes = self.size
-        event.kernel = self.kernel
-        if self.grid is not None and self.block is not None:
-            event.grid.CopyFrom(_dim3(self.grid))
-            event.block.CopyFrom(_dim3(self.block))
-        event.error = self.error
-
-
-def _dim3(dim: Dim) -> commands_pb2.Dim3:
-    return commands_pb2.Dim3(x=dim[0], y=dim[1], z=dim[2])

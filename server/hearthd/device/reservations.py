@@ -6,7 +6,7 @@ last of them has. Every reservation is real: two requests can never both be gran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import Device
@@ -37,6 +37,7 @@ class Reservations:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._freed_on: dict[Track, None] = {}
 
     def take(self, session: Session, size: int, track: Track, buffers: Sequence[Buffer]) -> Reservation:
         """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
@@ -52,7 +53,8 @@ class Reservations:
             reservation.last.clear()
         else:
             reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
-        # An allocation is work on its track: memory that this track has freed may still be in use before that point.
+        # An allocation is a write on its track, at a position of its own: what the pool hands out may be in use until
+        # the track comes to it, by what the track freed before, or by those that the free or the driver waited for.
         device.tracks.before(track, [buffer.usage for buffer in buffers])
         reservation.parts = len(buffers)
         session.bytes_reserved += reservation.memory.reserved
@@ -79,6 +81,14 @@ class Reservations:
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
 
+    def when_settled(self, callback: Callable[[], None]) -> bool:
+        """`callback` when all that has been given back is free for every stream; False: nothing was given back since
+        this was asked last."""
+        tracks, self._freed_on = self._freed_on, {}
+        if tracks:
+            self._device.tracks.after_all(tracks, callback)
+        return bool(tracks)
+
     def cleanup(self, session: Session) -> None:
         """Gives what the session keeps unused back to the pool, and what the pool has unused to the device."""
         for reservation in session.persistent.clear():
@@ -104,11 +114,9 @@ class Reservations:
 
     def _free(self, reservation: Reservation) -> None:
         home = reservation.home
+        self._freed_on[home] = None
         self._device.tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
-        # What it waited for is behind a position of its own: a track that is ordered behind an earlier one is not
-        # ordered behind this free, and so not allowed to use the memory when `home` hands it out again.
-        self._device.tracks.before(home, ())
 
 
 def _usage(positions: dict[int, int]) -> Usage:

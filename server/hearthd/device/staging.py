@@ -28,7 +28,7 @@ class Staging:
         self._lent: dict[HostBuffer, tuple[Session | None, int]] = {}
         self.on_return: Callable[[int], None] = lambda nanoseconds: None
         """Told how long a buffer was on loan."""
-        self._dropped: dict[Track, DropQueue[HostBuffer]] = {}
+        self._dropped: dict[Track, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
         self._starved = False
         self.in_use = 0
 
@@ -69,13 +69,13 @@ class Staging:
         if queue is None:
             queue = self._dropped[track] = DropQueue()
         if queue.push(buffer, buffer.size) or buffer.size >= SMALL:
-            self._close(track, queue)
+            self._close(track)
 
     def flush(self) -> None:
         """Closes every batch: from now on only the device has to be waited for."""
-        for track, queue in self._dropped.items():
-            if queue:
-                self._close(track, queue)
+        if self._dropped:
+            for track in list(self._dropped):
+                self._close(track)
 
     def poll(self) -> None:
         """Lets waiting copies try again when the backend has more memory for them."""
@@ -87,8 +87,9 @@ class Staging:
         """A second time does nothing."""
         self._release((buffer,))
 
-    def _close(self, track: Track, queue: DropQueue[HostBuffer]) -> None:
-        self._tracks.on_complete(track, partial(self._release, queue.close()))
+    def _close(self, track: Track) -> None:
+        batch = self._dropped.pop(track).close()
+        self._tracks.on_complete(track, partial(self._release, batch))
 
     def _release(self, buffers: Iterable[HostBuffer]) -> None:
         for buffer in buffers:

@@ -318,7 +318,7 @@ class Record(Protocol):
 class Observer(Protocol):
     """What sees a session's commands, one by one; see `hearthd.device.trace`."""
 
-    def record(self, origin: Any) -> Record | None:
+    def record(self, origin: Any) -> Record:
         """A command (`hearthd.device.operation.Origin`) has arrived."""
         ...
 
@@ -369,6 +369,9 @@ class Session:
         self.deferred: Deferred[Waiting] = Deferred()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
+        self.frees: dict[int, None] = {}
+        """Frees that have not run yet, by number, oldest first."""
+        self.last_free = 0
         self.allocations = 0
         """Buffers with memory behind them, of live handles or held by a graph."""
         self.bytes_in_use = 0

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hearth_proto.v1 import commands_pb2
 from hearthd.device.policy.histogram import Histogram
 from hearthd.device.policy.tally import read
 
@@ -92,6 +93,18 @@ class Telemetry:
     def failed(self, operation: str) -> None:
         """A command has failed."""
         self.errors[operation if operation in self.errors else OTHER] += 1
+
+    def dispatched(self, result: commands_pb2.DispatchResult) -> None:
+        """A dispatch is done; its device times count where it has any."""
+        self.dispatches += 1
+        if result.HasField("kernel_ns"):
+            self.timed_dispatches += 1
+            self.timed_upload_ns += result.upload_ns
+            self.timed_kernel_ns += result.kernel_ns
+            self.timed_download_ns += result.download_ns
+            self.timed_wall_ns += result.wall_ns
+            self.timed_enqueue_ns += result.enqueue_ns
+            self.timed_wait_ns += result.wait_ns
 
     @property
     def commands(self) -> int:

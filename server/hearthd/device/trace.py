@@ -14,7 +14,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
 from hearthd.device.marking import Activity, Marking, Marks
-from hearthd.device.operation import Operation, Origin
+from hearthd.device.operation import Operation, Origin, internal_error
 from hearthd.device.recording import Trace
 from hearthd.device.server import Stream
 from hearthd.device.tables import Session
@@ -107,7 +107,12 @@ class TraceCommands:
         telemetry.trace_events_dropped += trace.dropped
 
         def work() -> None:
-            result = commands_pb2.Result(trace=trace.result())
+            try:
+                result = commands_pb2.Result(trace=trace.result())
+            except Exception as error:
+                refusal = internal_error(origin.name, error)
+                self._post(lambda: origin.fail(refusal))
+                return
             self._post(lambda: origin.reply(result))
 
         threading.Thread(target=work, name="trace", daemon=True).start()

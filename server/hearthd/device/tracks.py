@@ -28,13 +28,15 @@ Callback = Callable[[], None]
 class Track:
     """One CUDA stream with what is under way on it."""
 
-    __slots__ = ("budget", "done_position", "index", "launched", "pending", "priority", "stream", "users")
+    __slots__ = ("budget", "done_position", "held", "index", "launched", "pending", "priority", "stream", "users")
 
     def __init__(self, index: int, stream: Stream, priority: int) -> None:
         self.index = index
         self.stream = stream
         self.priority = priority
         self.budget = WINDOW * WINDOWS
+        self.held = False
+        """Whether launches have to wait, though there is room; see `hearthd.device.quiet`."""
         self.users = 0
         self.done_position = 0
         self.pending: deque[tuple[int, Event, Callback]] = deque()
@@ -44,6 +46,11 @@ class Track:
     @property
     def full(self) -> bool:
         return self.budget <= 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether launches have to wait."""
+        return self.held or self.budget <= 0
 
 
 class Tracks:
@@ -59,6 +66,7 @@ class Tracks:
         self._armed_at = 0.0
         self.completions = 0
         """Counts what has completed: whoever waits for room or an end looks again when it grows."""
+        self.held = False
         self.ordering = Ordering()
         self.all: list[Track] = []
 
@@ -68,6 +76,7 @@ class Tracks:
         idle = next((track for track in same if track.users == 0), None)
         if idle is None and len(self.all) < self._max:
             idle = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
+            idle.held = self.held
             self.all.append(idle)
         if idle is None:
             idle = min(same or self.all, key=lambda track: track.users)
@@ -76,6 +85,12 @@ class Tracks:
 
     def release(self, track: Track) -> None:
         track.users -= 1
+
+    def hold(self, held: bool) -> None:
+        """Whether launches have to wait from now on, on every track."""
+        self.held = held
+        for track in self.all:
+            track.held = held
 
     def before(self, track: Track, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> None:
         """Takes a position for a command and makes the track wait for whoever used its buffers."""

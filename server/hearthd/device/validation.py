@@ -79,9 +79,9 @@ class Validation:
     def _fill(self, guarded: Mapping[Buffer, _Guarded]) -> None:
         device = self._device
         track = self._origin.stream.track
-        device.begin(self._origin.stream)
         for buffer, plan, memory, _ in guarded.values():
             device.tracks.before(track, (), (buffer.usage,))
+            device.begin(self._origin.stream)
             device.server.fill(memory.address, PATTERN, plan.total, track.stream)
             if buffer.size:
                 device.server.copy(memory.address + plan.inside, buffer.address, buffer.size, track.stream)

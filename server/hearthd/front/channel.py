@@ -17,6 +17,8 @@ from hearthd.front.wire import Link
 
 log = structlog.get_logger("hearthd.channel")
 
+EVENT_TAG = 0x22
+"""First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
 _LOGGED_CHARACTERS = 16 << 10
 _REMEMBERED_ABORTS = 256
 """Transfers that the device gave up before their stream came; a later stream of such a transfer ends at once."""
@@ -76,7 +78,7 @@ class Channel:
     def on_response(self, payload: bytes) -> None:
         if self.sink is not None:
             self.sink.on_response(payload)
-        elif payload:
+        elif payload and payload[0] == EVENT_TAG:
             self._log_output(payload)
 
     def _log_output(self, payload: bytes) -> None:

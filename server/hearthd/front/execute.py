@@ -14,13 +14,11 @@ from google.protobuf.message import DecodeError
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import refusals
-from hearthd.front.channel import Channel
+from hearthd.front.channel import EVENT_TAG, Channel
 from hearthd.front.refusals import Context
 from hearthd.front.sessions import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
-_EVENT_TAG = 0x22
-"""First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
 _SETTLE = 5.0
 _ACK_DELAY = 0.002
 """An ack waits this long for company, unless an eighth of the window is waiting: each message costs both ends a
@@ -93,7 +91,7 @@ class Attachment:
     # ---- called by the channel ----
 
     def on_response(self, payload: bytes) -> None:
-        if payload and payload[0] == _EVENT_TAG:
+        if payload and payload[0] == EVENT_TAG:
             self._on_event(payload)
         self._queue(payload)
         if self._queued_bytes > self._window.max_queued_hard:

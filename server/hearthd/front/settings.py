@@ -104,6 +104,14 @@ class Profile(_Section):
     cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
 
 
+class Compile(_Section):
+    """What one compile may take; a device process compiles in processes of their own."""
+
+    timeout: Seconds = Field(default=120.0, gt=0)
+    memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space, beyond what the compiler takes to start
+    workers: int = Field(default=2, ge=1, le=64)  # at once, for each device; one more for each further session
+
+
 class Log(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
@@ -126,6 +134,7 @@ class Config(_Section):
     sessions: Sessions = Sessions()
     launch: Launch = Launch()
     collectives: Collectives = Collectives()
+    compile: Compile = Compile()
     cache: Cache = Cache()
     profile: Profile = Profile()
     log: Log = Log()

@@ -132,13 +132,16 @@ async def write(
     command, stream = first.command, first.target.stream
     data = command.data + first.data
     size = command.size or len(data)
+    rows = command.rows if command.HasField("rows") else None
     if len(data) == size <= most_inline:
         await _no_more(messages, size)
-        inline = commands_pb2.Write(buffer=command.buffer, offset=command.offset, data=data)
+        inline = commands_pb2.Write(buffer=command.buffer, offset=command.offset, data=data, rows=rows)
         on_bytes(size, 0)
         return (await submit(channel, build_command("write", inline, stream))).done
     transfer = next(_minted)
-    announced = commands_pb2.Write(buffer=command.buffer, offset=command.offset, transfer=transfer, size=size)
+    announced = commands_pb2.Write(
+        buffer=command.buffer, offset=command.offset, transfer=transfer, size=size, rows=rows
+    )
     flow = channel.upload(transfer)
     result = asyncio.create_task(submit(channel, build_command("write", announced, stream)))
     sender = asyncio.create_task(flow.carry(_send_chunks(flow, data, messages, size, most, on_bytes)))

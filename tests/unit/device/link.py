@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
@@ -18,11 +19,11 @@ Command = commands_pb2.Command
 class DeviceLink:
     """One device process and its link; `channel` 1 is open."""
 
-    def __init__(self, spec: DeviceSpec) -> None:
+    def __init__(self, spec: DeviceSpec, main: Callable[[socket.socket, DeviceSpec], None] = device_main) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(60)
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=device_main, args=(theirs, spec), daemon=True)
+        self.process = context.Process(target=main, args=(theirs, spec), daemon=True)
         self.process.start()
         theirs.close()
         self._reader = FrameReader()

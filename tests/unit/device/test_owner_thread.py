@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import FrameReader, Kind, encode
-from hearth_proto.launches import Record, pack, pack_layout
+from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.process import DeviceProcess
@@ -98,7 +98,7 @@ def rig() -> Iterator[Rig]:
 
 
 def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
-    layout = pack_layout([(0, 8, True)])
+    layout = pack_layout([Place(0, 8, True)])
     record = pack(Record(1, 0, (1, 1, 1), (4, 1, 1), 0, 0, 0, layout, (1,), bytes(8)))
     batch = commands_pb2.Batch(
         seq=1,

@@ -16,6 +16,7 @@ from hearthd.device.reservations import Reservations
 from hearthd.device.tables import Buffer, Session
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import WINDOW, WINDOWS, Track, Tracks
+from hearthd.spec import DeviceSpec
 
 
 class FakeEvent:
@@ -26,6 +27,7 @@ class FakeEvent:
 
 @dataclass
 class FakeStream:
+    priority: int = 0
     queue: deque[tuple[str, Any]] = field(default_factory=deque)
 
 
@@ -46,12 +48,13 @@ class FakeServer:
         self.live = 0
         self.free_blocks: dict[tuple[int, int], list[int]] = {}
         self.top = 512
+        self.properties = SimpleNamespace(total_memory=1 << 40)
 
     def on_progress(self, _wake: Any) -> bool:
         return True
 
-    def create_stream(self, _priority: int = 0) -> FakeStream:
-        self.streams.append(FakeStream())
+    def create_stream(self, priority: int = 0) -> FakeStream:
+        self.streams.append(FakeStream(priority))
         return self.streams[-1]
 
     def record(self, stream: FakeStream, *, timing: bool = False) -> FakeEvent:
@@ -115,7 +118,9 @@ class Rig:
     def __init__(self, streams: int = 3) -> None:
         self.server = FakeServer()
         self.tracks = Tracks(self.server, streams, lambda: None)  # type: ignore[arg-type]
-        self.device: Any = SimpleNamespace(server=self.server, tracks=self.tracks, telemetry=Telemetry())
+        self.device: Any = SimpleNamespace(
+            server=self.server, tracks=self.tracks, telemetry=Telemetry(), spec=DeviceSpec(0, "cpu", 0)
+        )
         self.reservations = Reservations(self.device)
         self.session = Session(1, {}, self.tracks.acquire)
         self.track = [self.session.streams.items[0].track, *(self.tracks.acquire() for _ in range(streams - 1))]
@@ -220,6 +225,17 @@ def test_streams_fold_when_there_are_no_more_tracks() -> None:
     tracks.release(other)
     assert tracks.acquire() is other, "an idle one"
     assert len(tracks.all) == 2
+
+
+def test_a_priority_has_tracks_of_its_own_as_long_as_there_are_any() -> None:
+    tracks = Tracks(FakeServer(), 3, lambda: None)  # type: ignore[arg-type]
+    usual, urgent = tracks.acquire(), tracks.acquire(-5)
+    assert (usual.stream.priority, urgent.stream.priority) == (0, -5)
+    tracks.release(usual)
+    more = tracks.acquire(-5)
+    assert more not in (usual, urgent), "an idle one of another priority does not do"
+    assert tracks.acquire(-5) in (urgent, more)
+    assert tracks.acquire(-1) is usual, "all are made: the one with the fewest users serves"
 
 
 def test_a_track_takes_so_much_and_no_more_until_some_of_it_is_done(rig: Rig) -> None:

@@ -24,6 +24,10 @@ ANSWERS: dict[str, Callable[[], commands_pb2.Result]] = {
     "get_global": lambda: commands_pb2.Result(**{"global": commands_pb2.GlobalResult(size=16)}),
     "memory_usage": lambda: commands_pb2.Result(memory_usage=commands_pb2.MemoryUsageResult(allocations=2)),
     "end_profile": lambda: commands_pb2.Result(profile=commands_pb2.ProfileResult(device_ns=5, wall_ns=9)),
+    "dispatch": lambda: commands_pb2.Result(dispatch=commands_pb2.DispatchResult()),
+    "end_capture": lambda: commands_pb2.Result(graph=commands_pb2.GraphResult()),
+    "occupancy": lambda: commands_pb2.Result(occupancy=commands_pb2.OccupancyResult()),
+    "end_trace": lambda: commands_pb2.Result(trace=commands_pb2.TraceResult()),
 }
 
 

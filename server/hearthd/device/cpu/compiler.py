@@ -1,33 +1,108 @@
 """CUDA C++ source to the image of a module: preprocess, rewrite, compile to a shared object.
 
-The compiler's log names the user's own file and lines (`kernel.cu(12): error: ...`), as nvcc's does.
+The compiler's log names the user's own file and lines (`kernel.cu(12): error: ...`), as nvcc's does. The compiler
+quotes no lines itself: it would read them from whatever file a `#line` names.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import options as compile_options
-from hearthd.device.cpu.cache import default_cache_dir
+from hearthd.device.cpu.cache import default_cache_dir, private_dir
+from hearthd.device.cpu.crashes import check_crash
 from hearthd.device.cpu.source import translate
 from hearthd.device.cpu.toolchain import Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
+from hearthd.device.policy.includes import check_name
+from hearthd.device.server import Assembly, Image, Source
 
 FILE = "kernel.cu"
 OPTIONS_FILE = "<options>"
 
 _CLANG_QUIET = ("-fno-caret-diagnostics", "-ferror-limit=30")
+_GCC_QUIET = ("-fmax-errors=30", "-fno-diagnostics-show-caret")
 
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
 _INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
 # The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
 _NOISE = re.compile(r"^\s*\d*\s+\|( |$)|^\d+ (?:error|warning)s?.* generated\.$|^compilation terminated\.$")
 _HIDDEN = re.compile(r"hearth_kernel_|(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?")
+
+
+class CpuCompiler:
+    """The system's C++ compiler, or the ziglang package's; the same image for every virtual device of the node."""
+
+    light = True
+
+    def __init__(self, cache_dir: str = "", toolchain: Toolchain | None = None) -> None:
+        self._cache_dir = Path(cache_dir) if cache_dir else None
+        self._toolchain = toolchain
+        self._preludes = -1
+        self._renewals = 0
+
+    @classmethod
+    def made_from(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
+        """The same compiler, in another process."""
+        return cls(toolchain=Toolchain.made_from(recipe))
+
+    def toolchain(self) -> Toolchain:
+        if self._toolchain is not None:
+            return self._toolchain
+        try:
+            place = None if self._cache_dir is None else private_dir(self._cache_dir)
+        except OSError:  # not to be trusted, or not to be written: what is built once goes elsewhere
+            place = None
+        return find_toolchain(place)
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Another one each time that somebody has cleared the directory of preludes away: a worker's sandbox is open to
+        the directory that was there when it started."""
+        toolchain = self.toolchain()
+        path = toolchain.preludes()
+        if self._preludes < 0 or not os.path.samestat(path.stat(), os.fstat(self._preludes)):
+            if self._preludes >= 0:
+                os.close(self._preludes)
+            # Held open, so that no later directory gets its number.
+            self._preludes = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._renewals += 1
+        return {**toolchain.recipe(), "renewals": self._renewals}
+
+    def prepare(self, source: Source) -> None:
+        """The precompiled prelude; raises what is wrong with the options."""
+        parsed = compile_options.parse(source.options, bool(source.headers))
+        self.toolchain().prelude(parsed.standard)
+
+    def load(self) -> None:
+        self.toolchain().identity()  # reads the backend's own files, once
+
+    def places(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self.toolchain().places()
+
+    def identity(self) -> bytes:
+        toolchain = self.toolchain()
+        toolchain.runtime_library()  # built here, if at all: never when a module is loaded
+        return toolchain.identity()
+
+    def compile(self, source: Source) -> Image:
+        headers = dict(source.headers)
+        return Image(compile_source(self.toolchain(), source.code, source.options, source.name_expressions, headers))
+
+    def assembly(self, code: bytes) -> Assembly | None:
+        return None  # an image of its own, or what the loader refuses
+
+    def assembler(self) -> bytes:
+        raise Refusal(Reason.NO_COMPILER, "The CPU backend assembles no PTX.")
+
+    def assemble(self, assembly: Assembly) -> Image:
+        raise Refusal(Reason.NO_COMPILER, "The CPU backend assembles no PTX.")
 
 
 def compile_source(
@@ -41,7 +116,8 @@ def compile_source(
     """Compile CUDA C++ to the image of a module that `CpuModule` loads.
 
     `options` are NVRTC's (see `options.py`), `headers` maps names as included to their text. Raises `Refusal`:
-    COMPILE_FAILED with the compiler's log in `details["log"]`, UNSUPPORTED for what the CPU backend cannot run.
+    COMPILE_FAILED with the compiler's log in `details["log"]`, UNSUPPORTED for what the CPU backend cannot run; and
+    MemoryError where the compiler had too little.
     """
     if "\0" in source:
         raise Refusal(Reason.COMPILE_FAILED, "The source contains a zero byte.", details={"log": ""})
@@ -56,8 +132,8 @@ def compile_source(
         lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {parsed.architecture}", *parsed.prologue]
         lines.append(f'#line 1 "{FILE}"')
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
-        expand = ["-E"] if toolchain.is_clang else ["-E", "-fpch-preprocess"]
-        arguments = [*prelude, *expand, "-I.", *include, "-x", "c++", "-"]
+        quiet = _CLANG_QUIET if toolchain.is_clang else (*_GCC_QUIET, "-fpch-preprocess")
+        arguments = [*prelude, "-E", *quiet, "-I.", *include, "-x", "c++", "-"]
         done = toolchain.run(arguments, room, text, _left(deadline))
         if done.status != 0:
             raise _failure(done, source, headers, room)
@@ -78,7 +154,7 @@ def _without_include(prelude: Sequence[str]) -> list[str]:
     kept = list(prelude)
     at = kept.index("-include")
     del kept[at : at + 2]
-    return [*kept, "-fpreprocessed", "-fmax-errors=30", "-fno-diagnostics-show-caret", "-x", "c++"]
+    return [*kept, "-fpreprocessed", *_GCC_QUIET, "-x", "c++"]
 
 
 def _left(deadline: float | None) -> float | None:
@@ -102,6 +178,7 @@ def _inside(name: str) -> str:
 
 def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
     for name, text in headers.items():
+        check_name(name)
         path = room / _inside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -109,6 +186,7 @@ def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
 
 def _failure(done: Completed, source: str, headers: Mapping[str, str], room: Path) -> Refusal:
     """The refusal for a failed step: UNSUPPORTED where the message is one that our headers arranged for."""
+    check_crash(done)
     texts = {FILE: source.split("\n"), **{_inside(name): text.split("\n") for name, text in headers.items()}}
     raw = [line for line in done.log.replace(f"{room}/", "").replace("./", "").split("\n") if not _NOISE.match(line)]
     marked = next((number for number, line in enumerate(raw) if MARK in line and _DIAGNOSTIC.match(line)), None)
@@ -156,4 +234,4 @@ def _nearest_own_line(raw: Sequence[str], marked: int, texts: Mapping[str, Seque
     return FILE, 0
 
 
-__all__ = ["FILE", "Toolchain", "compile_source", "default_cache_dir", "find_toolchain"]
+__all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_source", "default_cache_dir", "find_toolchain"]

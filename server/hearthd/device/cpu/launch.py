@@ -60,6 +60,8 @@ class LaunchOperations:
         self._toolchain = toolchain
         self._multiprocessors = multiprocessors
 
+    loading_waits = False
+
     def load(self, image: Image) -> Module:
         if not image.code.startswith(ELF_MAGIC):
             raise Refusal(
@@ -87,14 +89,16 @@ class LaunchOperations:
     ) -> None:
         assert isinstance(function, LoadedFunction)
         run = function.cpu.launch
+        block_of_parameters = bytes(params)  # it may be another launch's by the time that the stream comes to it
         if attributes is None:
-            stream.submit(lambda: run(grid, block, shared_mem, params))
+            stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters))
             return
         if attributes.cluster is not None:
             raise _no_clusters(function.name)
-        if attributes.cooperative:
+        cooperative = attributes.cooperative
+        if cooperative:
             self._check_resident(function, grid, block, shared_mem)
-        stream.submit(lambda: run(grid, block, shared_mem, params, attributes.cooperative))
+        stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters, cooperative))
 
     def blocks_per_multiprocessor(self, function: Function, threads: int, shared_mem: int) -> int:
         attributes = function.attributes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy.includes import check_name
 
 DEFAULT_ARCHITECTURE = 700
 """`__CUDA_ARCH__` unless `-arch` says otherwise: independent thread scheduling, but none of the paths for later
@@ -79,6 +80,7 @@ def _apply(result: CompileOptions, option: str, has_headers: bool) -> None:  # n
             raise _refuse(given, "names a directory, and the daemon reads no directories", "Send the headers along.")
         result.include_dirs.append(option[2:])
     elif option.startswith("-include="):
+        check_name(option[9:])
         result.prologue.append(f'#include "{option[9:]}"')
     elif option.startswith("-std="):
         standard = option.removeprefix("-std=").removeprefix("c++").removeprefix("gnu++")

@@ -11,14 +11,13 @@ from pathlib import Path
 from hearth_proto.v1 import node_pb2
 from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.collectives import CpuCommunicators
-from hearthd.device.cpu.compiler import compile_source
+from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.cpu.copies import CopyOperations
 from hearthd.device.cpu.graphs import GraphOperations
 from hearthd.device.cpu.launch import LaunchOperations
 from hearthd.device.cpu.memory import CpuMemory, Heap, HostPool
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
-from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
-from hearthd.device.server import DeviceFault, Image, MemoryInfo, Source
+from hearthd.device.server import DeviceFault, MemoryInfo
 from hearthd.spec import DeviceSpec
 
 ALIGNMENT = 256
@@ -31,33 +30,6 @@ COMPUTE_CAPABILITY = (7, 0)
 """That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
 
 
-class CpuCompiler:
-    """The system's C++ compiler, or the ziglang package's; the same image for every virtual device of the node."""
-
-    def __init__(self, cache_dir: str, timeout_s: float) -> None:
-        self._cache_dir = Path(cache_dir) if cache_dir else None
-        self._timeout_s = timeout_s
-
-    def toolchain(self) -> Toolchain:
-        return find_toolchain(self._cache_dir)
-
-    def identity(self) -> bytes:
-        toolchain = self.toolchain()
-        toolchain.runtime_library()  # built here, if at all: never when a module is loaded
-        return toolchain.identity()
-
-    def compile(self, source: Source) -> Image:
-        code = compile_source(
-            self.toolchain(),
-            source.code,
-            source.options,
-            source.name_expressions,
-            dict(source.headers),
-            timeout_s=self._timeout_s,
-        )
-        return Image(code=code)
-
-
 class CpuServer(CopyOperations, LaunchOperations, GraphOperations):
     """One virtual device. Streams are threads; events wake the device-handle thread."""
 
@@ -68,7 +40,7 @@ class CpuServer(CopyOperations, LaunchOperations, GraphOperations):
         self._host = HostPool(spec.staging_bytes)
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
-        self._compiler = CpuCompiler(spec.cache_dir, spec.compile_timeout)
+        self._compiler = CpuCompiler(spec.cache_dir)
         self._communicators = CpuCommunicators(self._compiler.toolchain)
         LaunchOperations.__init__(self, self._compiler.toolchain, self._properties.multiprocessor_count)
 

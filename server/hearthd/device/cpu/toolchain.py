@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -12,9 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
@@ -22,6 +24,8 @@ from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
 INCLUDE = Path(__file__).parent / "include"
 RUNTIME = Path(__file__).parent / "runtime"
 PRELUDE = "hearth_prelude.h"
+PRELUDES = "preludes"
+"""Where they lie in the cache directory, apart from what others have compiled."""
 
 # Precompiled headers are only valid for the options they were made with, so every step uses the same ones.
 # Signed overflow wraps and pointers may be cast freely, as programs for GPUs expect; multiply and add are fused, as a
@@ -31,6 +35,9 @@ _OPTIONS = (
     "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-semantic-interposition", "-pthread",
     "-fstack-clash-protection", "-UNDEBUG", "-g0", "-w",
 )  # fmt: skip
+_PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec", "share/zig")
+"""Of an installation: where a compiler, its headers and its libraries are. Not all of it: a prefix may be a home."""
+
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
 
 
@@ -51,6 +58,40 @@ class Toolchain:
     version: str
     is_clang: bool
     cache_dir: Path
+
+    @classmethod
+    def made_from(cls, recipe: Mapping[str, Any]) -> Toolchain:
+        """The toolchain of another process's `recipe`."""
+        command = tuple(map(str, recipe["command"]))
+        return cls(command, str(recipe["version"]), bool(recipe["is_clang"]), Path(recipe["cache_dir"]))
+
+    def recipe(self) -> Mapping[str, Any]:
+        return {
+            "command": list(self.command),
+            "version": self.version,
+            "is_clang": self.is_clang,
+            "cache_dir": str(self.cache_dir),
+        }
+
+    def places(self) -> tuple[Sequence[str], Sequence[str]]:
+        """What a compile reads: the compiler with its headers and libraries, and the preludes; and what it writes."""
+        program = Path(self.command[0]).resolve()
+        prefixes = {Path("/usr"), Path("/usr/local"), program.parent.parent}
+        if self._is_zig:
+            prefixes |= {Path(sys.prefix), Path(sys.base_prefix)}
+        reads = [str(INCLUDE), str(self.cache_dir / PRELUDES), str(program)]
+        for prefix in prefixes:
+            reads += [str(prefix / part) for part in _PARTS]
+            reads += [str(path) for path in prefix.glob(f"{platform.machine()}-*")]
+        return reads, [str(self._zig_cache)] if self._is_zig else []
+
+    @property
+    def _is_zig(self) -> bool:
+        return "ziglang" in self.command
+
+    @property
+    def _zig_cache(self) -> Path:
+        return self.cache_dir / "zig"
 
     def identity(self) -> bytes:
         """32 bytes that change whenever the same source could give another image: compiler, processor, our files."""
@@ -91,10 +132,17 @@ class Toolchain:
             if done.status != 0:
                 raise _broken(self, done)
 
-        place = build_once(self.cache_dir, name, build)
+        parent = self.preludes()
+        place = build_once(parent, name, build)
+        with contextlib.suppress(OSError):
+            os.utime(parent)  # in use: not to be cleared away
         if self.is_clang:
             return [*options, "-include-pch", str(place / (PRELUDE + ".pch"))]
         return [*options, "-isystem", str(place), "-include", PRELUDE]
+
+    def preludes(self) -> Path:
+        """The directory of precompiled preludes."""
+        return private_dir(self.cache_dir / PRELUDES)
 
     def runtime_library(self) -> Path:
         """The runtime's shared object, compiled if it is not there yet."""
@@ -109,9 +157,12 @@ class Toolchain:
         return build_once(self.cache_dir, f"runtime-{self.identity().hex()[:24]}", build) / "runtime.so"
 
     def run(self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None) -> Completed:
-        """Run the compiler; raises `Refusal` (COMPILE_FAILED) when it takes longer than `timeout_s` seconds."""
-        environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
-        # A session of its own: the driver's children must go with it when it is stopped.
+        """Run the compiler; raises `Refusal` (COMPILE_LIMIT) when it takes longer than `timeout_s` seconds."""
+        environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "CCACHE_DISABLE": "1"}
+        if self._is_zig:
+            environment |= {"ZIG_GLOBAL_CACHE_DIR": str(self._zig_cache), "ZIG_LOCAL_CACHE_DIR": str(self._zig_cache)}
+        # With a time limit, a session of its own: the driver's children must go with it when it is stopped. Without
+        # one it stays in its caller's group, with which it is stopped.
         process = subprocess.Popen(
             [*self.command, *arguments],
             cwd=cwd,
@@ -119,21 +170,28 @@ class Toolchain:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=timeout_s is not None,
         )
         try:
             output, log = process.communicate(text, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             raise Refusal(
-                Reason.COMPILE_FAILED,
+                Reason.COMPILE_LIMIT,
                 f"The compiler was stopped after {timeout_s:g} s.",
                 fix="Make the source smaller or allow more time.",
-                details={"timeout_s": timeout_s},
+                details={"limit": "time", "allowed": timeout_s, "log": ""},
             ) from None
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                if timeout_s is None:
+                    process.kill()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    if pipe is not None:
+                        with contextlib.suppress(OSError):
+                            pipe.close()  # what is left of it has nobody to write to
+                process.wait()
         return Completed(process.returncode, output, log.decode(errors="replace"))
 
 
@@ -178,7 +236,7 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME) for path in root.rglob("*") if path.is_file()]
-    names = ("source", "declarations", "tokens", "unsupported", "compiler", "toolchain", "options", "table")
+    names = ("source", "declarations", "tokens", "unsupported", "compiler", "crashes", "toolchain", "options", "table")
     files += [here / f"{name}.py" for name in names]
     for path in sorted(files):
         digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")

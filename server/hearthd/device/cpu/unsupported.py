@@ -14,6 +14,7 @@ _TENSOR = "tensor cores (wmma, mma)"
 _BARRIER = "asynchronous copies and barriers (cuda::barrier, cuda::pipeline, TMA)"
 _DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
 _CLUSTER = "thread block clusters"
+_SECTION = "naming an object's section or symbol version"
 
 _NAMES = {
     "asm": _ASM,
@@ -37,6 +38,9 @@ _PATTERNS = (
     (re.compile(r"__pipeline_\w+|__mbarrier_\w+"), _BARRIER),
 )
 _CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipeline_shared_state"}
+
+_ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
+"""Attributes whose text goes to the assembler as it is, which could be told to read files."""
 
 MARK = "HEARTH-UNSUPPORTED:"
 """What our headers put into the compiler's message where it is the compiler that finds an unsupported use."""
@@ -66,6 +70,8 @@ def check(source: SourceMap, tokens: Sequence[Token]) -> None:
                 feature = None
             if feature is None and previous == "::" and token.text in _CUDA_NAMESPACE:
                 feature = _BARRIER if index > 1 and tokens[index - 2].text == "cuda" else None
+            if feature is None and token.text in _ATTRIBUTES and previous in ("(", ",", "::"):
+                feature = _SECTION if [t.kind for t in tokens[index + 1 : index + 3]] == ["op", "string"] else None
             if feature is None:
                 feature = next((kind for pattern, kind in _PATTERNS if pattern.fullmatch(token.text)), None)
         elif token.text == "<" and [t.text for t in tokens[index + 1 : index + 3]] == ["<", "<"]:

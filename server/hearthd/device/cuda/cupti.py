@@ -33,6 +33,9 @@ class KernelActivity:
         self._warn = warn
         self._lock = threading.Lock()
         self._users = 0
+        self._active = False
+        self._warned = False
+        self._pushed: list[bool] = []
         self._offset = 0
         self._external: dict[int, int] = {}
         self._kernels: list[tuple[int, KernelSeen]] = []
@@ -44,28 +47,47 @@ class KernelActivity:
     def start(self) -> None:
         """A trace begins: CUPTI is asked from the first one on."""
         self._users += 1
-        if self._users > 1:
-            return
+        if self._users == 1:
+            self._active = self._try(self._enable)
+
+    def stop(self) -> None:
+        """A trace has ended, and all of its kernels; its records stay until they are collected."""
+        self._users -= 1
+        if not self._users and self._active:
+            self._active = False
+            self._try(self._disable)
+
+    def push(self, name: str, number: int) -> None:
+        pushed = self._active and self._try(
+            lambda: self._cupti.activity_push_external_correlation_id(self._custom, number)
+        )
+        self._pushed.append(pushed)
+
+    def pop(self) -> None:
+        if self._pushed.pop():
+            self._try(lambda: self._cupti.activity_pop_external_correlation_id(self._custom))
+
+    def _enable(self) -> None:
         before = time.perf_counter_ns()
         stamp = int(self._cupti.get_timestamp())
         self._offset = (before + time.perf_counter_ns()) // 2 - stamp
         for kind in self._kinds:
             self._cupti.activity_enable(kind)
 
-    def stop(self) -> None:
-        """A trace has ended, and all of its kernels; its records stay until they are collected."""
-        self._users -= 1
-        if not self._users:
-            for kind in self._kinds:
-                self._cupti.activity_disable(kind)
+    def _disable(self) -> None:
+        for kind in self._kinds:
+            self._cupti.activity_disable(kind)
 
-    def push(self, name: str, number: int) -> None:
-        if self._users:
-            self._cupti.activity_push_external_correlation_id(self._custom, number)
-
-    def pop(self) -> None:
-        if self._users:
-            self._cupti.activity_pop_external_correlation_id(self._custom)
+    def _try(self, call: Callable[[], object]) -> bool:
+        """Nothing that CUPTI refuses costs a command or a trace more than its kernels."""
+        try:
+            call()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                self._warn(f"CUPTI refused, traces go without kernels: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def collect(self, numbers: Iterable[int]) -> list[KernelSeen]:
         """The kernels of these commands, in the order of their start. Waits for CUPTI's thread; any thread.

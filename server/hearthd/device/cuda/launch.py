@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from contextlib import suppress
 
 from cuda.bindings import driver
@@ -16,10 +17,14 @@ from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, lau
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.nodes import LaunchAttributes
+from hearthd.device.policy import device_code
 
 _LOG_BYTES = 16 << 10
 _LISTED = 16
 """How many names a refusal lists."""
+
+_LOADED_AT_ONCE = 1024
+"""How many kernels of a module are loaded with it; of a larger library those that are used, when they are."""
 
 # cuda.h: how cuLaunchKernel's `extra` says where the parameter block is
 _PARAM_END, _PARAM_POINTER, _PARAM_SIZE = 0, 1, 2
@@ -108,14 +113,24 @@ class Module:
         if self._listed is None:
             expressions = {lowered: expression for expression, lowered in self._names.items()}
             try:
-                (count,) = checked(driver.cuModuleGetFunctionCount(self.pointer))
-                (handles,) = checked(driver.cuModuleEnumerateFunctions(count, self.pointer))
-                names = [checked(driver.cuFuncGetName(handle))[0] for handle in handles]  # type: ignore[attr-defined]
+                names = [checked(driver.cuFuncGetName(handle))[0] for handle in self._handles()]
             except CudaError as error:
                 raise translate(error, "listing a module's functions") from error
             decoded = (name.decode() for name in names)  # type: ignore[attr-defined]
             self._listed = tuple(sorted(expressions.get(name, name) for name in decoded))
         return self._listed
+
+    def load_functions(self) -> None:
+        """Brings the kernels' code to the device now. Raises CudaError."""
+        for handle in self._handles()[:_LOADED_AT_ONCE]:
+            checked(driver.cuFuncLoad(handle))
+
+    def _handles(self) -> Sequence[object]:
+        (count,) = checked(driver.cuModuleGetFunctionCount(self.pointer))
+        if not count:
+            return []
+        (handles,) = checked(driver.cuModuleEnumerateFunctions(count, self.pointer))
+        return handles  # type: ignore[return-value]
 
     @property
     def globals(self) -> tuple[str, ...]:
@@ -133,12 +148,15 @@ class Module:
 
 
 class LaunchOperations:
-    """The part of CudaServer that loads code and runs it."""
+    """The part of CudaServer that loads code and runs it. `capability` is the device's compute capability."""
+
+    capability: tuple[int, int]
 
     def __init__(self) -> None:
         # cuLaunchKernel copies the parameters before it returns, so that one block at a fixed address serves all.
         block = (ctypes.c_ubyte * MAX_PARAMETER_BYTES)()
         self._block = memoryview(block).cast("B")
+        self._block_at = ctypes.addressof(block)
         self._block_size = ctypes.c_size_t()
         extra = (ctypes.c_void_p * 5)(
             _PARAM_POINTER, ctypes.addressof(block), _PARAM_SIZE, ctypes.addressof(self._block_size), _PARAM_END
@@ -146,12 +164,23 @@ class LaunchOperations:
         self._extra = ctypes.addressof(extra)
         self._keep = (block, extra)
 
+    loading_waits = True
+
     def load(self, image: server.Image) -> Module:
-        if not image.code:
-            raise Refusal(Reason.MODULE_INVALID, "A module without any code was to be loaded.")
+        """With all its kernels: the driver would put off each until it is first asked for, and may then wait for
+        whatever is running (CUDA Programming Guide, "Lazy Loading": concurrent execution). Not by
+        CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""
+        device_code.check(image.code, self.capability)
+        pointer = 0
         try:
-            return Module(image, cu.moduleLoadData(bytes(image.code)))
+            pointer = cu.moduleLoadData(bytes(image.code))
+            module = Module(image, pointer)
+            module.load_functions()
+            return module
         except CudaError as error:
+            if pointer:
+                with suppress(*CudaError):
+                    cu.moduleUnload(pointer)
             status = int(getattr(error, "status", 0))
             if is_fatal(status) or status == OUT_OF_MEMORY:
                 raise translate(error, "loading a module") from error
@@ -197,7 +226,10 @@ class LaunchOperations:
                 if attributes.cluster is not None:
                     allow_cluster(function.pointer, attributes.cluster)
                 config = launch_config(grid, block, shared_mem, stream.pointer, driver_attributes(attributes))
-                checked(driver.cuLaunchKernelEx(config, function.pointer, 0, self._extra if size else 0))
+                # Addresses of the parameters: cooperative launches do not take the block as a whole.
+                places = [self._block_at + offset for offset, _ in function.parameters]
+                addresses = (ctypes.c_void_p * max(1, len(places)))(*places)
+                checked(driver.cuLaunchKernelEx(config, function.pointer, ctypes.addressof(addresses), 0))
                 return
             launchKernel(
                 function.pointer, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_mem, stream.pointer,

@@ -1,22 +1,23 @@
-"""CUDA C++ to CUBIN with NVRTC. Runs on compile threads: needs no context, and CuPy's binding releases the GIL."""
+"""CUDA C++ to CUBIN with NVRTC. Runs in compile workers: needs no context, no driver and no CuPy."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from cupy_backends.cuda.libs import nvrtc
+from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.server import Image, Source
 
 _PROGRAM = "kernel.cu"
-_INVALID_OPTION = 5  # NVRTC_ERROR_INVALID_OPTION
-_COMPILATION = 6  # NVRTC_ERROR_COMPILATION
 _DEFAULTS = ("--std=c++17",)
 _STANDARD = re.compile(r"-{1,2}std\b")
+_EXHAUSTED = re.compile(r"catastrophic error: out of memory|Loop in catastrophic error processing")
 
 _ALLOWED = re.compile(
     r"""
@@ -44,73 +45,94 @@ ALLOWED = (
 )
 
 
-class NvrtcCompiler:
-    """For one device. `compute_capability` is (major, minor)."""
+class NvrtcError(Exception):
+    """A call failed; `status` is its nvrtcResult."""
 
-    def __init__(self, compute_capability: tuple[int, int]) -> None:
-        try:
-            self._version: tuple[int, int] = nvrtc.getVersion()
-            supported: tuple[int, ...] = nvrtc.getSupportedArchs()
-        except Exception as error:  # the library is missing or too old: modules can still be loaded, not compiled
-            self._missing = str(error)
-            self._architecture, self._cubin = "", False
-            self._version = (0, 0)
-        else:
-            self._missing = ""
-            self._architecture, self._cubin = architecture(compute_capability, supported)
-        self._includes = tuple(f"-I{folder}" for folder in include_folders())
+    def __init__(self, status: nvrtc.nvrtcResult) -> None:
+        self.status = status
+        _, text = nvrtc.nvrtcGetErrorString(status)
+        super().__init__(text.decode(errors="replace"))
+
+
+class NvrtcCompiler:
+    """For one device. `compute_capability` is (major, minor); `includes` are the folders of CUDA's own headers.
+
+    The library is loaded at the first use.
+    """
+
+    def __init__(self, compute_capability: tuple[int, int], includes: Sequence[str] | None = None) -> None:
+        self._capability = compute_capability
+        self._folders = None if includes is None else tuple(includes)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of CUDA's own headers."""
+        return include_folders() if self._folders is None else self._folders
 
     def identity(self) -> bytes:
-        major, minor = self._version
-        return "\n".join((f"nvrtc {major}.{minor}", self._architecture, *_DEFAULTS, *self._includes)).encode()
+        version, name, _, missing = self._library
+        includes = [f"-I{folder}" for folder in self.folders]
+        return "\n".join((f"nvrtc {version}{missing}", name, *_DEFAULTS, *includes)).encode()
 
     def compile(self, source: Source) -> Image:
-        if self._missing:
+        version, name, _, missing = self._library
+        if missing:
             raise Refusal(
                 Reason.NO_COMPILER,
-                f"CUDA C++ source was sent, but NVRTC cannot be used here: {self._missing}",
+                f"CUDA C++ source was sent, but NVRTC cannot be used here: {missing}",
                 fix="install the nvidia-cuda-nvrtc package of the CUDA version in use, or send CUBIN",
             )
         check_options(source.options)
         if any("\0" in text for pair in ((source.code, ""), *source.headers) for text in pair):
             raise _failed("the source or a header contains a NUL character, at which NVRTC would stop reading", "")
         defaults = () if any(_STANDARD.match(option) for option in source.options) else _DEFAULTS
-        options = (f"--gpu-architecture={self._architecture}", *defaults, *source.options, *self._includes)
+        includes = (f"-I{folder}" for folder in self.folders)
+        options = (f"--gpu-architecture={name}", *defaults, *source.options, *includes)
         headers = [text.encode() for _, text in source.headers]
         names = [name.encode() for name, _ in source.headers]
         try:
-            program: int = nvrtc.createProgram(source.code, _PROGRAM, headers, names)
-        except nvrtc.NVRTCError as error:
+            program = _call(
+                nvrtc.nvrtcCreateProgram, source.code.encode(), _PROGRAM.encode(), len(names), headers, names
+            )
+        except NvrtcError as error:
             raise _failed(f"NVRTC does not take the source: {error}", "") from error
         try:
-            return self._compile(program, source, options)
+            return self._compile(program, source, options, version)
         finally:
-            nvrtc.destroyProgram(program)
+            nvrtc.nvrtcDestroyProgram(program)
 
-    def _compile(self, program: int, source: Source, options: tuple[str, ...]) -> Image:
+    def _compile(self, program: Any, source: Source, options: tuple[str, ...], version: str) -> Image:
         try:
             for expression in source.name_expressions:
-                nvrtc.addNameExpression(program, expression)
-            nvrtc.compileProgram(program, options)
-        except nvrtc.NVRTCError as error:
-            log = _log(program)
-            if error.status == _INVALID_OPTION:
-                version = ".".join(map(str, self._version))
-                raise _failed(f"NVRTC {version} refuses an option: {_first(log)}", log) from error
-            if error.status == _COMPILATION:
-                raise _failed(_first(log), log) from error
-            raise _failed(f"NVRTC failed: {error}", log) from error
+                _call(nvrtc.nvrtcAddNameExpression, program, expression.encode())
+            _call(nvrtc.nvrtcCompileProgram, program, len(options), [option.encode() for option in options])
+        except NvrtcError as error:
+            raise _explained(error, _log(program), version) from error
         log = _log(program)
         lowered: dict[str, str] = {}
         for expression in source.name_expressions:
             try:
-                lowered[expression] = nvrtc.getLoweredName(program, expression)
-            except nvrtc.NVRTCError as error:
+                lowered[expression] = _call(nvrtc.nvrtcGetLoweredName, program, expression.encode()).decode()
+            except NvrtcError as error:
                 why = f"the name expression {expression!r} names no kernel or variable ({error})"
                 raise _failed(why, log) from error
-        # CuPy drops the last byte of CUBIN as if it were a text's end mark.
-        code = nvrtc.getCUBIN(program) + b"\0" if self._cubin else nvrtc.getPTX(program)
+        _, _, cubin, _ = self._library
+        code = (
+            _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+            if cubin
+            else _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        )
         return Image(code=code, names=lowered, log=log)
+
+    @functools.cached_property
+    def _library(self) -> tuple[str, str, bool, str]:
+        """NVRTC's version, what it compiles for, whether that gives CUBIN, and why it cannot be used."""
+        try:
+            major, minor = _call(nvrtc.nvrtcVersion)
+            supported = tuple(_call(nvrtc.nvrtcGetSupportedArchs))
+        except Exception as error:  # missing or too old: modules can still be loaded, not compiled
+            return "", "", False, str(error) or type(error).__name__
+        return f"{major}.{minor}", *architecture(self._capability, supported), ""
 
 
 def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]) -> tuple[str, bool]:
@@ -187,11 +209,40 @@ def _package(name: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-def _log(program: int) -> str:
+def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """What a call gives besides its status. Raises NvrtcError."""
+    status, *values = function(*arguments)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise NvrtcError(status)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _read(program: Any, measure: Callable[..., tuple[Any, ...]], get: Callable[..., tuple[Any, ...]]) -> bytes:
+    size: int = _call(measure, program)
+    if size <= 1:  # Python has but one object for each byte, which must not be written to
+        return b""
+    data = bytes(size)
+    _call(get, program, data)
+    return data
+
+
+def _log(program: Any) -> str:
     try:
-        return str(nvrtc.getProgramLog(program)).strip()
-    except (nvrtc.NVRTCError, UnicodeDecodeError):
+        log = _read(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+    except NvrtcError:
         return ""
+    return log.rstrip(b"\0").decode(errors="replace").strip()
+
+
+def _explained(error: NvrtcError, log: str, version: str) -> Refusal:
+    results = nvrtc.nvrtcResult
+    if error.status == results.NVRTC_ERROR_OUT_OF_MEMORY or _EXHAUSTED.search(log):
+        raise MemoryError
+    if error.status == results.NVRTC_ERROR_INVALID_OPTION:
+        return _failed(f"NVRTC {version} refuses an option: {_first(log)}", log)
+    if error.status == results.NVRTC_ERROR_COMPILATION:
+        return _failed(_first(log), log)
+    return _failed(f"NVRTC failed: {error}", log)
 
 
 def _first(log: str) -> str:

@@ -10,13 +10,13 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
+from hearthd.device.cuda.compiler import CudaCompiler
 from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
 from hearthd.device.cuda.graphs import GraphOperations
 from hearthd.device.cuda.host import HostPool
 from hearthd.device.cuda.launch import LaunchOperations
 from hearthd.device.cuda.memory import ArenaPool, MemoryOperations, Pool, StreamOrderedPool
 from hearthd.device.cuda.nccl import NcclCommunicators
-from hearthd.device.cuda.nvrtc import NvrtcCompiler
 from hearthd.device.cuda.occupancy import OccupancyOperations
 from hearthd.device.cuda.streams import StreamOperations
 from hearthd.device.cuda.tensor_maps import TensorMapOperations
@@ -63,7 +63,8 @@ class CudaServer(
             raise translate(error, f"opening CUDA device {index}", Reason.DEVICE_UNAVAILABLE) from error
         self.host = HostPool(spec.staging_bytes, on_grown=self.wake)
         capability = (self._properties.compute_capability_major, self._properties.compute_capability_minor)
-        self._compiler = NvrtcCompiler(capability)
+        self.capability = capability
+        self._compiler = CudaCompiler(capability, (version // 1000, version % 1000 // 10))
         self._communicators = NcclCommunicators(index)
         if self._communicators.available:
             self._properties.features.append("nccl")
@@ -73,7 +74,7 @@ class CudaServer(
         return self._properties
 
     @property
-    def compiler(self) -> NvrtcCompiler:
+    def compiler(self) -> CudaCompiler:
         return self._compiler
 
     @property

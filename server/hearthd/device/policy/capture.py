@@ -32,10 +32,15 @@ REASONS = {
     "read": "nothing has run yet that could be read",
     "sync": "nothing has run yet that could be waited for",
     "flush": "nothing has run yet that could be waited for",
+    "start_profile": "a profile times what runs, and nothing does",
+    "end_profile": "a profile times what runs, and nothing does",
+    "record_event": "events are no part of graphs",
+    "wait_event": "events are no part of graphs",
     "dispatch": "the host takes part in it",
     "launch_graph": "a graph holds launches, copies and fills, not other graphs",
     "update_graph": "it would come between launches that are not made yet",
     "all_reduce": "the other ranks' parts are not in the graph",
+    "sync_collective": "the other ranks' parts are not in the graph",
 }
 FIX = "do it on another stream, or before or after the recording"
 

@@ -75,7 +75,8 @@ def check(
                 details={"requested": option, "log": ""},
             )
     texts = {**headers, SOURCE: code}
-    defined = {word for option in options for word in _IDENTIFIER.findall(option)}
+    words = [word for option in options for word in _IDENTIFIER.findall(option)]
+    defined = {*words, *(word[1:] for word in words if word[0] == "D")}  # -DNAME and -D NAME
     readings = {file: list(_readings(text)) for file, text in texts.items()}
     for collect in (_defined, _findings):  # what is defined anywhere may be used anywhere
         for file, each in readings.items():

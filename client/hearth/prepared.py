@@ -1,0 +1,154 @@
+"""Prepared launches: a list that is checked once, then run by one small command.
+
+Inside ``with gpu.prepared() as p:`` launches are collected instead of sent, and nothing else may be asked of the
+current stream. What a list uses lives as long as it does, also where the arrays and modules are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hearth import stream as streams
+from hearth.errors import ArgumentError, LaunchError
+from hearth.graph import Recorder
+from hearth.program import Program, count, lost
+from hearth.stream import Stream
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+    from hearth.launching import Call
+    from hearth.memory import Kind
+
+RECORDED_MAX = 1 << 16
+"""More rounds of a prepared list than any graph holds: the daemon refuses them."""
+
+
+class Collector(Stream):
+    """In the place of a stream, while launches are prepared: takes them, and nothing else."""
+
+    records = True
+
+    def __init__(self, connection: Connection) -> None:
+        self._home = connection.attachment()
+        self.packed: list[bytes] = []
+        self.calls: list[Call] = []
+        self.kept: list[object] = []
+        """Arguments: they have to be there when the daemon looks the launches up."""
+        super().__init__(connection, default=True)
+
+    def launched(self, attachment: Attachment, record: bytes, call: Call, args: object) -> None:
+        """Takes the launch instead of sending it."""
+        if attachment is not self._home:
+            raise lost("the list of launches that was being prepared", self._connection, None)
+        self.packed.append(record)
+        self.calls.append(call)
+        self.kept.append(args)
+
+    def _work_on(self, attachment: Attachment) -> int:
+        raise LaunchError(
+            "only launches can be prepared.",
+            reason="CAPTURE_INVALID",
+            fix="copy, fill, allocate and read outside the block, or record a graph: with gpu.graph() as g.",
+        )
+
+    def __repr__(self) -> str:
+        return f"<launches being prepared for device {self._connection.ordinal}>"
+
+
+class Prepared(Program):
+    """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
+
+    They are checked together at the end of the block, which raises everything that is wrong with them.
+    """
+
+    _kind: Kind = "prepared"
+    _what = "the prepared list"
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._calls: tuple[Call, ...] = ()
+        self._collector: Collector | None = None
+        self._last: _PreparedLaunch | None = None
+
+    def __enter__(self) -> Prepared:
+        self._ready_to_enter()
+        self._collector = Collector(self._connection)
+        self._handle = self._connection.mint()
+        self._collector.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        collector, self._collector = self._collector, None
+        assert collector is not None, "left without having been entered"
+        collector.__exit__(kind, error, trace)
+        if error is not None:
+            self._closed = True
+            return
+        attachment = collector._home
+        command = commands_pb2.Command()
+        command.prepare.prepared = self._handle
+        command.prepare.launches = b"".join(collector.packed)
+        self._space = attachment.space
+        try:
+            self._connection.call(command, attachment=attachment)
+        except BaseException:
+            self.close()
+            raise
+        self._calls = tuple(call for call in collector.calls for _ in range(call.iterations))
+
+    def launch(self, n: int = 1, stream: Stream | None = None) -> None:
+        """Runs all of them in order, `n` times in a row, on `stream` or on the current one; one way."""
+        attachment = self._usable()
+        target = self._target(stream)
+        on = streams.resolve(stream, self._connection, attachment)
+        if self._last is None or self._last.on != on:
+            self._last = _PreparedLaunch(self._handle, on)
+        if isinstance(target, Recorder):
+            target.submitted(attachment, self._last.command(count(n)), self._calls * min(n, RECORDED_MAX))
+        else:
+            attachment.count_up(self._last, count(n), self._last.command)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __bool__(self) -> bool:
+        return True  # also where there is nothing in it
+
+    def __repr__(self) -> str:
+        state = ", being collected" if self._collector is not None else self._state()
+        return f"<hearth.Prepared of {len(self)} launches on device {self._connection.ordinal}{state}>"
+
+
+def prepare(connection: Connection, launches: Iterable[Sequence[Any]]) -> Prepared:
+    """See `Device.prepare`."""
+    with Prepared(connection) as prepared:
+        for index, launch in enumerate(launches):
+            if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
+                raise ArgumentError(
+                    f"launch {index} is {launch!r}.",
+                    reason="INVALID_ARGUMENT",
+                    fix="give (kernel, grid, block, args), and shared_mem where it is wanted.",
+                )
+            kernel, *rest = launch
+            kernel(*rest)
+    return prepared
+
+
+class _PreparedLaunch:
+    """As `_GraphLaunch`, of a prepared list."""
+
+    def __init__(self, prepared: int, on: int) -> None:
+        self.on = on
+        self._prepared = prepared
+
+    def command(self, n: int) -> bytes:
+        """It n times, serialized."""
+        launch = commands_pb2.LaunchPrepared(prepared=self._prepared, count=n)
+        return commands_pb2.Command(stream=self.on, launch_prepared=launch).SerializeToString()

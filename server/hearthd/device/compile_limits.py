@@ -1,0 +1,73 @@
+"""How much a compile may take, and what is said of one that took more, or whose compiler crashed."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from hearth_proto.reasons import Reason, Refusal
+
+_SMALLER = "make the source smaller: fewer template instantiations, less unrolling, smaller tables"
+
+
+class CompilerEnded(Exception):
+    """The compiler did not fail but was ended by the signal `number`; `log` is what it had said."""
+
+    def __init__(self, number: int, log: str = "") -> None:
+        super().__init__(signal_name(number))
+        self.number = number
+        self.log = log
+
+
+@dataclass(frozen=True)
+class CompileLimits:
+    """Of one compile: wall-clock seconds, bytes of address space, bytes of the largest file it writes."""
+
+    seconds: float
+    memory: int
+    file_bytes: int = 256 << 20
+
+    def out_of_time(self) -> Refusal:
+        return self._reached("time", self.seconds, f"took longer than its {self.seconds:g} s", "compile.timeout")
+
+    def out_of_memory(self) -> Refusal:
+        what = f"needed more memory than its {self.memory} bytes"
+        return self._reached("memory", self.memory, what, "compile.memory")
+
+    def too_large(self) -> Refusal:
+        return Refusal(
+            Reason.COMPILE_LIMIT,
+            f"The compile made a file of more than {self.file_bytes} bytes, and was stopped.",
+            fix="large tables belong into buffers, filled when the program runs",
+            details={"limit": "file", "allowed": self.file_bytes, "log": ""},
+        )
+
+    def ended(self, number: int, said: str = "") -> Refusal:
+        """For a compiler that the signal `number` ended; `said` is the last that it wrote."""
+        if number == signal.SIGXCPU:
+            return self.out_of_time()
+        if number == signal.SIGXFSZ:
+            return self.too_large()
+        name = signal_name(number)
+        return Refusal(
+            Reason.COMPILE_FAILED,
+            f"The compiler crashed on this source ({name}); nothing else is affected.",
+            fix="change what is unusual in the source",
+            details={"signal": name, "log": said},
+        )
+
+    @staticmethod
+    def _reached(limit: str, allowed: float, what: str, setting: str) -> Refusal:
+        return Refusal(
+            Reason.COMPILE_LIMIT,
+            f"The compile {what}, and was stopped.",
+            fix=f"{_SMALLER}; or raise {setting} in the daemon's configuration",
+            details={"limit": limit, "allowed": allowed, "log": ""},
+        )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

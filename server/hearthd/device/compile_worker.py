@@ -1,0 +1,144 @@
+"""Main of a compile worker: compiles one source after the other, far from the device.
+
+A fresh interpreter, started by `compile_pool`. What it compiles comes from strangers, and so may what it runs after a
+fault in a compiler: it has no CUDA context, no socket but the one to its device process, little of the file system
+(`sandbox`), and for each compile so much time and memory. It has a process group of its own, which ends with the
+device process however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device import compile_messages as messages
+from hearthd.device import sandbox
+from hearthd.device.compile_limits import CompileLimits, CompilerEnded
+from hearthd.device.policy import includes
+from hearthd.device.server import Assembly, Compiler, Image, Job
+
+OPEN_FILES = 512
+_F_SETSIG = 10
+
+_SYSTEM_READS = (
+    "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom",
+    "/proc/cpuinfo",
+)  # fmt: skip
+"""Shared libraries, some of which are loaded only when they are needed."""
+_SYSTEM_WRITES = ("/dev/null",)
+
+
+def main(link_descriptor: int, lifeline: int, backend: str) -> None:
+    """Serves the device process on `link_descriptor` until that closes; `lifeline` is a pipe that it holds open."""
+    _die_with_the_device_process(lifeline)
+    with socket.socket(fileno=link_descriptor) as link:
+        try:
+            compiler_class: Any = _load(backend)  # takes longest: what it depends on is not known yet
+            setup, _ = messages.receive(link)
+            compiler: Compiler = compiler_class.made_from(setup["recipe"])
+            limits = CompileLimits(setup["seconds"], setup["memory"], setup["file_bytes"])
+            hello = _settle(compiler, setup, limits)
+            messages.send(link, hello)
+            while True:
+                head, parts = messages.receive(link)
+                messages.send(link, {"begun": True})
+                _answer(link, compiler, limits, head, parts)
+                _empty(Path(setup["scratch"]))
+        except messages.Closed:
+            pass
+
+
+def _load(backend: str) -> type[Any]:
+    if backend == "cuda":
+        from hearthd.device.cuda.compiler import CudaCompiler
+
+        return CudaCompiler
+    from hearthd.device.cpu.compiler import CpuCompiler
+
+    return CpuCompiler
+
+
+def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) -> dict[str, Any]:
+    """Takes all that a compile needs, then shuts the door."""
+    scratch = setup["scratch"]
+    os.chdir(scratch)  # NVRTC finds headers in the working directory
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
+    os.environ["CUDA_CACHE_DISABLE"] = "1"  # the cache is ours
+    compiler.load()
+    sandbox.address_space()
+    sandbox.limit(file_bytes=limits.file_bytes, files=OPEN_FILES)
+    confined = ""
+    if setup["confine"]:
+        reads, writes = compiler.places()
+        confined = sandbox.confine([*_SYSTEM_READS, *reads], [scratch, *_SYSTEM_WRITES, *writes])
+    identity = "" if compiler.light else compiler.identity().hex()
+    return {"identity": identity, "confined": confined, "address_space": sandbox.address_space()}
+
+
+def _answer(
+    link: socket.socket, compiler: Compiler, limits: CompileLimits, head: dict[str, Any], parts: list[bytes]
+) -> None:
+    try:
+        sandbox.allot(memory=limits.memory, seconds=limits.seconds)
+        if head["job"] == "assembler":
+            messages.send(link, {"identity": compiler.assembler().hex()})
+            return
+        job = messages.unpack_job(head, parts)
+        parts.clear()
+        image = _run(compiler, job)
+        answer, code = messages.pack_image(image)
+        if len(image.code) > limits.file_bytes:
+            raise limits.too_large()
+        answer["address_space"] = sandbox.address_space()
+        messages.send(link, answer, code)
+    except Refusal as refusal:
+        messages.send(link, messages.pack_refusal(refusal))
+    except CompilerEnded as ended:
+        messages.send(link, messages.pack_refusal(limits.ended(ended.number, ended.log)))
+    except MemoryError:
+        messages.send(link, messages.pack_refusal(limits.out_of_memory()))
+    except messages.Closed:
+        raise
+    except Exception as error:  # ours, or the binding's: the source's author is told, and the log has the rest
+        traceback.print_exc()
+        failure = Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
+        messages.send(link, messages.pack_refusal(failure))
+
+
+def _run(compiler: Compiler, job: Job) -> Image:
+    if isinstance(job, Assembly):
+        return compiler.assemble(job)
+    includes.check(job.code, dict(job.headers), job.options, job.name_expressions)
+    return compiler.compile(job)
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _die_with_the_device_process(lifeline: int) -> None:
+    """The kernel kills this process's group when the other end of the pipe closes, whatever the process is doing.
+
+    Not by PR_SET_PDEATHSIG, which hangs on the thread that started the process and is not passed on to its children.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline, 0)
+    if poll.poll(0):  # it had closed before
+        sys.exit(1)

@@ -1,0 +1,176 @@
+"""PTX to CUBIN with nvJitLink, else with ptxas. Runs in compile workers: needs no context and no driver.
+
+Where neither can be had, or does not know what the driver might, the driver compiles PTX while it loads it, on the
+device-handle thread: `Refusal(NO_COMPILER)` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy import device_code
+from hearthd.device.server import Assembly, Image
+
+_UNKNOWN_VERSION = re.compile(r"Unsupported \.version (\d+\.\d+); current version is '(\d+\.\d+)'")
+_RELEASE = re.compile(r"release (\d+)\.(\d+)")
+_EXHAUSTED = re.compile(r"out of memory|memory allocation failure", re.IGNORECASE)
+
+
+class _Tool(NamedTuple):
+    """What assembles: its name, its version, and how; it raises _Refused."""
+
+    name: str
+    version: tuple[int, int]
+    run: Callable[[bytes, str], bytes]
+    fatbins: bool
+
+
+class _Refused(Exception):
+    """The tool does not take the code; the text is its log."""
+
+
+class PtxAssembler:
+    """For one device. `driver` is the CUDA version of the driver, which may know newer PTX than the tool."""
+
+    def __init__(self, compute_capability: tuple[int, int], driver: tuple[int, int]) -> None:
+        major, minor = compute_capability
+        self._target = f"sm_{10 * major + minor}{'a' if major >= 9 else ''}"
+        self._driver = driver
+
+    def identity(self) -> bytes:
+        """Raises Refusal(NO_COMPILER)."""
+        tool = self._found()
+        return f"{tool.name} {tool.version[0]}.{tool.version[1]}\n{self._target}".encode()
+
+    @staticmethod
+    def files() -> list[str]:
+        """The program that it may run."""
+        path = _ptxas()
+        return [] if path is None else [path]
+
+    def assemble(self, assembly: Assembly) -> Image:
+        """Raises Refusal(MODULE_INVALID) with the log, Refusal(NO_COMPILER)."""
+        tool = self._found()
+        fatbin = assembly.code.startswith(device_code.FATBIN_MAGIC)
+        if fatbin and not tool.fatbins:
+            raise _unavailable(f"{tool.name} takes no fatbin")
+        try:
+            code = tool.run(assembly.code.rstrip(b"\0") if not fatbin else assembly.code, self._target)
+        except _Refused as refused:
+            raise self._explained(tool, str(refused)) from refused
+        if fatbin and b".text." not in code:
+            raise _unavailable(f"{tool.name} finds no code in the fatbin")
+        return Image(code=code)
+
+    def _found(self) -> _Tool:
+        tool = _tool()
+        if tool is None:
+            raise _unavailable("neither nvJitLink nor ptxas is installed")
+        return tool
+
+    def _explained(self, tool: _Tool, log: str) -> Refusal:
+        if _EXHAUSTED.search(log):
+            raise MemoryError
+        version = _UNKNOWN_VERSION.search(log)
+        if version is not None and self._driver > tool.version:
+            return _unavailable(f"{tool.name} knows PTX up to {version[2]}, and the driver is newer")
+        if "NRECOGNIZED_ARCH" in log or "not defined for option 'gpu-name'" in log:
+            return _unavailable(f"{tool.name} {tool.version[0]}.{tool.version[1]} does not know {self._target}")
+        asked = f"PTX {version[1]} was sent; the most that is known here is {version[2]}" if version else _first(log)
+        return Refusal(
+            Reason.MODULE_INVALID,
+            f"The PTX cannot be assembled for {self._target}: {asked}.",
+            fix="compile it with a toolkit that is no newer, for this device's architecture or an older one"
+            if version
+            else 'correct the PTX; the whole log is in details["log"]',
+            details={"log": log, "device": self._target}
+            | ({"requested": version[1], "allowed": version[2]} if version else {}),
+        )
+
+
+@functools.cache
+def _tool() -> _Tool | None:
+    """The one to use; nvJitLink first, because it needs no file of its own for each job."""
+    try:
+        from cuda.bindings import nvjitlink
+
+        return _Tool("nvJitLink", tuple(nvjitlink.version()), _link, True)
+    except Exception:  # not installed, or older than the binding
+        pass
+    path = _ptxas()
+    if path is None:
+        return None
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    release = _RELEASE.search(told)
+    version = (int(release[1]), int(release[2])) if release else (0, 0)
+    return _Tool(f"ptxas {path}", version, functools.partial(_run_ptxas, path), False)
+
+
+def _ptxas() -> str | None:
+    """The program that goes with the toolkit, or with the package nvidia-cuda-nvcc."""
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations or () if spec else ():
+        for path in sorted(Path(place).glob("*/bin/ptxas")):
+            return str(path)
+    found = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+    return str(Path(found).resolve()) if found else None
+
+
+def _link(code: bytes, target: str) -> bytes:
+    from cuda.bindings import nvjitlink
+
+    kinds = nvjitlink.InputType
+    kind = kinds.FATBIN if code.startswith(device_code.FATBIN_MAGIC) else kinds.PTX
+    try:
+        handle = nvjitlink.create(1, [f"-arch={target}"])
+    except nvjitlink.nvJitLinkError as error:
+        raise _Refused(str(error)) from error
+    try:
+        nvjitlink.add_data(handle, int(kind), code, len(code), "module")
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        return bytes(cubin)
+    except nvjitlink.nvJitLinkError as error:
+        log = bytearray(max(2, nvjitlink.get_error_log_size(handle)))
+        nvjitlink.get_error_log(handle, log)
+        text = bytes(log).partition(b"\0")[0].decode(errors="replace").strip()
+        raise _Refused(text or str(error)) from error
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def _run_ptxas(path: str, code: bytes, target: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="ptxas-") as name:
+        source, made = Path(name) / "module.ptx", Path(name) / "module.cubin"
+        source.write_bytes(code)
+        command = [path, f"-arch={target}", "-o", str(made), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode != 0:
+            log = (done.stderr + done.stdout).replace(f"{name}/", "").strip()
+            raise _Refused(log or f"ptxas ended with status {done.returncode}")
+        return made.read_bytes()
+
+
+def _first(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    first = next(
+        (line for line in lines if "error" in line.lower() or "fatal" in line), lines[0] if lines else "no reason"
+    )
+    return first.rstrip(".")
+
+
+def _unavailable(why: str) -> Refusal:
+    return Refusal(Reason.NO_COMPILER, f"PTX is left to the driver: {why}.", fix="install nvidia-nvjitlink")

@@ -1,0 +1,83 @@
+"""The compiler of CUDA devices: NVRTC for source, an assembler for PTX. Imports no CuPy: workers start quickly."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import nvrtc
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.cuda.assembler import PtxAssembler
+from hearthd.device.cuda.nvrtc import NvrtcCompiler
+from hearthd.device.policy import device_code
+from hearthd.device.server import Assembly, Image, Source
+
+
+class CudaCompiler:
+    """Implements `Compiler` for one device. `driver` is the CUDA version that its driver supports."""
+
+    light = False
+
+    def __init__(
+        self, compute_capability: tuple[int, int], driver: tuple[int, int], includes: Sequence[str] | None = None
+    ) -> None:
+        self._capability = compute_capability
+        self._driver = driver
+        self._nvrtc = NvrtcCompiler(compute_capability, includes)
+        self._assembler = PtxAssembler(compute_capability, driver)
+
+    @classmethod
+    def made_from(cls, recipe: Mapping[str, Any]) -> CudaCompiler:
+        """The same compiler, in another process."""
+        major, minor = recipe["compute_capability"]
+        driver_major, driver_minor = recipe["driver"]
+        return cls((major, minor), (driver_major, driver_minor), tuple(recipe["includes"]))
+
+    def recipe(self) -> Mapping[str, Any]:
+        return {
+            "compute_capability": list(self._capability),
+            "driver": list(self._driver),
+            "includes": list(self._nvrtc.folders),
+        }
+
+    def prepare(self, source: Source) -> None:
+        pass  # NVRTC brings all that it needs
+
+    def load(self) -> None:
+        with suppress(Refusal):  # said again to whoever sends the first source
+            # The first compile takes longest, and loads the rest of the library.
+            self._nvrtc.compile(Source("__global__ void warm() {}"))
+
+    def places(self) -> tuple[Sequence[str], Sequence[str]]:
+        # Parts of the toolkit's libraries, and of the bindings, are loaded when they are first needed.
+        bindings = [str(Path(nvrtc.__file__).parents[1])]
+        spec = importlib.util.find_spec("nvidia")
+        wheels = list(spec.submodule_search_locations or ()) if spec else []
+        return [*self._nvrtc.folders, *self._assembler.files(), *bindings, *wheels, *_library_folders()], []
+
+    def identity(self) -> bytes:
+        return self._nvrtc.identity()
+
+    def compile(self, source: Source) -> Image:
+        return self._nvrtc.compile(source)
+
+    def assembly(self, code: bytes) -> Assembly | None:
+        return Assembly(code) if device_code.check(code, self._capability) else None
+
+    def assembler(self) -> bytes:
+        return self._assembler.identity()
+
+    def assemble(self, assembly: Assembly) -> Image:
+        return self._assembler.assemble(assembly)
+
+
+def _library_folders() -> list[str]:
+    """Where the CUDA libraries that this process has loaded lie."""
+    with open("/proc/self/maps") as maps:  # noqa: PTH123 - read line by line
+        paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line}
+    return sorted({os.path.dirname(path) for path in paths if Path(path).name.startswith("libnv")})  # noqa: PTH120

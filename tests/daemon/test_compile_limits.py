@@ -1,0 +1,320 @@
+"""Sources that are too much for a compiler, or would have it read the host's files: they cost their sender, and nobody
+else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth_proto.reasons import Reason
+from hearth_proto.v1 import commands_pb2 as c
+
+from .conftest import StartDaemon
+from .harness import BACKEND, DaemonProcess, alive, wait_until
+from .kernels import common, saxpy_works
+from .raw import Raw, refused
+
+TIMEOUT_S = 2.0
+MEMORY = 256 << 20
+
+SLOW = {
+    "cpu": """
+    constexpr int turns(int n) {
+        int s = 0;
+        for (int i = 0; i < 400; ++i) for (int j = 0; j < 4000; ++j) s += i ^ j ^ n;
+        return s;
+    }
+    template <int N> struct F { static constexpr int v = turns(N) + F<N - 1>::v; };
+    template <> struct F<0> { static constexpr int v = 1; };
+    extern "C" __global__ void f(int* x) { *x = F<500>::v; }
+    """,
+    "cuda": "template <class A, class B> struct P {};\nusing T0 = int;\n"
+    + "".join(f"using T{n} = P<T{n - 1}, T{n - 1}>;\n" for n in range(1, 40))
+    + "template <class T> __device__ int h() { static __device__ int q; return ++q; }\n"
+    'extern "C" __global__ void f(int* x) { *x = h<T39>(); }',
+}[BACKEND]
+"""Takes longer than anybody waits: many constants of many steps each, or a name of exponential length."""
+
+LAUGHS = (
+    "#define A0 x += 1; x *= 3;\n"
+    + "".join(f"#define A{n} {f'A{n - 1} ' * 10}\n" for n in range(1, 10))
+    + 'extern "C" __global__ void f(int* p) { int x = *p; A9 *p = x; }'
+)
+"""A billion times ten characters."""
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[DaemonProcess]:
+    """A daemon with tight limits on compiles."""
+    config = {"compile": {"timeout": f"{TIMEOUT_S:g}s", "memory": str(MEMORY), "workers": 1}}
+    process = DaemonProcess(cache, config, cpu_count=1)
+    pids = [device["pid"] for device in process.status()["devices"]]
+    yield process
+    assert [device["pid"] for device in process.status()["devices"]] == pids, process.log()[-4000:]
+    code, left = process.stop(), process.left_behind()
+    process.remove()
+    assert code == 0 and not left
+
+
+@pytest.fixture
+def gpu(limited: DaemonProcess) -> Iterator[hearth.Device]:
+    with limited.connect() as node:
+        yield node.device(0)
+
+
+def fresh(body: str) -> str:
+    """Source that no cache has seen."""
+    return f"// {uuid.uuid4()}\n{body}"
+
+
+def compile_error(gpu: hearth.Device, code: str, **more: object) -> hearth.HearthError:
+    with pytest.raises(hearth.HearthError) as caught:
+        gpu.RawModule(code=fresh(code), **more).compile()
+    return caught.value
+
+
+def processes(parent: int) -> dict[int, str]:
+    """The children of a process, and what they descend to, by their programs' names."""
+    table: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+                state, above = rest.split()[:2]
+                if state != "Z":
+                    table[int(entry.name)] = int(above), name
+    found: dict[int, str] = {}
+    while more := {pid: name for pid, (above, name) in table.items() if above in (parent, *found) and pid not in found}:
+        found.update(more)
+    return found
+
+
+def test_time_is_bounded_and_others_go_on(limited: DaemonProcess, gpu: hearth.Device) -> None:
+    """One worker is all that is configured; another session's compile does not wait for it either."""
+    before = limited.counter("compile_crashes")
+    started = time.monotonic()
+    module = gpu.RawModule(code=fresh(SLOW))
+    ended = threading.Event()
+    outcome: list[hearth.HearthError] = []
+
+    def wait() -> None:
+        try:
+            module.compile()
+        except hearth.HearthError as error:
+            outcome.append(error)
+        ended.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    with limited.connect() as node:
+        other = node.device(0)
+        x = other.zeros(16, np.int32)
+        add_one = common(other, "add_one")
+        add_one((1,), (16,), (x, np.int32(16)))
+        fresh_module = other.RawModule(code=fresh('extern "C" __global__ void f(int* x) { *x += 1000; }'))
+        fresh_module.get_function("f")((1,), (1,), (x,))
+        assert x.get()[0] == 1001
+        assert not ended.is_set(), "the other's compile has waited for the slow one"
+        longest = rounds = 0
+        while not ended.is_set():
+            began = time.monotonic()
+            add_one((1,), (16,), (x, np.int32(16)))
+            other.synchronize()
+            longest = max(longest, time.monotonic() - began)
+            rounds += 1
+        assert rounds > 50 and longest < 1, (rounds, longest)
+        assert x.get()[1] == rounds + 1
+    waiting.join()
+    took = time.monotonic() - started
+    (error,) = outcome
+    assert isinstance(error, hearth.CompileError) and error.reason == "COMPILE_LIMIT"
+    assert error.details["limit"] == "time" and f"{TIMEOUT_S:g} s" in str(error) and "compile.timeout" in error.fix
+    assert TIMEOUT_S <= took < TIMEOUT_S + 10
+    assert limited.counter("compile_crashes") == before + 1
+    saxpy_works(gpu)
+
+
+def test_memory_is_bounded(gpu: hearth.Device) -> None:
+    error = compile_error(gpu, LAUGHS)
+    assert error.reason == "COMPILE_LIMIT" and error.details["limit"] in ("memory", "time")
+    assert error.details["allowed"] in (str(MEMORY), str(TIMEOUT_S)) and error.fix
+    saxpy_works(gpu)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "template <int N> struct F { static const int v = F<N - 1>::v + 1; };\n"
+        'extern "C" __global__ void f(int* x) { *x = F<100000000>::v; }',
+        "__device__ constexpr int fib(int n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }\n"
+        'extern "C" __global__ void f(int* x) { constexpr int v = fib(60); *x = v; }',
+        "__device__ constexpr long loop(long n) { long s = 0; for (long i = 0; i < n; i++) s += i; return s; }\n"
+        'extern "C" __global__ void f(long* x) { constexpr long v = loop(100000000000l); *x = v; }',
+        '#include "self.h"',
+        'extern "C" __global__ void f(int' + "*" * 300_000 + " x) {}",
+        "__device__ int a[1ull << 32] = {1};\n" + 'extern "C" __global__ void f(int* x) { *x = a[5]; }',
+    ],
+    ids=["template depth", "constexpr recursion", "constexpr loop", "include itself", "pointers", "array"],
+)
+def test_bombs_end_with_what_is_wrong(gpu: hearth.Device, code: str) -> None:
+    started = time.monotonic()
+    error = compile_error(gpu, code, headers={"self.h": '#include "self.h"\n'})
+    assert error.reason in ("COMPILE_FAILED", "COMPILE_LIMIT")
+    assert error.details.get("log") or error.reason == "COMPILE_LIMIT" or error.details.get("signal")
+    assert time.monotonic() - started < TIMEOUT_S + 5
+
+
+def test_a_compile_that_fails_brings_its_log_through_the_worker(gpu: hearth.Device) -> None:
+    error = compile_error(gpu, "int f() {\n    return no_such_name;\n}\n")
+    assert error.reason == "COMPILE_FAILED" and "no_such_name" in error.details["log"]
+    undeclared = "".join(f"__device__ int f{n}() {{ return undeclared_{n}; }}\n" for n in range(2000))
+    error = compile_error(gpu, undeclared)
+    assert "undeclared_0" in error.details["log"] and len(error.details["log"]) < 1 << 20
+
+
+def test_a_compiler_that_crashes_costs_one_compile(limited: DaemonProcess, gpu: hearth.Device) -> None:
+    device = limited.device_pid()
+    before = limited.counter("compile_crashes")
+    saxpy_works(gpu)  # there is a worker
+    module = gpu.RawModule(code=fresh(SLOW))
+    worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+    os.kill(worker, signal.SIGSEGV)
+    with pytest.raises(hearth.CompileError) as caught:
+        module.compile()
+    assert caught.value.reason == "COMPILE_FAILED" and caught.value.details["signal"] == "SIGSEGV"
+    assert "SIGSEGV" in str(caught.value)
+    gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+    assert limited.counter("compile_crashes") == before + 1
+
+
+def _busy_worker(device: int) -> int:
+    """The compile worker of a device process that is at work: it has the compiler under it, or uses the processor."""
+    workers = [pid for pid in processes(device) if _parent(pid) == device]
+    for pid in workers:
+        if BACKEND == "cpu" and "cc1plus" in processes(pid).values():
+            return pid
+        if BACKEND != "cpu" and _cpu_ticks(pid) > 100:  # a second: more than it takes to start
+            return pid
+    return 0
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"] + ["0"] * 50
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _cpu_ticks(pid: int) -> int:
+    return int(_stat(pid)[11])
+
+
+def test_a_session_that_ends_takes_its_compile_with_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        module = node.device(0).RawModule(code=fresh(SLOW))
+        worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+    del module
+    wait_until(lambda: not alive(worker), "the end of the worker")
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+    assert daemon.device_pid() == device
+
+
+def test_a_module_that_nobody_wants_any_more_is_not_compiled_on(gpu: hearth.Device, limited: DaemonProcess) -> None:
+    device = limited.device_pid()
+    module = gpu.RawModule(code=fresh(SLOW))
+    worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+    del module
+    wait_until(lambda: not alive(worker), "the end of the worker", TIMEOUT_S - 1)
+    saxpy_works(gpu)
+
+
+def test_a_killed_device_process_takes_its_workers_with_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(compile={"timeout": "60s"})
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        module = node.device(0).RawModule(code=fresh(SLOW))
+        wait_until(lambda: _busy_worker(device), "a worker that compiles")
+        under = processes(device)
+        os.kill(device, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, under)), "the end of the workers")
+        del module
+
+
+# ---- what is too large ----
+
+
+def test_a_source_of_50_mib(limited: DaemonProcess, gpu: hearth.Device) -> None:
+    large = "// " + "x" * (50 << 20)
+    with pytest.raises(hearth.ArgumentError, match="bytes; the daemon takes") as caught:
+        gpu.RawModule(code=large)
+    assert caught.value.reason == "MESSAGE_TOO_LARGE" and caught.value.fix
+    with Raw(limited.unix) as raw:
+        limit = raw.opened.limits.max_code_bytes
+        for size in (limit + 1, 50 << 20):
+            load = c.LoadModule(module=raw.mint(), kind=c.CODE_KIND_CUDA_CPP, code=b" " * size)
+            try:
+                error = refused(raw.call, "LoadModule", load)
+                assert error.reason == Reason.MESSAGE_TOO_LARGE and error.details["allowed"] == str(limit)
+            except AssertionError:  # gRPC's own limit comes first, and knows no details
+                assert size > 31 << 20
+        text = "a" * (limit - 4096)
+        error = refused(
+            raw.call, "LoadModule", c.LoadModule(module=raw.mint(), kind=c.CODE_KIND_CUDA_CPP, code=text.encode())
+        )
+        assert error.reason in (Reason.COMPILE_FAILED, Reason.COMPILE_LIMIT)
+    saxpy_works(gpu)
+
+
+# ---- files of the host ----
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '#include "/etc/passwd"',
+        '#include "../../../../../../etc/passwd"',
+        "#define S(x) #x\n#define Q(x) S(x)\n#include Q(/etc/passwd)",
+        '#line 1 "/etc/passwd"\n#error quoted',
+        '#if __has_include("/etc/passwd")\n#error it is there\n#endif',
+        'const char x[] = {\n#embed "/etc/passwd"\n};',
+        '__asm__(".incbin \\"/etc/passwd\\"");',
+    ],
+    ids=["absolute", "relative", "macro", "line", "has_include", "embed", "incbin"],
+)
+def test_files_of_the_host_cannot_be_read_through_the_compiler(gpu: hearth.Device, code: str) -> None:
+    error = compile_error(gpu, code)
+    assert error.reason == "COMPILE_FAILED"
+    told = f"{error} {error.fix} {error.details}"
+    assert "root:" not in told and "it is there" not in told
+    assert "headers=" in error.fix and error.details["include"] and int(error.details["line"]) >= 2
+
+
+def test_what_lies_in_the_daemons_directory_is_no_header(gpu: hearth.Device) -> None:
+    """NVRTC looks in the working directory, which is the daemon's where it is not told otherwise."""
+    for name in ("Makefile", "pyproject.toml", "hearth.sock"):
+        error = compile_error(gpu, f'#include "{name}"\nint x = no_such_name;')
+        assert error.reason == "COMPILE_FAILED" and name in error.details["log"]
+        assert "PHONY" not in error.details["log"] and "hatchling" not in error.details["log"]
+
+
+@pytest.mark.parametrize("name", ["/etc/mine.h", "../mine.h", "a/../../mine.h", ""])
+def test_headers_have_names_of_their_own(gpu: hearth.Device, name: str) -> None:
+    error = compile_error(gpu, 'extern "C" __global__ void f() {}', headers={name: "int x;"})
+    assert error.reason == "COMPILE_FAILED" and "header name" in str(error) and error.fix

@@ -1,0 +1,340 @@
+"""CUDA graphs as `cuda/graphs.py` makes them: the same bytes as direct calls, changed in flight, never waited for."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes
+from hearthd.device.replay import replay
+from hearthd.device.server import Source
+from hearthd.device.tracks import WINDOW, WINDOWS
+
+if TYPE_CHECKING:
+    from hearthd.device.cuda.launch import Function
+    from hearthd.device.cuda.memory import Memory
+    from hearthd.device.cuda.server import CudaServer
+    from hearthd.device.cuda.streams import Event, Stream
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = r"""
+#include <cooperative_groups.h>
+extern "C" __global__ void mix(const unsigned* x, unsigned* y, unsigned factor, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = factor * y[i] + x[i];
+}
+extern "C" __global__ void spin(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+extern "C" __global__ void shared(unsigned* y, unsigned words) {
+    extern __shared__ unsigned mine[];
+    for (unsigned i = threadIdx.x; i < words; i += blockDim.x) mine[i] = i + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) y[0] += mine[words - 1];
+}
+// Every block adds to y[0]; when all have, every block adds what it sees to its own place.
+extern "C" __global__ void together(unsigned* y) {
+    if (threadIdx.x == 0) atomicAdd(y, 1);
+    cooperative_groups::this_grid().sync();
+    if (threadIdx.x == 0) y[1 + blockIdx.x] += y[0];
+}
+extern "C" __global__ void clustered(unsigned* y) {
+    auto cluster = cooperative_groups::this_cluster();
+    if (threadIdx.x == 0) y[blockIdx.x] += 100 * cluster.num_blocks() + cluster.block_rank();
+}
+"""
+N = 4096
+BYTES = 4 * N
+
+
+def finish(server: CudaServer, stream: Stream) -> None:
+    event: Event = server.record(stream)
+    deadline = time.monotonic() + 20
+    while not server.done(event):
+        assert time.monotonic() < deadline, "the stream did not come to its end"
+        time.sleep(0.0002)
+    server.release_event(event)
+
+
+class Bench:
+    """A stream, the kernels, and memory that is filled and read as arrays of unsigned."""
+
+    def __init__(self, server: CudaServer) -> None:
+        self.server = server
+        self.stream: Stream = server.create_stream()
+        module = server.load(server.compiler.compile(Source(SOURCE)))
+        self.kernels: dict[str, Function] = {
+            name: module.function(name) for name in ("mix", "spin", "shared", "together", "clustered")
+        }
+        self.memory: list[Memory] = []
+
+    def array(self, values: Any) -> int:
+        data = np.ascontiguousarray(values, np.uint32)
+        memory = self.server.allocate(data.nbytes, self.stream)
+        self.memory.append(memory)
+        self.put(memory.address, data)
+        return memory.address
+
+    def put(self, address: int, data: np.ndarray) -> None:
+        host = self.server.allocate_host(data.nbytes)
+        host.view[: data.nbytes] = data.tobytes()
+        self.server.upload(address, host, 0, data.nbytes, self.stream)
+        finish(self.server, self.stream)
+        self.server.free_host(host)
+
+    def get(self, address: int, count: int = N) -> np.ndarray:
+        host = self.server.allocate_host(4 * count)
+        self.server.download(host, 0, address, 4 * count, self.stream)
+        finish(self.server, self.stream)
+        data = np.frombuffer(bytes(host.view[: 4 * count]), np.uint32)
+        self.server.free_host(host)
+        return data
+
+    def mix(self, x: int, y: int, factor: int, n: int = N) -> KernelNode:
+        return self.node("mix", struct.pack("<QQIi", x, y, factor, n), n // 256 or 1, min(n, 256))
+
+    def node(
+        self,
+        name: str,
+        params: bytes,
+        grid: int = 1,
+        block: int = 1,
+        shared: int = 0,
+        attributes: LaunchAttributes | None = None,
+    ) -> KernelNode:
+        return KernelNode(self.kernels[name], (grid, 1, 1), (block, 1, 1), shared, params, attributes)
+
+    def spin(self, seconds: float) -> KernelNode:
+        rate = self.server.properties.clock_rate_khz * 1000
+        return self.node("spin", struct.pack("<q", int(seconds * rate)))
+
+    def launch(self, graph: Any, times: int = 1, stream: Stream | None = None) -> None:
+        for _ in range(times):
+            self.server.launch_graph(graph, stream or self.stream)
+
+    def close(self) -> None:
+        finish(self.server, self.stream)
+        for memory in self.memory:
+            self.server.free(memory, self.stream)
+        self.server.destroy_stream(self.stream)
+
+
+@pytest.fixture
+def bench(server: CudaServer) -> Iterator[Bench]:
+    made = Bench(server)
+    yield made
+    made.close()
+
+
+def program(bench: Bench, x: int, y: int, z: int) -> list[GraphNode]:
+    """Every kind of node, fills of every pattern, long ones in several pieces, rows and plain ranges."""
+    patterns = [bytes([7]), b"\1\2", b"\1\2\3\4", bytes(range(8)), bytes(range(16)), bytes(4), b"ab" * 8]
+    nodes: list[GraphNode] = [bench.mix(x, y, 3)]
+    for index, pattern in enumerate(patterns):
+        nodes.append(FillNode(z + 256 * index, pattern, 256))
+        nodes.append(bench.mix(z, y, index + 2, 1024))
+    nodes.append(FillNode(z, bytes(range(100, 116)), 4 * BYTES))  # as memory has it: longer than one piece
+    nodes.append(CopyNode(z + 64, y, 1024))
+    nodes.append(CopyNode(y, z, 100, rows=7, destination_pitch=512, source_pitch=256))
+    nodes.append(CopyNode(x, y, BYTES))
+    nodes.append(bench.mix(z, y, 5))
+    return nodes
+
+
+def test_a_graph_equals_direct_calls_byte_for_byte(bench: Bench) -> None:
+    random = np.random.default_rng(3)
+    starts = [random.integers(0, 2**32, size, np.uint32) for size in (N, N, 4 * N)]
+    direct, replayed = ([bench.array(start) for start in starts] for _ in range(2))
+    graph = bench.server.create_graph(program(bench, *replayed))
+    for address, start in zip(replayed, starts, strict=True):
+        np.testing.assert_array_equal(bench.get(address, len(start)), start, "making it runs nothing")
+    for times in (1, 1, 5):
+        bench.launch(graph, times)
+        for _ in range(times):
+            replay(bench.server, program(bench, *direct), bench.stream)
+        for one, other, start in zip(direct, replayed, starts, strict=True):
+            np.testing.assert_array_equal(bench.get(one, len(start)), bench.get(other, len(start)))
+    bench.put(replayed[0], starts[1])  # changed inputs are picked up
+    bench.put(direct[0], starts[1])
+    bench.launch(graph)
+    replay(bench.server, program(bench, *direct), bench.stream)
+    np.testing.assert_array_equal(bench.get(direct[1]), bench.get(replayed[1]))
+    bench.server.destroy_graph(graph)
+
+
+def test_updates_count_for_later_launches_only(bench: Bench) -> None:
+    """Values, buffers and geometry, behind fills that make several nodes each, with launches under way."""
+    x, y, other, z = (bench.array(values) for values in (np.ones(N), np.zeros(N), np.zeros(N), np.zeros(4 * N)))
+    nodes: list[GraphNode] = [
+        bench.spin(0.02),
+        FillNode(z, bytes(range(16)), 4 * BYTES),
+        bench.mix(x, y, 1),
+        FillNode(z, bytes(range(8)), 4 * BYTES),
+        bench.mix(x, y, 1),
+    ]
+    graph = bench.server.create_graph(nodes)
+    bench.launch(graph)
+    bench.server.update_graph(graph, 4, bench.mix(x, other, 10, 512))
+    bench.launch(graph)
+    bench.server.update_graph(graph, 2, bench.mix(x, y, 100))
+    bench.launch(graph)
+    assert (bench.get(y) == 301).all()  # ((0 + 1 + 1) + 1) * 100 + 1
+    np.testing.assert_array_equal(bench.get(other), [11] * 512 + [0] * (N - 512))
+    bench.server.destroy_graph(graph)
+
+
+def test_updates_of_a_graph_of_one_node_and_of_many(bench: Bench) -> None:
+    x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
+    single = bench.server.create_graph([bench.mix(x, y, 1)])
+    bench.server.update_graph(single, 0, bench.mix(x, y, 1, 256))
+    bench.launch(single, 3)
+    np.testing.assert_array_equal(bench.get(y), [3] * 256 + [0] * (N - 256))
+    many = bench.server.create_graph([bench.mix(x, y, 1) for _ in range(150)])
+    for index in range(0, 150, 3):
+        bench.server.update_graph(many, index, bench.mix(x, y, 1, 256))
+    bench.launch(many, 2)
+    np.testing.assert_array_equal(bench.get(y), [303] * 256 + [200] * (N - 256))
+    for graph in (single, many):
+        bench.server.destroy_graph(graph)
+        bench.server.destroy_graph(graph)  # a second time does nothing
+
+
+def test_much_shared_memory_in_nodes_and_updates(bench: Bench) -> None:
+    y = bench.array(np.zeros(N))
+    most = bench.server.properties.shared_mem_per_block_optin
+    small = bench.node("shared", struct.pack("<QI", y, 10), block=64, shared=40)
+    large = bench.node("shared", struct.pack("<QI", y, most // 4), block=64, shared=most)
+    graph = bench.server.create_graph([small])
+    bench.launch(graph)
+    bench.server.update_graph(graph, 0, large)
+    bench.launch(graph)
+    again = bench.server.create_graph([large, small])
+    bench.launch(again)
+    assert bench.get(y, 1)[0] == 2 * (10 + most // 4)
+    for made in (graph, again):
+        bench.server.destroy_graph(made)
+
+
+def test_cooperative_launches_in_graphs(bench: Bench) -> None:
+    """Captured with their attribute: the grid synchronises; an update keeps it so."""
+    blocks = bench.server.properties.multiprocessor_count
+    y, other = bench.array(np.zeros(N)), bench.array(np.zeros(N))
+    cooperative = LaunchAttributes(cooperative=True)
+    graph = bench.server.create_graph(
+        [bench.node("together", struct.pack("<Q", y), blocks, 64, attributes=cooperative)]
+    )
+    bench.launch(graph, 2)
+    np.testing.assert_array_equal(bench.get(y)[: blocks + 1], [2 * blocks] + [3 * blocks] * blocks)
+    bench.server.update_graph(graph, 0, bench.node("together", struct.pack("<Q", other), blocks, 64, 0, cooperative))
+    bench.launch(graph)
+    np.testing.assert_array_equal(bench.get(other)[: blocks + 1], [blocks] + [blocks] * blocks)
+    bench.server.destroy_graph(graph)
+
+
+def test_clusters_in_graphs(bench: Bench) -> None:
+    if "clusters" not in bench.server.properties.features:
+        pytest.skip("the device has no clusters")
+    y = bench.array(np.zeros(N))
+    attributes = LaunchAttributes(cluster=(4, 1, 1))
+    graph = bench.server.create_graph([bench.node("clustered", struct.pack("<Q", y), 8, 32, attributes=attributes)])
+    bench.launch(graph)
+    assert bench.get(y, 8).tolist() == [400, 401, 402, 403] * 2
+    bench.server.destroy_graph(graph)
+
+
+def test_a_graph_that_cannot_be_made_harms_nothing(bench: Bench) -> None:
+    """The refusal is the node's own; the next graph is made on the same stream."""
+    x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
+    most = bench.server.properties.shared_mem_per_block_optin
+    too_much = bench.node("shared", struct.pack("<QI", y, 1), shared=most + 4)
+    too_many = KernelNode(bench.kernels["mix"], (1, 1, 1), (1025, 1, 1), 0, struct.pack("<QQIi", x, y, 1, N))
+    # The driver may find the second at the launch, or when it instantiates what was captured.
+    for bad, reasons in (
+        (too_much, {Reason.LAUNCH_INVALID}),
+        (too_many, {Reason.LAUNCH_FAILED, Reason.CAPTURE_INVALID}),
+    ):
+        with pytest.raises(Refusal) as caught:
+            bench.server.create_graph([bench.mix(x, y, 1), bad, bench.mix(x, y, 1)])
+        assert caught.value.reason in reasons and caught.value.fix
+    graph = bench.server.create_graph([bench.mix(x, y, 1)])
+    bench.launch(graph)
+    assert (bench.get(y) == 1).all()
+    bench.server.destroy_graph(graph)
+
+
+def test_an_empty_graph(bench: Bench) -> None:
+    graph = bench.server.create_graph([])
+    bench.launch(graph, 3)
+    finish(bench.server, bench.stream)
+    bench.server.destroy_graph(graph)
+
+
+def test_launches_on_several_streams_are_serialized(bench: Bench) -> None:
+    x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
+    graph = bench.server.create_graph([bench.mix(x, y, 1) for _ in range(20)])
+    streams = [bench.server.create_stream() for _ in range(4)]
+    for turn in range(100):
+        bench.launch(graph, 1, streams[turn % 4])
+    for stream in streams:
+        finish(bench.server, stream)
+        bench.server.destroy_stream(stream)
+    assert (bench.get(y) == 2000).all()
+    bench.server.destroy_graph(graph)
+
+
+def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
+    """Beside a kernel that runs for a while, and while another thread locks pages."""
+    x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
+    warm = bench.server.create_graph([bench.mix(x, y, 1)])
+    stop = threading.Event()
+
+    def lock_pages() -> None:
+        from cupy_backends.cuda.api import runtime
+
+        while not stop.is_set():
+            runtime.freeHost(runtime.hostAlloc(1 << 20, runtime.hostAllocPortable))
+
+    thread = threading.Thread(target=lock_pages)
+    thread.start()
+    try:
+        replay(bench.server, [bench.spin(0.5)], bench.stream)
+        started = time.perf_counter()
+        bench.launch(warm)
+        for _ in range(5):
+            graph = bench.server.create_graph([bench.mix(x, y, 1) for _ in range(10)])
+            bench.server.update_graph(graph, 3, bench.mix(x, y, 1))
+            bench.launch(graph)
+            bench.server.destroy_graph(graph)  # in flight: the driver frees it when it is done
+        took = time.perf_counter() - started
+    finally:
+        stop.set()
+        thread.join()
+    assert took < 0.4, f"{took:.3f} s beside a kernel of 0.5 s"
+    assert (bench.get(y) == 51).all()
+    bench.server.destroy_graph(warm)
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 20, WINDOW, 4 * WINDOW])
+def test_as_many_launches_as_a_track_takes_do_not_block(bench: Bench, nodes: int) -> None:
+    """What `GraphEntry.cost` assumes of the driver's queue: so much may be given to a stream that is held up."""
+    x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
+    graph = bench.server.create_graph([bench.mix(x, y, 1, 256) for _ in range(nodes)])
+    bench.launch(graph)
+    finish(bench.server, bench.stream)
+    replay(bench.server, [bench.spin(1.0)], bench.stream)
+    count = WINDOW * WINDOWS // min(nodes, WINDOW)
+    started = time.perf_counter()
+    bench.launch(graph, count)
+    took = time.perf_counter() - started
+    assert took < 0.5, f"{count} launches of {nodes} nodes took {took:.3f} s behind a kernel of 1 s"
+    assert (bench.get(y, 256) == (count + 1) * nodes).all()
+    bench.server.destroy_graph(graph)

@@ -1,0 +1,114 @@
+"""What kernels print, between its arrival and the thread that writes it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from hearth import output
+from hearth.errors import HearthError
+from hearth.output import Prints
+from hearth.reply import Reply
+from hearth.session import Limits, Session
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+
+def test_it_is_written_once_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    prints = Prints()
+    for text in ("a", "b\n", "c"):
+        prints.add(text)
+    prints.deliver()
+    prints.deliver()
+    assert capsys.readouterr().out == "ab\nc"
+
+
+def test_a_callback_takes_it_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    prints, seen = Prints(), []
+    prints.callback = seen.append
+    prints.add("x")
+    prints.deliver()
+    prints.callback = None
+    prints.add("y")
+    prints.deliver()
+    assert seen == ["x"] and capsys.readouterr().out == "y"
+
+
+def test_a_callback_that_raises_is_warned_of_and_the_next_text_still_comes() -> None:
+    prints, seen = Prints(), []
+
+    def callback(text: str) -> None:
+        seen.append(text)
+        if text == "bad":
+            raise ValueError("broken")
+
+    prints.callback = callback
+    prints.add("bad")
+    prints.add("good")
+    with pytest.warns(RuntimeWarning, match="broken"):
+        prints.deliver()
+    assert seen == ["bad", "good"]
+
+
+@pytest.mark.parametrize("stdout", [None, "closed"])
+def test_without_a_stdout_nothing_happens(monkeypatch: pytest.MonkeyPatch, stdout: str | None) -> None:
+    stream = None if stdout is None else open(__file__)  # noqa: PTH123, SIM115
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    prints = Prints()
+    prints.add("x")
+    prints.deliver()
+
+
+def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_KEPT", 100)
+    prints, seen = Prints(), []
+    prints.callback = seen.append
+    for index in range(50):
+        prints.add(f"{index:010d}")
+    prints.deliver()
+    assert seen[0].startswith("[400 characters of output were given up") and seen[0].endswith("0000000040")
+    assert seen[1:] == [f"{index:010d}" for index in range(41, 50)]
+    prints.add("x" * 1000)
+    prints.deliver()
+    assert seen[-1] == "x" * 1000, "one text is never cut: the daemon bounds it"
+
+
+def test_many_threads_write_everything_once() -> None:
+    prints, seen = Prints(), []
+    prints.callback = seen.append
+    for index in range(2000):
+        prints.add(str(index))
+    threads = [threading.Thread(target=prints.deliver) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(int, seen)) == list(range(2000))
+
+
+def test_the_event_reaches_it_and_ends_nothing() -> None:
+    session, seen = Session(Limits()), []
+    session.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1)))
+    session.on_output = seen.append
+    session.receive(device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="hello"))))
+    assert seen == ["hello"] and session.error is None and session.fail_later is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_waiting_thread_writes_before_it_returns(fails: bool) -> None:
+    prints, seen = Prints(), []
+    prints.callback = seen.append
+    reply = Reply()
+    reply.before = prints.deliver
+    prints.add("text")
+    if fails:
+        reply.set_error(HearthError("no"))
+        with pytest.raises(HearthError):
+            reply.wait()
+    else:
+        reply.set_result(commands_pb2.Result())
+        reply.wait()
+    assert seen == ["text"]

@@ -1,0 +1,108 @@
+"""Graphs of the CPU backend: the nodes in order, as they were when they were launched."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.cpu.streams import CpuStream
+from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode
+from hearthd.device.server import Function, Source
+from hearthd.spec import DeviceSpec
+
+SOURCE = """
+extern "C" __global__ void mix(const unsigned* x, unsigned* y, unsigned factor) {
+    y[threadIdx.x] = factor * y[threadIdx.x] + x[threadIdx.x];
+}
+"""
+N = 16
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuServer]:
+    made = CpuServer(DeviceSpec(0, "cpu", 0, cache_dir=str(tmp_path_factory.mktemp("cache"))))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def mix(server: CpuServer) -> Function:
+    return server.load(server.compiler.compile(Source(SOURCE))).function("mix")
+
+
+@pytest.fixture
+def stream(server: CpuServer) -> Iterator[CpuStream]:
+    made = server.create_stream()
+    yield made
+    server.destroy_stream(made)
+
+
+def finish(server: CpuServer, stream: CpuStream) -> None:
+    server.record(stream).wait()
+
+
+class Memory:
+    """Host memory that stands in for the device's."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.array = np.array(values, np.uint32)
+        self.address = self.array.ctypes.data
+
+
+def kernel(mix: Function, x: Memory, y: Memory, factor: int, threads: int = N) -> KernelNode:
+    return KernelNode(mix, (1, 1, 1), (threads, 1, 1), 0, struct.pack("<QQI", x.address, y.address, factor))
+
+
+def test_nodes_run_in_order_as_often_as_launched(server: CpuServer, mix: Function, stream: CpuStream) -> None:
+    x, y, z = Memory(list(range(N))), Memory([1] * N), Memory([0] * N)
+    nodes: list[GraphNode] = [
+        kernel(mix, x, y, 3),
+        CopyNode(z.address, y.address, 4 * N),
+        FillNode(y.address, struct.pack("<I", 5), 4 * N),
+        kernel(mix, x, y, 2, 4),
+        CopyNode(z.address, y.address, 4, rows=2, destination_pitch=16, source_pitch=8),
+    ]
+    graph = server.create_graph(nodes)
+    finish(server, stream)
+    assert (y.array == 1).all() and not z.array.any(), "making it runs nothing"
+    expected_y, expected_z = y.array.copy(), z.array.copy()
+    for times in (1, 3):
+        for _ in range(times):
+            server.launch_graph(graph, stream)
+            expected_z = 3 * expected_y + x.array
+            expected_y = np.full(N, 5, np.uint32)
+            expected_y[:4] = 10 + x.array[:4]
+            expected_z[0], expected_z[4] = expected_y[0], expected_y[2]
+        finish(server, stream)
+        np.testing.assert_array_equal(y.array, expected_y)
+        np.testing.assert_array_equal(z.array, expected_z)
+    server.destroy_graph(graph)
+
+
+def test_launches_under_way_keep_what_they_had(server: CpuServer, mix: Function, stream: CpuStream) -> None:
+    x, y, other = Memory([1] * N), Memory([0] * N), Memory([0] * N)
+    graph = server.create_graph([kernel(mix, x, y, 1), kernel(mix, x, y, 1)])
+    gate = threading.Event()
+    stream.submit(gate.wait)
+    server.launch_graph(graph, stream)
+    server.update_graph(graph, 1, kernel(mix, x, other, 7))
+    server.launch_graph(graph, stream)
+    server.update_graph(graph, 0, kernel(mix, x, y, 10, 2))
+    server.launch_graph(graph, stream)
+    server.destroy_graph(graph)
+    gate.set()
+    finish(server, stream)
+    assert y.array.tolist() == [31, 31] + [3] * (N - 2)
+    assert (other.array == 8).all()
+
+
+def test_a_graph_of_nothing(server: CpuServer, stream: CpuStream) -> None:
+    graph = server.create_graph([])
+    server.launch_graph(graph, stream)
+    finish(server, stream)
+    assert stream.failure is None

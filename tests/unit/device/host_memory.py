@@ -1,0 +1,88 @@
+"""Host memory that can be "locked" up to an amount, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.cpu.streams import CpuStream
+from hearthd.device.host_pool import HostBuffer, HostPool
+from hearthd.device.server import HostInfo
+from hearthd.spec import DeviceSpec
+
+
+class Host:
+    """Locks memory until `left` bytes are used up, and notes who asked."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.asked: list[tuple[int, str]] = []
+        self._kept: list[Any] = []
+
+    def lock(self, size: int) -> int:
+        self.asked.append((size, threading.current_thread().name))
+        if size > self.left:
+            raise MemoryError(f"cannot lock {size} bytes")
+        self.left -= size
+        memory = (ctypes.c_ubyte * size)()
+        self._kept.append(memory)
+        return ctypes.addressof(memory)
+
+
+class LockingServer(CpuServer):
+    """A CPU device whose host memory for copies has to be locked, as a GPU's; the driver may refuse copies."""
+
+    def __init__(self, spec: DeviceSpec, host: Host, slab: int = 1 << 20) -> None:
+        super().__init__(spec)
+        self.pool = HostPool(spec.staging_bytes, lock=host.lock, slab=slab, on_grown=self._progress)
+        self.direct = 0
+        self.events = 0
+        self.refuse = 0
+        """Copies that the driver refuses from now on."""
+
+    def stream(self, number: int) -> CpuStream:
+        return self._streams[number]
+
+    def allocate_host(self, size: int) -> Any:
+        return self.pool.take(size)
+
+    def host_grown(self) -> bool:
+        return self.pool.grown()
+
+    def host_refusal(self, size: int) -> Refusal | None:
+        return self.pool.refusal(size)
+
+    def host_info(self) -> HostInfo:
+        return self.pool.info()
+
+    def free_host(self, buffer: Any) -> None:
+        assert isinstance(buffer, HostBuffer)
+        self.pool.give(buffer)
+
+    def record(self, stream: CpuStream, *, timing: bool = False) -> Any:
+        self.events += 1
+        return super().record(stream, timing=timing)
+
+    def _drive(self) -> None:
+        if self.refuse:
+            self.refuse -= 1
+            raise Refusal(Reason.INTERNAL, "the driver refuses this copy", fix="none")
+
+    def upload(self, *args: Any) -> None:
+        self._drive()
+        super().upload(*args)
+
+    def download(self, *args: Any) -> None:
+        self._drive()
+        super().download(*args)
+
+    def write_now(self, *args: Any) -> None:
+        self.direct += 1
+        super().write_now(*args)
+
+    def read_now(self, *args: Any) -> None:
+        self.direct += 1
+        super().read_now(*args)

@@ -1,0 +1,111 @@
+"""A device process's loop on a thread of this process, driven frame by frame, over a server of the test's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.device.process import DeviceProcess
+from hearthd.spec import DeviceSpec
+
+Command = commands_pb2.Command
+S = TypeVar("S")
+
+
+class Rig(Generic[S]):
+    """`make` builds the server on the device-handle thread; `channel` 1 is open."""
+
+    server: S
+
+    def __init__(self, spec: DeviceSpec, make: Callable[[DeviceSpec], S]) -> None:
+        self.sock, self._theirs = socket.socketpair()
+        self.sock.settimeout(60)
+        self._spec = spec
+        self._make = make
+        self._reader = FrameReader()
+        self._frames: list[Frame] = []
+        self._ids = itertools.count(1)
+        self._seq = itertools.count(1)
+        self.thread = threading.Thread(target=self._main, name="device-handle")
+        self.thread.start()
+        self.until(Kind.READY)
+        self.send(Kind.OPEN, b"{}", channel=1)
+
+    def _main(self) -> None:
+        self.server = self._make(self._spec)
+        self.process = DeviceProcess(self._theirs, self._spec, self.server)  # type: ignore[arg-type]
+        self.process.run()
+
+    def send(self, kind: int, payload: bytes = b"", **fields: int) -> None:
+        self.sock.sendall(encode(kind, payload, **fields))
+
+    def until(self, kind: int, ident: int | None = None) -> Frame:
+        """The first frame of this kind; those of others stay for later."""
+        while True:
+            for index, frame in enumerate(self._frames):
+                if frame.kind == kind and ident in (None, frame.id):
+                    return self._frames.pop(index)
+            data = self.sock.recv(1 << 20)
+            assert data, "the device process has ended"
+            self._frames += self._reader.feed(data)
+
+    def start(self, stream: int = 0, **kind: Any) -> int:
+        """Sends one command as a single call; the number under which `answer` finds its result."""
+        ident = next(self._ids)
+        command = Command(request=1, stream=stream, **kind)
+        self.send(Kind.CALL, command.SerializeToString(), channel=1, id=ident)
+        return ident
+
+    def answer(self, ident: int) -> commands_pb2.Result:
+        return commands_pb2.Result.FromString(self.until(Kind.RESULT, ident).payload)
+
+    def call(self, stream: int = 0, **kind: Any) -> commands_pb2.Result:
+        return self.answer(self.start(stream, **kind))
+
+    def batch(self, *commands: commands_pb2.Command) -> None:
+        message = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=next(self._seq), commands=commands))
+        self.send(Kind.BATCH, message.SerializeToString(), channel=1)
+
+    def upload(self, transfer: int, data: bytes, chunk: int) -> None:
+        """The bytes of a Write, in chunks."""
+        for start in range(0, len(data), chunk):
+            message = device_pb2.UploadRequest(data=data[start : start + chunk])
+            last = Flag.LAST if start + chunk >= len(data) else 0
+            self.send(Kind.UPLOAD, message.SerializeToString(), channel=1, id=transfer, flags=int(last))
+
+    def download(self, transfer: int) -> bytes:
+        """The bytes of a Read, asked for a chunk at a time."""
+        self.send(Kind.DOWNLOAD, channel=1, id=transfer, flags=1)
+        data = b""
+        while True:
+            frame = self.until(Kind.CHUNK, transfer)
+            response = device_pb2.DownloadResponse.FromString(frame.payload)
+            assert response.offset == len(data)
+            data += response.data
+            if frame.flags & Flag.LAST:
+                return data
+            self.send(Kind.CREDIT, channel=1, id=transfer, flags=1)
+
+    def gauges(self) -> dict[str, Any]:
+        self.send(Kind.STATS, id=77)
+        gauges: dict[str, Any] = json.loads(self.until(Kind.STATS, 77).payload)["gauges"]
+        return gauges
+
+    def close(self) -> None:
+        """Ends the session, then the loop."""
+        self.send(Kind.CLOSE, channel=1)
+        self.until(Kind.CLOSED)
+        self.stop()
+
+    def stop(self) -> None:
+        self.send(Kind.SHUTDOWN)
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        self.sock.close()
+        self._theirs.close()

@@ -1,0 +1,78 @@
+"""What graphs and prepared lists keep: each hold has its end, and all uses together say what one command would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.holdings import Holdings, Keepers, Summary, Uses
+from hearthd.device.tables import Buffer, ModuleEntry, Session
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.held: Counter[object] = Counter()
+
+    def hold(self, thing: Any) -> None:
+        self.held[thing] += 1
+
+    def let_go(self, session: Session, thing: Any) -> None:
+        assert self.held[thing], "let go of what is not held"
+        self.held[thing] -= 1
+
+
+BUFFERS = [Buffer(handle, 8) for handle in range(4)]
+MODULES = [ModuleEntry(handle) for handle in range(2)]
+
+
+@st.composite
+def uses(draw: st.DrawFn) -> Uses:
+    """As launches, copies and fills make them: what is written is not among what is only read."""
+    chosen = draw(st.permutations(BUFFERS))
+    cut = draw(st.integers(0, 2))
+    written, read = tuple(chosen[:cut]), tuple(chosen[cut : cut + draw(st.integers(0, 2))])
+    whole = bool(written) and draw(st.booleans())
+    needed = read if whole else (*written, *read)
+    modules = tuple(draw(st.sets(st.sampled_from(MODULES), max_size=2)))
+    return Uses(written, read, modules, needed, written[0] if whole else None)
+
+
+@given(st.lists(uses(), max_size=6), st.lists(st.tuples(st.integers(0, 5), uses()), max_size=6))
+def test_what_is_held_is_what_is_used(first: list[Uses], changes: list[tuple[int, Uses]]) -> None:
+    memory, modules = Keeper(), Keeper()
+    holdings = Holdings(cast(Session, None), Keepers(memory, modules))
+    now = list(first)
+    for each in first:
+        holdings.add(each)
+    for index, each in changes:
+        if index < len(now):
+            holdings.replace(index, each)
+            now[index] = each
+    assert +memory.held == Counter(buffer for each in now for buffer in (*each.written, *each.read))
+    assert +modules.held == Counter(module for each in now for module in each.modules)
+    summary, afresh = holdings.summary, Summary(now)
+    for name in Summary.__slots__:
+        assert getattr(summary, name) == getattr(afresh, name)
+    holdings.release()
+    holdings.release()
+    assert not +memory.held and not +modules.held
+    assert holdings.summary.written == ()
+
+
+@given(st.lists(uses(), max_size=6))
+def test_the_uses_together_are_those_of_one_command(program: list[Uses]) -> None:
+    summary = Summary(program)
+    written = {buffer for each in program for buffer in each.written}
+    read = {buffer for each in program for buffer in each.read}
+    assert set(summary.written) == written and len(summary.written) == len(written)
+    assert set(summary.read) == read - written
+    assert summary.writes == tuple(buffer.usage for buffer in summary.written)
+    assert summary.reads == tuple(buffer.usage for buffer in summary.read)
+    for buffer in BUFFERS:
+        # Contents from before matter where the first that touches them needs them, in the order of the program.
+        first = next((each for each in program if buffer in each.needed or buffer is each.replaced), None)
+        assert (buffer in summary.needed) == (first is not None and buffer in first.needed)
+        assert (buffer in summary.renewed) == (first is not None and buffer not in first.needed)

@@ -1,0 +1,147 @@
+"""Code is loaded and unloaded only while no kernel runs; whatever else a device does goes on meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from rig import Rig
+
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from hearthd.spec import DeviceSpec
+
+SOURCE = b'extern "C" __global__ void add_one(int* x) { *x += 1; }'
+
+
+class Strict(CpuServer):
+    """A CPU device whose code comes and goes as on a GPU: never while a kernel runs. `gate` lets kernels end."""
+
+    loading_waits = True
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        super().__init__(spec)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.running = 0
+        self.loaded: list[str] = []
+        self._lock = threading.Lock()
+
+    def launch(self, function: Any, grid: Any, block: Any, shared: int, stream: Any, *rest: Any) -> None:
+        with self._lock:
+            self.running += 1
+        stream.submit(self.gate.wait)
+        super().launch(function, grid, block, shared, stream, *rest)
+        stream.submit(self._ended)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self.running -= 1
+
+    def load(self, image: Any) -> Any:
+        assert not self.running
+        self.loaded.append("load")
+        return super().load(image)
+
+    def unload(self, module: Any) -> None:
+        assert not self.running
+        self.loaded.append("unload")
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig[Strict]]:
+    made = Rig(DeviceSpec(0, "cpu", 0), Strict)
+    yield made
+    made.server.gate.set()
+    made.close()
+
+
+def load(rig: Rig[Strict], number: int, salt: bytes = b"") -> None:
+    """Asks for module `number` with function `number`; compiled or not, it answers only when it is loaded."""
+    code = SOURCE + b"// " + salt
+    module = c.LoadModule(module=number, kind=c.CODE_KIND_CUDA_CPP, code=code)
+    rig.batch(
+        c.Command(load_module=module),
+        c.Command(get_function=c.GetFunction(function=number, module=number, name="add_one")),
+    )
+
+
+def ready(rig: Rig[Strict], number: int) -> Any:
+    return rig.start(describe_module=c.DescribeModule(module=number))
+
+
+def launch(function: int, buffer: int, stream: int = 0) -> c.Command:
+    dim = c.Dim3(x=1)
+    arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=buffer))]
+    return c.Command(
+        stream=stream, launch=c.Launch(function=function, grid=dim, block=dim, arguments=arguments)
+    )  # fmt: skip
+
+
+def prepare(rig: Rig[Strict]) -> Callable[[int], int]:
+    """A loaded module, two streams, a zeroed buffer on each; reads a buffer's number."""
+    load(rig, 1)
+    assert not rig.answer(ready(rig, 1)).HasField("error")
+    rig.batch(
+        c.Command(create_stream=c.CreateStream(stream=5)),
+        *(c.Command(allocate=c.Allocate(buffer=buffer, size=4)) for buffer in (1, 2)),
+        *(c.Command(fill=c.Fill(buffer=buffer, size=4, pattern=b"\0")) for buffer in (1, 2)),
+    )
+
+    def value(buffer: int) -> int:
+        result = rig.call(stream=5 if buffer == 2 else 0, read=c.Read(buffer=buffer, size=4))
+        return int.from_bytes(result.read.data, "little")
+
+    assert [value(1), value(2)] == [0, 0]
+    return value
+
+
+def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Rig[Strict]) -> None:
+    value = prepare(rig)
+    rig.server.gate.clear()
+    rig.batch(launch(1, 1))
+    load(rig, 2, b"another")
+    loaded = ready(rig, 2)
+    assert rig.server.loaded == ["load"]
+    for _ in range(50):  # copies, allocations and answers go on
+        assert value(2) == 0
+    rig.batch(launch(2, 2, stream=5))  # for the module that is to come
+    rig.server.gate.set()
+    assert not rig.answer(loaded).HasField("error")
+    assert [value(1), value(2)] == [1, 1]
+    assert rig.server.loaded == ["load", "load"]
+
+
+def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> None:
+    """Launches come without an end: they are held back until what runs is done."""
+    value = prepare(rig)
+    sent = 0
+    load(rig, 2, b"in between")
+    loaded = ready(rig, 2)
+    done: list[Any] = []
+    while not done:
+        rig.batch(*(launch(1, 1) for _ in range(200)))
+        sent += 200
+        assert value(2) == 0
+        done = [frame for frame in rig._frames if frame.id == loaded]
+        assert sent < 200_000
+    assert not rig.answer(loaded).HasField("error")
+    assert value(1) == sent
+
+
+def test_an_unload_waits_and_holds_nobody_back(rig: Rig[Strict]) -> None:
+    value = prepare(rig)
+    load(rig, 2, b"to go")
+    assert not rig.answer(ready(rig, 2)).HasField("error")
+    rig.server.gate.clear()
+    rig.batch(launch(1, 1))
+    rig.batch(c.Command(unload_module=c.UnloadModule(module=2)))
+    rig.batch(launch(1, 2, stream=5))
+    assert rig.server.loaded == ["load", "load"]
+    rig.server.gate.set()
+    assert [value(1), value(2)] == [1, 1]
+    while len(rig.server.loaded) < 3:
+        value(1)
+    assert rig.server.loaded == ["load", "load", "unload"]

@@ -1,0 +1,145 @@
+"""Counters of a device that outlive its processes, and what of their answers is believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from hearthd.front import device_metrics
+from hearthd.front.totals import Counts, Totals
+
+
+def snapshot(value: int) -> dict[str, Any]:
+    return {
+        "counters": {"launches": value, "timed_wall_ns": value * 10**9},
+        "operations": {"launch": value, "sync": 1},
+        "errors": {"launch": value // 2},
+        "histograms": {"sync_wait": {"bounds_ns": [1000, 2000], "counts": [value, 0, 1], "sum_ns": value}},
+    }
+
+
+def test_a_new_process_counts_on_top_of_the_last() -> None:
+    totals = Totals()
+    totals.observe(1, snapshot(5))
+    totals.observe(1, snapshot(7))
+    assert totals.counts().counters["launches"] == 7
+    totals.observe(2, snapshot(1))
+    counts = totals.counts()
+    assert counts.counters["launches"] == 8 and counts.operations == {"launch": 8, "sync": 2}
+    assert counts.errors == {"launch": 3}
+    assert counts.histograms["sync_wait"].counts == [8, 0, 2] and counts.histograms["sync_wait"].sum_ns == 8
+
+
+def test_late_words_of_an_older_process_are_ignored() -> None:
+    totals = Totals()
+    totals.observe(1, snapshot(5))
+    totals.observe(2, snapshot(1))
+    totals.observe(1, snapshot(9))
+    assert totals.counts().counters["launches"] == 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), min_size=1))
+def test_totals_never_go_down(steps: list[tuple[int, int]]) -> None:
+    totals = Totals()
+    generation, value, before = 1, 0, 0.0
+    for restart, more in steps:
+        if restart == 0:
+            generation, value = generation + 1, 0
+        value += more
+        totals.observe(generation, snapshot(value))
+        now = totals.counts().counters["launches"]
+        assert now >= before
+        before = now
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    counts = Counts.of(
+        {
+            "counters": {"good": 1, "bad name": 2, "text": "3", "true": True, "none": None, "f": 1.5},
+            "operations": [1, 2],
+            "errors": None,
+            "histograms": {
+                "short": {"bounds_ns": [1, 2], "counts": [1], "sum_ns": 1},
+                "text": {"bounds_ns": [1], "counts": ["1", 2], "sum_ns": 1},
+                "no dict": 5,
+                "missing": {},
+            },
+        }
+    )
+    assert counts == Counts({"good": 1, "f": 1.5})
+    assert Counts.of({}) == Counts()
+
+
+def test_other_buckets_replace_the_old_ones() -> None:
+    """A daemon that was updated in place, with processes of both versions."""
+    totals = Totals()
+    totals.observe(1, snapshot(5))
+    totals.observe(2, {"histograms": {"sync_wait": {"bounds_ns": [5000], "counts": [1, 2], "sum_ns": 3}}})
+    assert totals.counts().histograms["sync_wait"].counts == [1, 2]
+
+
+# ---- what becomes of them on the page ----
+
+
+class Page(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def page(
+    totals: dict[int, Counts], stats: dict[int, dict[str, Any]] | None = None, taken: frozenset[str] = frozenset()
+) -> str:
+    registry = CollectorRegistry()
+    registry.register(Page(list(device_metrics.families(totals, stats or {}, taken))))
+    return generate_latest(registry).decode()
+
+
+def test_names_units_and_labels() -> None:
+    text = page({0: Counts.of(snapshot(4)), 1: Counts.of(snapshot(2))}, {0: {"gauges": {"sessions": 3}}})
+    found = {
+        (
+            sample.name,
+            sample.labels["device"],
+            sample.labels.get("operation", sample.labels.get("le", "")),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels["tenant"] == "default"
+    }
+    assert found["hearth_launches_total", "0", ""] == 4 and found["hearth_launches_total", "1", ""] == 2
+    assert found["hearth_timed_wall_seconds_total", "0", ""] == 4.0
+    assert (
+        found["hearth_commands_total", "0", "launch"] == 4 and found["hearth_command_errors_total", "0", "launch"] == 2
+    )
+    assert found["hearth_sessions", "0", ""] == 3 and ("hearth_sessions", "1", "") not in found
+    buckets = [found["hearth_sync_wait_seconds_bucket", "0", le] for le in ("1e-06", "2e-06", "+Inf")]
+    assert buckets == [4, 4, 5] and found["hearth_sync_wait_seconds_count", "0", ""] == 5
+    assert found["hearth_sync_wait_seconds_sum", "0", ""] == 4e-9
+
+
+def test_no_family_twice() -> None:
+    counts = Counts({"sessions": 1, "front_batches": 2, "commands": 9, "x_total": 3}, {"launch": 1}, {"launch": 0})
+    text = page({0: counts}, taken=frozenset({"hearth_sessions"}))
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+    assert "hearth_device_process_sessions_total" in names and "hearth_device_process_front_batches_total" in names
+    assert "hearth_x_total" in names and "hearth_x_total_total" not in names
+
+
+def test_every_counter_of_a_device_process_is_described() -> None:
+    from hearthd.device.telemetry import Telemetry
+
+    telemetry = Telemetry()
+    telemetry.know(["read"])
+    answer = telemetry.snapshot()
+    for line in page({0: Counts.of(answer)}).splitlines():
+        assert not (line.startswith("# HELP") and "Of the device process:" in line), line

@@ -1,0 +1,104 @@
+"""Recordings of one stream: any sequence of steps leaves it where the accepted ones alone would have."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.policy.capture import BESIDE, REASONS, RECORDED, TRANSITIONS, CaptureOrder
+
+KINDS = tuple(field.name for field in commands_pb2.Command.DESCRIPTOR.oneofs_by_name["kind"].fields)
+
+steps = st.lists(
+    st.tuples(st.sampled_from(("begin", "end", "abort", "command")), st.integers(1, 3), st.sampled_from(KINDS))
+)
+
+
+def refused(order: CaptureOrder, what: str, graph: int, kind: str) -> bool:
+    """Takes the step; whether it was refused."""
+    try:
+        if what == "begin":
+            order.begin(graph)
+        elif what == "end":
+            order.end(graph)
+        elif what == "abort":
+            order.abort()
+        else:
+            order.records(kind)
+    except Refusal as refusal:
+        assert refusal.reason == Reason.CAPTURE_INVALID and refusal.fix
+        assert refusal.details["stream"] == "7"
+        return True
+    return False
+
+
+def test_transitions_follow_the_capture_order() -> None:
+    order = CaptureOrder(7)
+    assert not order.recording
+    order.begin(3)
+    assert order.recording and order.graph == 3
+    order.end(3)
+    assert not order.recording
+    order.begin(3)
+    with pytest.raises(Refusal, match="records graph 3 already; graph 4 cannot"):
+        order.begin(4)
+    with pytest.raises(Refusal, match="records graph 3, not graph 4"):
+        order.end(4)
+    order.end(3)
+    with pytest.raises(Refusal, match="stream 7 records no graph"):
+        order.end(3)
+
+
+@given(steps)
+def test_a_rejected_transition_changes_nothing(program: list[tuple[str, int, str]]) -> None:
+    order = CaptureOrder(7)
+    graph = 0  # the model: what is being recorded
+    for what, number, kind in program:
+        allowed = {
+            "begin": graph == 0,
+            "end": graph == number,
+            "abort": True,
+            "command": graph == 0 or kind in RECORDED | BESIDE | TRANSITIONS,
+        }[what]
+        assert refused(order, what, number, kind) != allowed
+        if allowed and what != "command":
+            graph = number if what == "begin" else 0
+        assert (order.graph, order.recording) == (graph, graph != 0)
+
+
+@given(steps, st.integers(1, 3))
+def test_abort_recovers(program: list[tuple[str, int, str]], graph: int) -> None:
+    """From anywhere, and any number of times."""
+    order = CaptureOrder(7)
+    for what, number, kind in program:
+        refused(order, what, number, kind)
+    before = order.graph
+    assert order.abort() == before
+    assert order.abort() == 0 and not order.recording
+    order.begin(graph)
+    assert order.graph == graph
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_command_is_decided(kind: str) -> None:
+    """Recorded, beside it, or refused with its name: in the window only."""
+    order = CaptureOrder(7)
+    assert order.records(kind) is False
+    order.begin(3)
+    if kind in RECORDED:
+        assert order.records(kind) is True
+    elif kind in BESIDE | TRANSITIONS:
+        assert order.records(kind) is False
+    else:
+        with pytest.raises(Refusal, match=rf": {kind} on stream 7 while it records graph 3: ") as caught:
+            order.records(kind)
+        assert caught.value.details["command"] == kind
+    assert order.graph == 3
+
+
+def test_the_lists_name_commands_that_exist_and_none_twice() -> None:
+    assert RECORDED | BESIDE | TRANSITIONS | set(REASONS) <= set(KINDS)
+    assert not RECORDED & BESIDE and not (RECORDED | BESIDE) & (TRANSITIONS | set(REASONS))

@@ -1,0 +1,80 @@
+"""The drop queue: when a batch is due, and that every buffer is in exactly one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.drop_queue import DropPolicy, DropQueue
+
+
+def test_below_both_thresholds_nothing_is_due() -> None:
+    policy = DropPolicy(max_count=3, max_bytes=100)
+    policy.note(40)
+    policy.note(40)
+    assert not policy.due
+
+
+def test_due_by_count() -> None:
+    policy = DropPolicy(max_count=3, max_bytes=100)
+    for _ in range(3):
+        policy.note(1)
+    assert policy.due
+
+
+def test_due_by_bytes() -> None:
+    policy = DropPolicy(max_count=3, max_bytes=100)
+    policy.note(100)
+    assert policy.due
+
+
+def test_whichever_comes_first_and_reset() -> None:
+    policy = DropPolicy(max_count=2, max_bytes=100)
+    policy.note(60)
+    policy.note(60)
+    assert policy.due
+    policy.reset()
+    assert not policy.due and (policy.count, policy.bytes) == (0, 0)
+    policy.note(1)
+    assert not policy.due
+
+
+def test_the_defaults_are_64_buffers_or_64_mib() -> None:
+    queue: DropQueue[int] = DropQueue()
+    assert [queue.push(index, 1) for index in range(64)] == [False] * 63 + [True]
+    queue.close()
+    assert not queue.push(0, (64 << 20) - 1) and queue.push(1, 1)
+
+
+def test_more_bytes_than_32_bits_do_not_wrap() -> None:
+    queue: DropQueue[int] = DropQueue(DropPolicy(max_count=1000, max_bytes=1 << 40))
+    for index in range(3):
+        assert not queue.push(index, (1 << 32) - 1)
+    assert queue.policy.bytes == 3 * ((1 << 32) - 1)
+
+
+def test_closing_takes_what_is_staged_and_begins_anew() -> None:
+    queue: DropQueue[str] = DropQueue(DropPolicy(max_count=2))
+    assert not queue.push("a", 1) and queue.push("b", 1)
+    assert queue.close() == ["a", "b"] and len(queue) == 0
+    assert not queue.push("c", 1), "the count began anew"
+    assert queue.close() == ["c"]
+
+
+def test_an_empty_batch_needs_no_event() -> None:
+    queue: DropQueue[str] = DropQueue()
+    assert queue.close() == [] and queue.close() == []
+
+
+@given(st.lists(st.integers(0, 5) | st.none(), max_size=60))
+def test_every_buffer_is_in_one_batch_in_order(program: list[int | None]) -> None:
+    """None closes a batch early, as the end of a turn does."""
+    queue: DropQueue[int] = DropQueue(DropPolicy(max_count=4, max_bytes=9))
+    batches: list[list[int]] = []
+    for number, size in enumerate(program):
+        if size is None or queue.push(number, size):
+            batches.append(queue.close())
+    batches.append(queue.close())
+    pushed = [number for number, size in enumerate(program) if size is not None]
+    assert [number for batch in batches for number in batch] == pushed
+    assert all(len(batch) <= 4 for batch in batches)

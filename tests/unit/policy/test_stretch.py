@@ -1,0 +1,47 @@
+"""Which failures belong to a profile: those of commands between its start and its end, whenever they fail."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy.errors import Failure
+from hearthd.device.policy.stretch import MAX_KEPT, Place, Stretch
+
+PLACES = st.tuples(st.integers(1, 5), st.integers(0, 5))
+
+
+def failure(place: Place) -> Failure:
+    return Failure("launch f", 0, *place, Refusal(Reason.LAUNCH_FAILED, "no"))
+
+
+@given(PLACES, PLACES, st.lists(PLACES))
+def test_the_place_decides_not_the_moment(since: Place, until: Place, places: list[Place]) -> None:
+    stretch = Stretch(since)
+    stretch.until = until  # arrived already, while commands before it are still waiting
+    for place in places:
+        stretch.add(failure(place))
+    inside = [place for place in places if since < place < until]
+    assert [(each.seq, each.index) for each in stretch.failures] == inside[:MAX_KEPT]
+    assert stretch.void == bool(inside)
+
+
+def test_before_its_end_has_arrived_everything_later_is_in_it() -> None:
+    stretch = Stretch((1, 3))
+    for place in ((1, 2), (1, 4), (9, 0)):
+        stretch.add(failure(place))
+    assert [(each.seq, each.index) for each in stretch.failures] == [(1, 4), (9, 0)]
+
+
+def test_single_calls_have_no_place() -> None:
+    stretch = Stretch(None)
+    stretch.add(failure((0, 0)))
+    assert stretch.void
+
+
+def test_it_is_bounded_and_counts() -> None:
+    stretch = Stretch((0, 0))
+    for index in range(MAX_KEPT + 7):
+        stretch.add(failure((1, index)))
+    assert len(stretch.failures) == MAX_KEPT and stretch.more == 7
