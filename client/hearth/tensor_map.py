@@ -81,6 +81,9 @@ class TensorMap(OnDevice):
     ``"none"``, ``"32b"``, ``"64b"``, ``"128b"``; `l2_promotion`: ``"none"``, ``"l2_64b"``, ``"l2_128b"`` or
     ``"l2_256b"``; `oob_fill`, what lies outside the tensor reads as: ``"none"`` (zeros), ``"nan"``.
 
+    In the kernel, a copy has to start at a multiple of 16 bytes along the innermost axis: elsewhere an H200 ends the
+    kernel with an illegal instruction (measured).
+
     Raises `ArgumentError` for what is wrong here; what the device's rules say against it surfaces at the next sync,
     read or flush of the stream (`LaunchError`, reason ``TENSOR_MAP_INVALID``, with everything that is wrong), as does
     a device without TMA (`UnsupportedError`).

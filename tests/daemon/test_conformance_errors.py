@@ -10,6 +10,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
 
 from .harness import DaemonProcess
 from .kernels import common, gated, saxpy_works
@@ -252,6 +253,35 @@ def test_a_write_that_fails_stops_nothing_but_what_needs_it(raw: Raw) -> None:
     assert raw.read(kept, 8) == b"z" * 8
 
 
+@pytest.mark.parametrize("ask", ["sync", "sync of all", "flush", "read", "end of a profile"])
+def test_who_asks_is_told_of_what_came_before_and_of_nothing_later(raw: Raw, ask: str) -> None:
+    """Also where the question has to wait, and what was submitted behind it fails at once."""
+    questions = {
+        "sync": c.Command(sync=c.Sync()),
+        "sync of all": c.Command(sync=c.Sync(all_streams=True)),
+        "flush": c.Command(flush=c.Flush()),
+        "read": c.Command(read=c.Read(buffer=1, size=8)),
+        "end of a profile": c.Command(end_profile=c.EndProfile(profile=1)),
+    }
+    question = questions[ask]
+    question.request = 77
+    with raw.execute() as stream:
+        stream.batch(
+            c.Command(allocate=c.Allocate(buffer=1, size=8)),
+            c.Command(start_profile=c.StartProfile(profile=1)),
+            c.Command(write=c.Write(buffer=1, size=8, transfer=5)),  # waits for its bytes, and all behind it
+            question,
+            c.Command(fill=c.Fill(buffer=901, size=1, pattern=b"x")),
+        )
+        raw.call("MemoryUsage", c.MemoryUsage())  # waits for nothing: the batch has been looked at by now
+        raw.device.Upload(iter([device_pb2.UploadRequest(session_token=raw.token, transfer=5, data=bytes(8))]))
+        while (response := stream.receive()).WhichOneof("kind") != "result":
+            pass
+        assert response.result.request == 77 and not response.result.HasField("error"), response.result.error
+        (failure,) = stream.failures()
+        assert "901" in failure.status.message
+
+
 def test_nothing_is_told_twice_whoever_asks_at_once(daemon: DaemonProcess) -> None:
     with Raw(daemon.unix) as raw, raw.execute() as stream:
         stream.batch(
@@ -266,3 +296,19 @@ def test_nothing_is_told_twice_whoever_asks_at_once(daemon: DaemonProcess) -> No
             if response.WhichOneof("kind") == "result":
                 results[response.result.request] = response.result
         assert sum(len(stream_failures(result.error)) for result in results.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared_mem"),
+    [((1,), (1025,), 0), ((1, 1, 2**31), (1,), 0), ((1,), (2**16, 2**16, 1), 0), ((1,), (1,), 2**30)],
+)
+def test_an_unchecked_launch_that_cannot_be_costs_nobody_the_device(
+    gpu: hearth.Device, daemon: DaemonProcess, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int
+) -> None:
+    pid, add_one, x = daemon.device_pid(), common(gpu, "add_one"), gpu.zeros(4, np.int32)
+    for _ in range(2):
+        add_one(grid, block, (x, np.int32(4)), shared_mem=shared_mem, mode="unchecked")
+        assert isinstance(told(gpu.synchronize), hearth.LaunchError)
+    add_one((1,), (4,), (x, np.int32(4)), mode="unchecked")
+    assert x.get().tolist() == [1] * 4
+    assert daemon.device_pid() == pid

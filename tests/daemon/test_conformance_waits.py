@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 
 from .conftest import StartDaemon
-from .harness import DaemonProcess, on_cpu
+from .harness import BACKEND, DaemonProcess, on_cpu
 from .kernels import COMMON, GATE, common, gated, saxpy_works
 from .raw import Execute, Raw
 
@@ -100,12 +101,14 @@ def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: Ra
 
 def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> None:
     """Half of the streams are held: exactly the other half comes back."""
-    streams = [gpu.stream() for _ in range(40)]
+    # A GPU has 32 queues for all streams of a process; what waits at the head of one holds up those behind it.
+    count = 40 if BACKEND == "cpu" else 12
+    streams = [gpu.stream() for _ in range(count)]
     add_one, arrays = common(gpu, "add_one"), [gpu.zeros(1, np.int32, stream) for stream in streams]
     for array, stream in zip(arrays, streams, strict=True):
         add_one((1,), (1,), (array, np.int32(1)), stream=stream)
     gpu.synchronize()
-    with gated(gpu) as gate, ThreadPoolExecutor(40) as pool:
+    with gated(gpu) as gate, ThreadPoolExecutor(count) as pool:
         gate.hold(arrays[0], stream=streams[0])
         for stream in streams[2::2]:  # ordered behind the held one, by the buffer that it uses
             add_one((1,), (1,), (arrays[0], np.int32(1)), stream=stream)
@@ -116,7 +119,7 @@ def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> Non
         gate.open()
         for future in waiting:
             future.result(30)
-    assert arrays[0].item() == 1 + 1 + 19
+    assert arrays[0].item() == 1 + 1 + count // 2 - 1
 
 
 # ---- other clients ----
@@ -297,3 +300,42 @@ def test_everything_of_a_client_goes_with_it(start_daemon: StartDaemon) -> None:
         for name in ("sessions", "buffers", "modules", "commands_waiting", "memory_in_use_bytes", "staging_bytes"):
             assert after[name] == before[name], name
     assert daemon.gauge("streams") <= 11, "streams of the device are used again"
+
+
+# ---- variables of modules ----
+
+
+def test_a_variable_goes_with_its_module(raw: Raw) -> None:
+    """Its handle is no way to memory that is not there any more, also for what waits when the module is unloaded."""
+    for _ in range(3):
+        module, variable, copied = raw.mint(), raw.mint(), raw.buffer(bytes(4))
+        raw.call("LoadModule", c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=GATE.encode()))
+        raw.call("GetGlobal", c.GetGlobal(buffer=variable, module=module, name="gate"))
+        with raw.execute() as stream:
+            stream.batch(
+                c.Command(write=c.Write(buffer=variable, data=b"\7\0\0\0")),
+                c.Command(copy=c.Copy(destination=copied, source=variable, size=4)),
+                c.Command(unload_module=c.UnloadModule(module=module)),
+                c.Command(fill=c.Fill(buffer=variable, size=4, pattern=b"x")),
+            )
+            (failure,) = stream.failures()
+            assert failure.command == "fill" and from_status(failure.status).reason == Reason.INVALID_HANDLE
+            assert raw.read(copied, 4) == b"\7\0\0\0"
+            late = stream.ask(c.Command(read=c.Read(buffer=variable, size=4)))
+            assert from_status(late.error).reason == Reason.INVALID_HANDLE
+
+
+def test_two_handles_of_one_variable_are_one_buffer(gpu: hearth.Device) -> None:
+    module = gpu.RawModule(code=GATE + "__device__ int variable;")
+    first, second = module.get_global("variable", np.int32), module.get_global("variable", np.int32)
+    busy, side = gpu.stream(), gpu.stream()
+    first.set(np.array([1], np.int32), stream=busy)
+    busy.synchronize()
+    with gated(gpu) as gate:
+        gate.hold(stream=busy)
+        first.set(np.array([2], np.int32), stream=busy)
+        value, copied = gpu.zeros(1, np.int32, side), side.record()
+        value.copy_from(second, stream=side)
+        assert copied.done and not side.done, "it waits for the write through the other handle"
+        gate.open()
+        assert value.get(stream=side).tolist() == [2]

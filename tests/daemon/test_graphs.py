@@ -208,10 +208,15 @@ def test_a_graph_on_a_stream_does_not_hold_up_others(gpu: hearth.Device) -> None
     kernel, gate = hold.get_function("hold"), hold.get_global("gate", np.int32)
     side = gpu.stream()
     gate.set(np.zeros(1, np.int32), stream=side)
+    saxpy_works(gpu)
     with gpu.graph() as graph:
         kernel((1,), (1,), (x,))
+    add_one = common(gpu, "add_one")
+    assert add_one.num_regs >= 0  # loaded: that waits for kernels on a GPU
     graph.launch(stream=busy)
-    saxpy_works(gpu)
+    other = gpu.zeros(1, np.int32)
+    add_one((1,), (1,), (other, np.int32(1)))
+    assert other.item() == 1
     assert not busy.done
     gate.set(np.ones(1, np.int32), stream=side)
     busy.synchronize(timeout=30)

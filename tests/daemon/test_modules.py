@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import shutil
+import struct
+import sys
 import uuid
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,10 +16,29 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth_proto.reasons import Reason, from_status
+from hearth_proto.v1 import commands_pb2 as c
 
 from .conftest import StartDaemon
-from .harness import BACKEND, DaemonProcess, on_cpu
+from .harness import BACKEND, DaemonProcess, on_cpu, on_gpu
 from .kernels import COMMON, saxpy_works
+from .raw import Execute, Raw
+
+PTX = """
+.version 7.0
+.target sm_75
+.address_size 64
+// mark
+.visible .entry put(.param .u64 p)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, 42;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
 
 WRONG = """extern "C" __global__ void f(int* x) {
     x[0] = 1;
@@ -239,6 +262,15 @@ def test_attributes_and_parameters(gpu: hearth.Device) -> None:
     f = gpu.RawKernel(code, "f")
     assert f.parameters == [(0, 1), (8, 8), (16, 16), (32, 8), (40, 2)]
     assert f.attributes["shared_size_bytes"] >= 0 and 0 < f.max_threads_per_block <= 1024
+    optin = gpu.properties.shared_mem_per_block_optin
+    assert f.max_dynamic_shared_size_bytes == optin - f.shared_size_bytes
+    dynamic = gpu.RawKernel(
+        'extern "C" __global__ void g(int* x) { extern __shared__ int s[]; s[0] = 5; *x = s[0]; }', "g"
+    )
+    assert dynamic.max_dynamic_shared_size_bytes == optin
+    x = gpu.zeros(1, np.int32)
+    dynamic((1,), (1,), (x,), shared_mem=dynamic.max_dynamic_shared_size_bytes)
+    assert x.item() == 5
 
 
 @pytest.mark.parametrize(
@@ -249,6 +281,98 @@ def test_what_is_no_module_is_refused(gpu: hearth.Device, code: str | bytes) -> 
     with pytest.raises((hearth.CompileError, hearth.UnsupportedError)) as caught:
         gpu.RawModule(code=code).compile()
     assert caught.value.reason in ("COMPILE_FAILED", "MODULE_INVALID", "UNSUPPORTED")
+    saxpy_works(gpu)
+
+
+def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None:
+    """The handle dies at once, and those of its functions and variables; the code when the kernel has ended."""
+    code = """
+    __device__ int step = 5;
+    extern "C" __global__ void late(int* x, long long cycles) {
+        long long start = clock64();
+        while (clock64() - start < cycles) {}
+        *x += step;
+    }
+    """
+    flag, module, function, step = (raw.mint() + 100 for _ in range(4))
+    load = c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=code.encode())
+    assert stream.ask(c.Command(load_module=load)).HasField("module")
+    arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=flag)), c.Argument(int64=400_000_000)]
+    one = c.Dim3(x=1, y=1, z=1)
+    stream.batch(
+        c.Command(get_function=c.GetFunction(function=function, module=module, name="late")),
+        c.Command(get_global=c.GetGlobal(buffer=step, module=module, name="step")),
+        c.Command(allocate=c.Allocate(buffer=flag, size=4)),
+        c.Command(fill=c.Fill(buffer=flag, size=4, pattern=b"\0")),
+        c.Command(launch=c.Launch(function=function, grid=one, block=one, arguments=arguments)),
+    )
+    assert stream.ask(c.Command(unload_module=c.UnloadModule(module=module))).HasField("done")
+    for gone in (
+        c.Command(describe_module=c.DescribeModule(module=module)),
+        c.Command(describe_function=c.DescribeFunction(function=function)),
+        c.Command(read=c.Read(buffer=step, size=4)),
+    ):
+        assert from_status(stream.ask(gone).error).reason == Reason.INVALID_HANDLE
+    answer = stream.ask(c.Command(read=c.Read(buffer=flag, size=4)))
+    assert answer.read.data == struct.pack("<i", 5), answer
+    again = c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=code.encode())
+    assert stream.ask(c.Command(load_module=again)).HasField("module"), "its number is free again"
+
+
+@on_gpu
+def test_ptx_is_compiled_like_source(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    """By a worker, once, and kept; where no assembler is installed the driver does it, each time."""
+    before = daemon.counter("compile_cache_misses")
+    code = PTX.replace("// mark", f"// {uuid.uuid4()}")
+    modules = [gpu.RawModule(code=code) for _ in range(3)]
+    x = gpu.zeros(1, np.int32)
+    for module in modules:
+        module.get_function("put")((1,), (1,), (x,))
+    assert x.item() == 42
+    assert daemon.counter("compile_cache_misses") - before in (0, 1)
+    cached = [module._describe().cached for module in modules]
+    assert cached in ([False, True, True], [False, False, False])
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (".version 7.0", ".version 99.0", "99.0"),
+        ("sm_75", "sm_999", "sm_999"),
+        ("st.global", "st.gloobal", "gloobal"),
+        ("ret;", "", ""),
+    ],
+    ids=["version", "architecture", "syntax", "end"],
+)
+def test_ptx_that_cannot_be_compiled(gpu: hearth.Device, old: str, new: str, told: str) -> None:
+    module = gpu.RawModule(code=PTX.replace(old, new))
+    try:
+        module.compile()
+    except hearth.CompileError as error:
+        assert error.reason == "MODULE_INVALID" and error.fix
+        assert told in str(error) + str(error.details)
+    else:
+        assert not told
+    saxpy_works(gpu)
+
+
+@on_gpu
+def test_binary_code_that_this_device_cannot_run(gpu: hearth.Device) -> None:
+    """CUBIN and fatbin cut short, of another machine, for another architecture."""
+    folder = Path(__file__).parents[1] / "unit" / "policy" / "device_code"
+    cubin, fatbin = (
+        zlib.decompress(base64.b85decode(path.read_bytes())) for path in sorted(folder.glob("*.b85"))[::-1]
+    )
+    assert cubin.startswith(b"\x7fELF")
+    host = Path(sys.executable).read_bytes()[:100_000]
+    wrong = [cubin[:-100], cubin[:64], fatbin[:-100], fatbin[:20], b"\xb1\x43\x62\x46" + bytes(20), host]
+    if gpu.properties.compute_capability != (9, 0):
+        wrong.append(cubin)
+    for code in wrong:
+        with pytest.raises(hearth.CompileError) as caught:
+            gpu.RawModule(code=code).compile()
+        assert caught.value.reason == "MODULE_INVALID" and caught.value.fix
     saxpy_works(gpu)
 
 

@@ -262,18 +262,14 @@ def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: Sta
     daemon = start_daemon(devices={"memory_limit": "64MiB"})
     with daemon.connect() as node:
         gpu = node.device(0)
-        total, add_one = gpu.zeros(1, np.int32), common(gpu, "add_one")
-        add_one((1,), (1,), (total, np.int32(0)))
-        gpu.synchronize()  # code is loaded while no kernel runs
-        with gated(gpu) as gate:
-            gate.hold()
-            for _ in range(1500):
-                temporary = gpu.empty(1 << 20, np.uint8)
-                add_one((1,), (1,), (temporary, np.int32(0)))
-                add_one((1,), (1,), (total, np.int32(1)))
-                temporary.free()
-            gate.open()
-            assert total.item() == 1500
+        total, add_one, spin = gpu.zeros(1, np.int32), common(gpu, "add_one"), common(gpu, "spin")
+        for _ in range(1500):
+            temporary = gpu.empty(1 << 20, np.uint8)
+            spin((1,), (1,), (np.int64(400_000),))  # the device is slower than the client
+            add_one((1,), (1,), (temporary, np.int32(0)))
+            add_one((1,), (1,), (total, np.int32(1)))
+            temporary.free()
+        assert total.item() == 1500
         gpu.synchronize()
         assert gpu.memory_usage().allocations == 1
 

@@ -161,7 +161,7 @@ def test_a_big_count_holds_up_nobody(gpu: hearth.Device, daemon: DaemonProcess) 
     over.set()
     thread.join()
     assert (result == 40_000).all()
-    assert len(waits) >= 5 and sorted(waits)[len(waits) // 2] < 0.05, waits
+    assert len(waits) >= 3 and sorted(waits)[len(waits) // 2] < 0.05, waits
 
 
 def test_a_list_inside_a_graph_becomes_its_nodes(gpu: hearth.Device) -> None:

@@ -231,7 +231,8 @@ def test_what_a_process_counted_before_it_gave_up_is_not_lost(start_daemon: Star
     daemon = start_daemon(cpu_count=1)
     with daemon.connect() as node:
         gpu = node.device(0)
-        stuck = gpu.RawKernel('extern "C" __global__ void stuck() { volatile int on = 1; while (on) {} }', "stuck")
+        code = '__device__ volatile int on = 1; extern "C" __global__ void stuck() { while (on) {} }'
+        stuck = gpu.RawKernel(code, "stuck")
         stuck.num_regs  # noqa: B018
         with pytest.raises(hearth.DeviceLostError):
             stuck((1,), (1,), (), timeout=0.05)

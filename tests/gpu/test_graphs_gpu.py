@@ -296,12 +296,13 @@ def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
     x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
     warm = bench.server.create_graph([bench.mix(x, y, 1)])
     stop = threading.Event()
+    locked: list[int] = []
 
     def lock_pages() -> None:
         from cupy_backends.cuda.api import runtime
 
-        while not stop.is_set():
-            runtime.freeHost(runtime.hostAlloc(1 << 20, runtime.hostAllocPortable))
+        while not stop.is_set() and len(locked) < 50:  # never freed meanwhile: that would wait for the device
+            locked.append(runtime.hostAlloc(1 << 20, runtime.hostAllocPortable))
 
     thread = threading.Thread(target=lock_pages)
     thread.start()

@@ -204,8 +204,11 @@ class Binder:
 
     def _occupancy(self, function: Function, record: Record) -> int | None:
         """How full a multiprocessor is with it, of `tally.FULL`; None where that cannot be known."""
-        limit = self._device.limits.max_threads_per_multiprocessor
+        limits = self._device.limits
+        limit = limits.max_threads_per_multiprocessor
         threads = residency.product(record.block)
+        if threads > limits.max_threads_per_block or record.shared_mem > limits.shared_mem_per_block_optin:
+            return None  # unchecked, and no launch
         try:
             blocks = self._device.server.blocks_per_multiprocessor(function, threads, record.shared_mem)
         except Refusal:

@@ -102,7 +102,7 @@ def _answer(
         answer["address_space"] = sandbox.address_space()
         messages.send(link, answer, code)
     except Refusal as refusal:
-        messages.send(link, messages.pack_refusal(refusal))
+        messages.send(link, messages.pack_refusal(includes.hint(refusal)))
     except CompilerEnded as ended:
         messages.send(link, messages.pack_refusal(limits.ended(ended.number, ended.log)))
     except MemoryError:

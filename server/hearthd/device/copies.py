@@ -163,7 +163,7 @@ def locate(buffer: Buffer, rows: Rows, what: str) -> int:
 
 def refused_read(origin: Origin, buffer: Buffer) -> bool:
     """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did."""
-    failures = origin.stream.errors.take()
+    failures = origin.stream.errors.take(origin.place)
     if not failures:
         behind = poisoned(buffer.failure)
         failures = [behind.cause] if behind is not None else []

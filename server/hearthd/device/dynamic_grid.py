@@ -48,7 +48,11 @@ class DynamicGrid:
         track = self._origin.stream.track
         device.tracks.before(track, (), (self._buffer.usage,))
         device.begin(self._origin.stream)
-        device.server.download(host, 0, address, GRID.size, track.stream)
+        try:
+            device.server.download(host, 0, address, GRID.size, track.stream)
+        except Refusal:
+            device.staging.drop(track, host)
+            raise
         device.tracks.on_complete(track, lambda: self._arrived(host))
         return False
 

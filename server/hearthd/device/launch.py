@@ -216,6 +216,7 @@ class LaunchCommands:
             needs=(*written, *read),
             spoils=written,
         )
+        operation.on_failure = run.give_up
         if origin.capture is not None or not run.validates:
             operation.after = origin.reply
         submit(operation)

@@ -26,6 +26,8 @@ class LaunchRun:
         self._bound: BoundLaunch | None = None
         self._left = 0
         self._grid: DynamicGrid | None = None
+        self._rested: bool | Refusal | None = None
+        """None: nobody has asked whether the device has to rest; else whether it has, or what came of it."""
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
         if parsed.grid_buffer is not None and extension is not None:
@@ -44,6 +46,8 @@ class LaunchRun:
         if self._bound is None:
             self._bound = self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key)
             self._left = self._bound.plan.iterations
+        if not self._rests(self._bound):
+            return False
         if self.validates:
             return Validation(self._device, self._binder, self._origin, self._bound, parsed.pointers).run()
         while self._left and not stream.track.closed:
@@ -51,6 +55,32 @@ class LaunchRun:
             self._binder.issue(stream, self._bound, times)
             self._left -= times
         return not self._left
+
+    def _rests(self, bound: BoundLaunch) -> bool:
+        """Gives the first launch of some kernels to the driver while no other runs: it would wait for them."""
+        if self._rested is None:
+            if not self._device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
+                self._rested = True
+                return True
+            self._rested = False
+            self._device.quiet.run(lambda: self._issue_at_rest(bound))
+        if isinstance(self._rested, Refusal):
+            raise self._rested
+        return self._rested
+
+    def give_up(self, _refusal: Refusal) -> None:
+        """The launch will not run: its session has ended, say."""
+        self._left = 0
+
+    def _issue_at_rest(self, bound: BoundLaunch) -> None:
+        self._rested = True
+        if not self.validates and self._left:
+            try:
+                self._binder.issue(self._parsed.stream, bound, 1)
+                self._left -= 1
+            except Refusal as refusal:
+                self._rested = refusal
+        self._device.kick(self._origin.session)
 
     def record(self) -> bool:
         """In the place of `step` where the stream is being captured."""

@@ -128,13 +128,15 @@ class ModuleCommands:
         entry = session.modules.pop(command.module)
         for handle in [h for h, function in session.functions.items.items() if function.module is entry]:
             del session.functions.items[handle]
+        for handle in [h for h, buffer in session.buffers.items.items() if buffer.module is entry]:
+            session.buffers.pop(handle)
 
         def run() -> bool:
             self.release(session, entry)
             origin.reply()
             return True
 
-        operation = Operation(origin, run, writes=(entry,))
+        operation = Operation(origin, run, writes=(entry, *entry.variables.values()))
         operation.on_failure = lambda _refusal: self.release(session, entry)  # the session ends; its handle has gone
         return operation
 
@@ -218,24 +220,26 @@ class ModuleCommands:
         session = origin.session
         entry = session.modules.find(command.module)
         session.buffers.check_new(command.buffer)
-        buffer = Buffer(command.buffer, 0)
-        buffer.module = entry
-        session.buffers.items[command.buffer] = buffer
+        buffer = entry.variables.get(command.name)
+        if buffer is None:
+            buffer = entry.variables[command.name] = Buffer(command.buffer, 0)
+            buffer.module = entry
+        session.buffers.items[command.buffer] = variable = buffer
 
         def run() -> bool:
             if entry.pending:
                 return False
             try:
-                buffer.address, buffer.size = entry.loaded().global_(command.name)
+                variable.address, variable.size = entry.loaded().global_(command.name)
             except Refusal as refusal:
-                buffer.lost = refusal
+                variable.lost = refusal
                 raise
             result = commands_pb2.Result()
-            getattr(result, "global").size = buffer.size  # a keyword in Python, and a field in every other language
+            getattr(result, "global").size = variable.size  # a keyword in Python, and a field in every other language
             origin.reply(result)
             return True
 
-        return Operation(origin, run, writes=(origin.stream, buffer), reads=(entry,))
+        return Operation(origin, run, writes=(origin.stream, variable), reads=(entry,))
 
     @staticmethod
     def _when_ready(origin: Origin, entry: ModuleEntry, answer: Callable[[], commands_pb2.Result]) -> Operation:

@@ -73,6 +73,11 @@ class Origin:
         """Its place in the session's trace, while there is one."""
 
     @property
+    def place(self) -> tuple[int, int] | None:
+        """(batch, index): what was submitted before has a smaller one. A single call has none."""
+        return (self.seq, self.index) if self.batch is not None else None
+
+    @property
     def answered(self) -> bool:
         """Whether somebody waits for the command's own result."""
         return bool(self.request or self.call)

@@ -82,6 +82,7 @@ class DeviceProcess:
         tracks = Tracks(server, spec.max_streams, self.loop.wake)
         telemetry = Telemetry()
         journal = Journal(spec)
+        workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
         output = Output(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
         device = Device(
             spec=spec,

@@ -17,7 +17,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import surface
-from hearthd.device.policy.stretch import Place, Stretch
+from hearthd.device.policy.stretch import Stretch
 from hearthd.device.tables import LogicalStream, ProfileEntry, Session
 
 MAX_OPEN = 1024
@@ -40,7 +40,7 @@ class ProfileCommands:
                 fix="end some of them",
                 details={"open": len(session.profiles), "allowed": MAX_OPEN},
             )
-        profile = ProfileEntry(command.profile, origin.stream, time.perf_counter_ns(), Stretch(_place(origin)))
+        profile = ProfileEntry(command.profile, origin.stream, time.perf_counter_ns(), Stretch(origin.place))
         session.profiles.add(command.profile, profile)
         origin.stream.profiles.append(profile)
 
@@ -66,7 +66,7 @@ class ProfileCommands:
                 details={"profile": command.profile, "stream": profile.stream.handle},
             )
         session.profiles.pop(command.profile)
-        profile.stretch.until = _place(origin)
+        profile.stretch.until = origin.place
         operation = Operation(origin, partial(self._end, origin, profile), writes=(origin.stream, profile))
         operation.on_failure = lambda _refusal: self._let_go(profile)
         return operation
@@ -78,10 +78,12 @@ class ProfileCommands:
         assert start is not None, "started with the stream's work, at the latest just now"
         end = device.server.record(origin.stream.track.stream, timing=True)
         # Those of single calls have no place by which to tell them from what comes later: they are taken now.
-        taken = origin.stream.errors.take(_place(origin))
+        taken = origin.stream.errors.take(origin.place, told=False)
 
         def answer() -> None:
-            failures = taken + origin.stream.errors.take(_place(origin) or (0, 0))
+            for failure in taken:
+                failure.surfaced = True
+            failures = taken + origin.stream.errors.take(origin.place or (0, 0))
             elapsed = device.server.elapsed_ns(start, end)
             device.server.release_event(end)
             self._let_go(profile)
@@ -119,11 +121,6 @@ class ProfileCommands:
         start, profile.start = profile.start, None
         if start is not None:
             self._device.server.release_event(start)
-
-
-def _place(origin: Origin) -> Place | None:
-    """A command's place in its session's batches; a single call has none."""
-    return (origin.seq, origin.index) if origin.batch is not None else None
 
 
 def _void(profile: ProfileEntry) -> Refusal:

@@ -37,7 +37,8 @@ class Reservations:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._freed_on: dict[Track, None] = {}
+        self._freed_at: dict[Track, int] = {}
+        """Where each track's last free stands, until it is known to have happened."""
 
     def take(self, session: Session, size: int, track: Track, buffers: Sequence[Buffer]) -> Reservation:
         """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
@@ -82,12 +83,11 @@ class Reservations:
             self._free(reservation)
 
     def when_settled(self, callback: Callable[[], None]) -> bool:
-        """`callback` when all that has been given back is free for every stream; False: nothing was given back since
-        this was asked last."""
-        tracks, self._freed_on = self._freed_on, {}
-        if tracks:
-            self._device.tracks.after_all(tracks, callback)
-        return bool(tracks)
+        """`callback` when all that has been given back is free for every stream; False: it is so already."""
+        self._freed_at = {track: at for track, at in self._freed_at.items() if track.done_position < at}
+        if self._freed_at:
+            self._device.tracks.after_all(self._freed_at, callback)
+        return bool(self._freed_at)
 
     def cleanup(self, session: Session) -> None:
         """Gives what the session keeps unused back to the pool, and what the pool has unused to the device."""
@@ -114,9 +114,11 @@ class Reservations:
 
     def _free(self, reservation: Reservation) -> None:
         home = reservation.home
-        self._freed_on[home] = None
-        self._device.tracks.settle(home, _usage(reservation.last))
+        tracks = self._device.tracks
+        tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
+        tracks.before(home, ())  # a step of its own: what came before it may long be done
+        self._freed_at[home] = tracks.ordering.position(home.index)
 
 
 def _usage(positions: dict[int, int]) -> Usage:

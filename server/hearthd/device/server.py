@@ -341,6 +341,10 @@ class ComputeServer(Protocol):
         """Whether `load` and `unload` wait for every kernel that runs; see `hearthd.device.quiet`."""
         ...
 
+    def first_launch_waits(self, function: Any, prints: bool) -> bool:
+        """Whether launching it for the first time would wait for every kernel that runs. `prints`: it may print."""
+        ...
+
     def load(self, image: Image) -> Module:
         """Refusal(MODULE_INVALID) for code that this device cannot load."""
         ...

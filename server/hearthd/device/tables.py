@@ -172,6 +172,7 @@ class ModuleEntry:
         "pending",
         "prints",
         "released",
+        "variables",
     )
 
     def __init__(self, handle: int) -> None:
@@ -187,6 +188,8 @@ class ModuleEntry:
         self.holders = 0
         """Graphs and prepared launches that use it: its code outlives its handle for them."""
         self.released = False
+        self.variables: dict[str, Buffer] = {}
+        """Those that were asked for, by name: one buffer each, under as many handles as there were questions."""
 
     def loaded(self) -> Module:
         """The module; raises what its compile or load failed with."""

@@ -68,10 +68,15 @@ class Validation:
             device.staging.release(host)
             self._free(guarded)
             raise
-        self._fill(guarded)
-        self._binder.issue(self._origin.stream, self._onto(guarded))
-        self._bring_back(guarded, host)
-        self._free(guarded)
+        try:
+            self._fill(guarded)
+            self._binder.issue(self._origin.stream, self._onto(guarded))
+            self._bring_back(guarded, host)
+        except Refusal:  # some of it may be under way
+            device.staging.drop(track, host)
+            raise
+        finally:
+            self._free(guarded)
         device.telemetry.validated_launches += 1
         device.tracks.on_complete(track, partial(self._look, list(guarded.values()), host))
         return True

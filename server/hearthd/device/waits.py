@@ -186,7 +186,7 @@ class WaitCommands:
     def _answer(origin: Origin, streams: list[LogicalStream]) -> None:
         failures: list[Failure] = []
         for stream in streams:
-            failures += stream.errors.take()
+            failures += stream.errors.take(origin.place)
         if failures:
             failures.sort(key=lambda failure: (failure.seq, failure.index))
             origin.reply_error(surface(failures))

@@ -24,8 +24,8 @@ N = 16
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuServer]:
-    made = CpuServer(DeviceSpec(0, "cpu", 0, cache_dir=str(tmp_path_factory.mktemp("cache"))))
+def server() -> Iterator[CpuServer]:
+    made = CpuServer(DeviceSpec(0, "cpu", 0))  # the cache of the other tests here: a process has one runtime
     yield made
     made.close()
 

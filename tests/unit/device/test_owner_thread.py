@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import FrameReader, Kind, encode
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LaunchFlag, Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.process import DeviceProcess
@@ -59,6 +59,7 @@ class Rig:
         self._spec = DeviceSpec(0, "cpu", 0, launch_timeout=30.0)
         self._reader = FrameReader()
         self._ids = itertools.count(1)
+        self._seqs = itertools.count(1)
         self.thread = threading.Thread(target=self._main, name="device-handle")
         self.thread.start()
         self._until(Kind.READY)
@@ -78,6 +79,17 @@ class Rig:
         command = Command(request=1, **kind)
         self.sock.sendall(encode(Kind.CALL, command.SerializeToString(), channel=1, id=next(self._ids)))
         return commands_pb2.Result.FromString(self._until(Kind.RESULT))
+
+    def ok(self, **kind: Any) -> commands_pb2.Result:
+        """A call that has to succeed."""
+        result = self.call(**kind)
+        assert not result.HasField("error"), result.error
+        return result
+
+    def batch(self, *commands: commands_pb2.Command) -> None:
+        """The next batch."""
+        message = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=next(self._seqs), commands=commands))
+        self.sock.sendall(encode(Kind.BATCH, message.SerializeToString(), channel=1))
 
     def stop(self) -> None:
         self.sock.sendall(encode(Kind.CLOSE, channel=1))
@@ -138,3 +150,54 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
         "create_stream",
     }
     assert wanted <= rig.server.called, "the test exercised what it is about"
+
+
+def test_graphs_dispatches_and_rows_stay_there_too(rig: Rig) -> None:
+    c = commands_pb2
+    layout = pack_layout([Place(0, 8, True)])
+
+    def record(stream: int, block: int = 4, flags: int = 0) -> bytes:
+        return pack(Record(1, stream, (1, 1, 1), (block, 1, 1), 0, flags, 0, layout, (1,), bytes(8)))
+
+    one, rows = c.Dim3(x=1), c.Rows(width=4, rows=2, pitch=8)
+    data = c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=16, data=struct.pack("<4i", 1, 2, 3, 4))
+    for what in (
+        {"load_module": c.LoadModule(module=1, kind=1, code=SOURCE)},
+        {"get_function": c.GetFunction(function=1, module=1, name="twice")},
+        {"allocate": c.Allocate(parts=[c.Allocate.Part(buffer=1, size=16), c.Allocate.Part(buffer=2, size=16)])},
+        {"create_stream": c.CreateStream(stream=1, priority=-1)},
+        {"write": c.Write(buffer=1, data=struct.pack("<2i", 5, 6), rows=rows)},
+        {"copy": c.Copy(destination=2, source=1, size=4, rows=2, destination_pitch=4, source_pitch=8)},
+        {"begin_capture": c.BeginCapture(graph=1)},
+    ):
+        rig.ok(**what)
+    rig.batch(Command(launches=record(0)))
+    rig.ok(end_capture=c.EndCapture(graph=1))
+    rig.ok(launch_graph=c.LaunchGraph(graph=1, count=3))
+    rig.ok(update_graph=c.UpdateGraph(graph=1, node=0, launch=record(0, block=1)))
+    rig.ok(launch_graph=c.LaunchGraph(graph=1, count=1))
+    rig.ok(prepare=c.Prepare(prepared=1, launches=record(1)))
+    rig.ok(stream=1, launch_prepared=c.LaunchPrepared(prepared=1, count=2))
+    rig.batch(Command(launches=record(1, flags=LaunchFlag.VALIDATE)))
+    read = rig.ok(stream=1, read=c.Read(buffer=1, size=8, rows=rows)).read
+    assert struct.unpack("<2i", read.data) == (5 * 2**7, 6 * 2**6)
+    assert rig.ok(read=c.Read(buffer=2, size=8)).read.data == struct.pack("<2i", 5, 6)
+    dispatched = rig.ok(dispatch=c.Dispatch(function=1, grid=one, block=c.Dim3(x=4), bindings=[data], timed=True))
+    assert list(dispatched.dispatch.outputs) == [struct.pack("<4i", 2, 4, 6, 8)]
+    for what in (
+        {"occupancy": c.Occupancy(function=1, block=one)},
+        {"memory_usage": c.MemoryUsage()},
+        {"destroy_graph": c.DestroyGraph(graph=1)},
+        {"destroy_prepared": c.DestroyPrepared(prepared=1)},
+        {"unload_module": c.UnloadModule(module=1)},
+        {"sync": c.Sync(all_streams=True)},
+        {"free": c.Free(buffers=[1, 2])},
+        {"memory_cleanup": c.MemoryCleanup()},
+    ):
+        rig.ok(**what)
+    wanted = {
+        "upload_rows", "download_rows", "copy_rows", "create_graph", "launch_graph", "update_graph", "destroy_graph",
+        "blocks_per_multiprocessor", "elapsed_ns", "memory_info", "trim", "unload", "allocate_host", "free_host",
+        "release_event",
+    }  # fmt: skip
+    assert wanted <= rig.server.called, f"not exercised: {wanted - rig.server.called}"

@@ -96,7 +96,7 @@ class Rig:
         self.posted: deque[Callable[[], None]] = deque()
         self.device = Device(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, compiler=None, outbox=None,
-            telemetry=Telemetry(), limits=None, output=None, kick=lambda session: None,
+            telemetry=Telemetry(), limits=None, output=None, quiet=None, kick=lambda session: None,
         )  # type: ignore[arg-type]  # fmt: skip
         self.session = Session(1, {}, self.tracks.acquire)
         self.replies = Replies()

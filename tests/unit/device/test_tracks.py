@@ -215,6 +215,25 @@ def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -
     assert ran == [old.handle, old.handle, new.handle]
 
 
+def test_what_was_given_back_is_settled_when_its_last_use_is_over(rig: Rig) -> None:
+    """Whoever waits for memory is told, everyone who asks, and no earlier."""
+    home, reader, _ = rig.track
+    assert not rig.reservations.when_settled(lambda: None)
+    buffer = rig.allocate(home)
+    rig.tracks.on_complete(home, lambda: None)
+    rig.finish()
+    rig.use(reader, [], [buffer])
+    rig.free(buffer)
+    told: list[int] = []
+    assert rig.reservations.when_settled(lambda: told.append(1))
+    assert rig.reservations.when_settled(lambda: told.append(2))
+    rig.tracks.poll()
+    assert not told, "the reader has not run"
+    rig.finish()
+    assert told == [1, 2]
+    assert not rig.reservations.when_settled(lambda: told.append(3))
+
+
 def test_streams_fold_when_there_are_no_more_tracks() -> None:
     tracks = Tracks(FakeServer(), 2, lambda: None)  # type: ignore[arg-type]
     first, second, third = (tracks.acquire() for _ in range(3))

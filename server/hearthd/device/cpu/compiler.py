@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -47,6 +48,7 @@ class CpuCompiler:
         self._toolchain = toolchain
         self._preludes = -1
         self._renewals = 0
+        self._renewing = threading.Lock()
 
     @classmethod
     def made_from(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
@@ -66,14 +68,15 @@ class CpuCompiler:
         """Another one each time that somebody has cleared the directory of preludes away: a worker's sandbox is open to
         the directory that was there when it started."""
         toolchain = self.toolchain()
-        path = toolchain.preludes()
-        if self._preludes < 0 or not os.path.samestat(path.stat(), os.fstat(self._preludes)):
-            if self._preludes >= 0:
-                os.close(self._preludes)
-            # Held open, so that no later directory gets its number.
-            self._preludes = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._renewals += 1
-        return {**toolchain.recipe(), "renewals": self._renewals}
+        with self._renewing:
+            path = toolchain.preludes()
+            if self._preludes < 0 or not os.path.samestat(path.stat(), os.fstat(self._preludes)):
+                if self._preludes >= 0:
+                    os.close(self._preludes)
+                # Held open, so that no later directory gets its number.
+                self._preludes = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._renewals += 1
+            return {**toolchain.recipe(), "renewals": self._renewals}
 
     def prepare(self, source: Source) -> None:
         """The precompiled prelude; raises what is wrong with the options."""

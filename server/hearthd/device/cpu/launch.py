@@ -62,6 +62,9 @@ class LaunchOperations:
 
     loading_waits = False
 
+    def first_launch_waits(self, _function: Function, _prints: bool) -> bool:
+        return False
+
     def load(self, image: Image) -> Module:
         if not image.code.startswith(ELF_MAGIC):
             raise Refusal(
@@ -89,6 +92,14 @@ class LaunchOperations:
     ) -> None:
         assert isinstance(function, LoadedFunction)
         run = function.cpu.launch
+        function.cpu.check(grid, block, shared_mem, params)  # here: on the stream's thread it would be a fault
+        if shared_mem and not self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem):
+            raise Refusal(
+                Reason.LAUNCH_INVALID,
+                f"launch of {function.name}: {shared_mem} bytes of dynamic shared memory are more than a block has",
+                fix="ask for less",
+                details={"kernel": function.name, "shared_mem": shared_mem},
+            )
         block_of_parameters = bytes(params)  # it may be another launch's by the time that the stream comes to it
         if attributes is None:
             stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters))

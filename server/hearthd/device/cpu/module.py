@@ -52,6 +52,10 @@ class _Module(ctypes.Structure):
     )
 
 
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+"""Those of every GPU since compute capability 3.0 (CUDA C++ Programming Guide, 20.2)."""
+
 _Dim3 = ctypes.c_uint32 * 3
 _serial = itertools.count(1)
 _runtime_lock = threading.Lock()
@@ -103,15 +107,25 @@ class CpuFunction:
 
         A `cooperative` launch has all its blocks running at once, each on a thread of its own, so that they may wait
         for each other (`grid.sync()`); the caller keeps their number within what `occupancy` allows.
-        `params` is the parameter block, laid out by C's rules (`self.params`). Raises `Refusal` (LAUNCH_INVALID) for
-        a geometry or a block of parameters that cannot be; what the kernel itself does wrong ends the process.
+        `params` is the parameter block, laid out by C's rules (`self.params`). Raises `Refusal` as `check` does; what
+        the kernel itself does wrong ends the process.
         """
+        self.check(grid, block, shared_bytes, params)
+        data = bytes(params) if isinstance(params, bytearray) else params
+        self._launch(self._address, _Dim3(*grid), _Dim3(*block), shared_bytes, data, cooperative)
+
+    def check(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, params: bytes | bytearray
+    ) -> None:
+        """Raises `Refusal` (LAUNCH_INVALID) for a geometry or a block of parameters that cannot be, as CUDA's driver
+        does also where nobody has looked before."""
         threads = block[0] * block[1] * block[2]
-        if not 0 < threads <= self.max_threads_per_block or min(grid) < 1 or min(block) < 1 or max(grid) >= 1 << 31:
+        fits = all(1 <= axis <= most for axis, most in zip((*grid, *block), (*MAX_GRID, *MAX_BLOCK), strict=True))
+        if not fits or threads > self.max_threads_per_block:
             raise Refusal(
                 Reason.LAUNCH_INVALID,
-                f"{self.name}: grid {grid} and block {block} were asked for; each dimension must be at least 1 and a "
-                f"block at most {self.max_threads_per_block} threads.",
+                f"{self.name}: grid {grid} and block {block} were asked for; each dimension must be at least 1, a "
+                f"grid at most {MAX_GRID}, and a block at most {MAX_BLOCK} with {self.max_threads_per_block} threads.",
                 details={"grid": grid, "block": block, "max_threads_per_block": self.max_threads_per_block},
             )
         if len(params) < self.param_bytes or shared_bytes < 0:
@@ -120,8 +134,6 @@ class CpuFunction:
                 f"{self.name}: {len(params)} bytes of parameters were given, the kernel takes {self.param_bytes}.",
                 details={"given": len(params), "expected": self.param_bytes, "shared_bytes": shared_bytes},
             )
-        data = bytes(params) if isinstance(params, bytearray) else params
-        self._launch(self._address, _Dim3(*grid), _Dim3(*block), shared_bytes, data, cooperative)
 
 
 class CpuModule:

@@ -16,6 +16,7 @@ from hearthd.device.cpu.copies import CopyOperations
 from hearthd.device.cpu.graphs import GraphOperations
 from hearthd.device.cpu.launch import LaunchOperations
 from hearthd.device.cpu.memory import CpuMemory, Heap, HostPool
+from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.server import DeviceFault, MemoryInfo
 from hearthd.spec import DeviceSpec
@@ -141,8 +142,8 @@ def _properties(spec: DeviceSpec, memory: int) -> node_pb2.DeviceProperties:
         multiprocessor_count=cores,
         warp_size=occupancy.WARP_SIZE,
         max_threads_per_block=MAX_THREADS,
-        max_block_dim=[1024, 1024, 64],
-        max_grid_dim=[2**31 - 1, 65535, 65535],
+        max_block_dim=MAX_BLOCK,
+        max_grid_dim=MAX_GRID,
         shared_mem_per_block=SHARED_MEM,
         shared_mem_per_block_optin=SHARED_MEM_OPTIN,
         max_threads_per_multiprocessor=occupancy.THREADS,

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ _OPTIONS = (
     "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-semantic-interposition", "-pthread",
     "-fstack-clash-protection", "-UNDEBUG", "-g0", "-w",
 )  # fmt: skip
-_PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec", "share/zig")
+_PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec")
 """Of an installation: where a compiler, its headers and its libraries are. Not all of it: a prefix may be a home."""
 
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
@@ -77,9 +76,9 @@ class Toolchain:
         """What a compile reads: the compiler with its headers and libraries, and the preludes; and what it writes."""
         program = Path(self.command[0]).resolve()
         prefixes = {Path("/usr"), Path("/usr/local"), program.parent.parent}
-        if self._is_zig:
-            prefixes |= {Path(sys.prefix), Path(sys.base_prefix)}
         reads = [str(INCLUDE), str(self.cache_dir / PRELUDES), str(program)]
+        if self._is_zig:
+            reads.append(str(program.parent))
         for prefix in prefixes:
             reads += [str(prefix / part) for part in _PARTS]
             reads += [str(path) for path in prefix.glob(f"{platform.machine()}-*")]
@@ -87,7 +86,7 @@ class Toolchain:
 
     @property
     def _is_zig(self) -> bool:
-        return "ziglang" in self.command
+        return Path(self.command[0]).name == "zig"
 
     @property
     def _zig_cache(self) -> Path:
@@ -210,8 +209,9 @@ def find_toolchain(cache_dir: Path | None = None) -> Toolchain:
 def _find(chosen: str, path: str, place: Path) -> Toolchain:
     candidates: list[list[str]] = [shlex.split(chosen)] if chosen else []
     candidates += [[name] for name in ("g++", "c++", "clang++")]
-    if importlib.util.find_spec("ziglang") is not None:
-        candidates.append([sys.executable, "-m", "ziglang", "c++"])
+    zig = importlib.util.find_spec("ziglang")
+    if zig is not None:  # the program in the package: a sandbox is open to it, and not to all of Python
+        candidates += [[str(Path(place) / "zig"), "c++"] for place in zig.submodule_search_locations or ()]
     for candidate in candidates:
         program = shutil.which(candidate[0], path=path)
         if program is None:

@@ -40,7 +40,9 @@ class KernelActivity:
         self._external: dict[int, int] = {}
         self._kernels: list[tuple[int, KernelSeen]] = []
         self._seen: dict[int, list[KernelSeen]] = {}
-        self._kinds = (cupti.ActivityKind.CONCURRENT_KERNEL, cupti.ActivityKind.EXTERNAL_CORRELATION)
+        kinds = cupti.ActivityKind
+        # External correlation comes only with the records of the calls that it is pushed around.
+        self._kinds = (kinds.CONCURRENT_KERNEL, kinds.EXTERNAL_CORRELATION, kinds.DRIVER, kinds.RUNTIME)
         self._custom = cupti.ExternalCorrelationKind.CUSTOM0
         cupti.activity_register_callbacks(self._requested, self._completed)
 

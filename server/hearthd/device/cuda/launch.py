@@ -30,6 +30,9 @@ _LOADED_AT_ONCE = 1024
 _PARAM_END, _PARAM_POINTER, _PARAM_SIZE = 0, 1, 2
 
 
+_DEFAULT_STACK = 1 << 10
+"""Local memory of a thread that a new context has room for, bytes (cudaLimitStackSize)."""
+
 DEFAULT_SHARED = 48 << 10
 """Shared memory of a block without opting in to more, bytes (CUDA C++ Programming Guide, "Shared Memory")."""
 
@@ -157,6 +160,8 @@ class LaunchOperations:
         block = (ctypes.c_ubyte * MAX_PARAMETER_BYTES)()
         self._block = memoryview(block).cast("B")
         self._block_at = ctypes.addressof(block)
+        self._local_bytes = _DEFAULT_STACK
+        self._printed = False
         self._block_size = ctypes.c_size_t()
         extra = (ctypes.c_void_p * 5)(
             _PARAM_POINTER, ctypes.addressof(block), _PARAM_SIZE, ctypes.addressof(self._block_size), _PARAM_END
@@ -166,10 +171,19 @@ class LaunchOperations:
 
     loading_waits = True
 
+    def first_launch_waits(self, function: Function, prints: bool) -> bool:
+        """The driver waits for all kernels when it makes room for more local memory a thread than any kernel before
+        had, and when it makes the buffer that kernels print to (measured with CUDA 13 on an H200). Answered with yes
+        only once: the launch that follows brings it about."""
+        waits = function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
+        self._local_bytes = max(self._local_bytes, function.attributes.local_bytes)
+        self._printed = self._printed or prints
+        return waits
+
     def load(self, image: server.Image) -> Module:
-        """With all its kernels: the driver would put off each until it is first asked for, and may then wait for
-        whatever is running (CUDA Programming Guide, "Lazy Loading": concurrent execution). Not by
-        CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""
+        """With all its kernels: the driver would put off each until it is first asked for, and wait then for whatever
+        is running (CUDA Programming Guide, "Lazy Loading": concurrent execution), where the caller of this has seen to
+        it that nothing is. Not by CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""
         device_code.check(image.code, self.capability)
         pointer = 0
         try:

@@ -48,7 +48,7 @@ class TensorMapOperations:
         )
         room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _ALIGNMENT)
         start = -ctypes.addressof(room) % _ALIGNMENT
-        sizes, strides = _array(ctypes.c_uint64, spec.shape), _array(ctypes.c_uint64, spec.strides)
+        sizes, strides = _array(ctypes.c_uint64, spec.shape), _array(ctypes.c_uint64, spec.strides or (0,))
         region = (ctypes.addressof(room) + start, kind, spec.rank, address, sizes, strides)
         tiled, im2col = _encoders()
         if isinstance(access, Tile):
@@ -87,8 +87,8 @@ def _encoders() -> tuple[Any, Any]:
 
 
 def _array(kind: Any, values: Sequence[int]) -> Any:
-    """A C array; None, a null pointer, where there is nothing to put into it."""
-    return (kind * len(values))(*values) if values else None
+    """A C array. The driver takes no null pointer, not even for the strides of a single dimension."""
+    return (kind * len(values))(*values)
 
 
 def _member(enumeration: Any, prefix: str, name: str) -> int:

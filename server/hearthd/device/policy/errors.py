@@ -91,17 +91,18 @@ class StreamErrors:
         for failure in kept:
             heir.add(failure)
 
-    def take(self, before: tuple[int, int] | None = None) -> list[Failure]:
+    def take(self, before: tuple[int, int] | None = None, *, told: bool = True) -> list[Failure]:
         """All failures, oldest first; they have surfaced now, and what they poisoned may be used again.
 
-        `before`: only those of commands that were submitted before this (batch, index).
+        `before`: only those of commands that were submitted before this (batch, index). `told` False: the caller says
+        later that they have surfaced.
         """
         taken = sorted(self._kept, key=lambda failure: (failure.seq, failure.index))
         if before is not None:
             taken = [failure for failure in taken if (failure.seq, failure.index) < before]
         self._kept = [failure for failure in self._kept if failure not in taken]
         for failure in taken:
-            failure.surfaced = True
+            failure.surfaced = told
         return taken
 
 

@@ -24,7 +24,9 @@ SOURCE = "kernel.cu"
 
 MAX_NAME = 1024
 
-_FIX = 'send the header along and include it by a plain name: headers={"name.h": text} and #include "name.h"'
+FIX = 'send the header along and include it by a plain name: headers={"name.h": text} and #include "name.h"'
+
+_MISSED = re.compile(r"(?:cannot|could not) open source file|error: [^\n]*No such file|file not found")
 
 _COMMENT_LINE = re.compile(r"^[ \t]*//[^\n]*$", re.MULTILINE)
 _SPLICES = (
@@ -92,6 +94,13 @@ def check(
                 fix='write names as the source would, "scale<float>" for one',
                 details={"requested": expression, "log": ""},
             )
+
+
+def hint(refusal: Refusal) -> Refusal:
+    """The same refusal, with how to send headers where the compiler missed one."""
+    if refusal.reason is Reason.COMPILE_FAILED and _MISSED.search(refusal.details.get("log", "")):
+        refusal.fix = f"{FIX}; {refusal.fix}" if refusal.fix else FIX
+    return refusal
 
 
 def check_name(name: str) -> None:
@@ -256,7 +265,7 @@ def _refusal(finding: Finding) -> Refusal:
     return Refusal(
         Reason.COMPILE_FAILED,
         f"{where}: {why}.",
-        fix=_FIX,
+        fix=FIX,
         details={
             "include": finding.name or finding.what,
             "file": finding.file,

@@ -1,0 +1,54 @@
+"""A directory for the files of compile workers, which is cleared away whatever happens to its process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "hearth-workers-"
+
+
+class Scratch:
+    """A directory for the workers' files, one room each. What a killed device process left is cleared away."""
+
+    def __init__(self) -> None:
+        for stale in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            _clear_unless_used(stale)
+        self._path, self._descriptor = self._made()
+        self._rooms = 0
+
+    @staticmethod
+    def _made() -> tuple[Path, int]:
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this process is gone
+            if os.fstat(descriptor).st_nlink:
+                return path, descriptor
+            os.close(descriptor)  # another process has cleared it away, before it was known to be in use
+
+    def room(self) -> Path:
+        self._rooms += 1
+        path = self._path / str(self._rooms)
+        path.mkdir(mode=0o700)
+        return path
+
+    def close(self) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+        os.close(self._descriptor)
+
+
+def _clear_unless_used(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or path.stat().st_uid != os.geteuid():
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)

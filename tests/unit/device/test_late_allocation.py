@@ -1,0 +1,115 @@
+"""An allocation that does not fit now waits for the memory that is on its way back, and for nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.late_allocation import LateAllocation, may_wait
+
+NOT_NOW = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "not now"})
+NEVER = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "never"})
+
+
+class Memory:
+    """One unit of it: taken, on its way back through a busy stream, or free."""
+
+    def __init__(self) -> None:
+        self.free = False
+        self.on_its_way = False
+        self.tried = 0
+        self.kicked = 0
+        self._callbacks: list[Any] = []
+        self.session: Any = SimpleNamespace(frees={}, last_free=0)
+        self.device: Any = SimpleNamespace(kick=self._kick)
+
+    def submit_free(self) -> int:
+        self.session.last_free += 1
+        self.session.frees[self.session.last_free] = None
+        return int(self.session.last_free)
+
+    def run_free(self, number: int) -> None:
+        del self.session.frees[number]
+        self.on_its_way = True
+
+    def arrive(self) -> None:
+        """The stream has come to the free."""
+        self.free = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def when_settled(self, callback: Any) -> bool:
+        if self.on_its_way:
+            self._callbacks.append(callback)
+        return self.on_its_way
+
+    def reserve(self) -> None:
+        self.tried += 1
+        if not self.free:
+            raise NOT_NOW
+
+    def _kick(self, _session: Any) -> None:
+        self.kicked += 1
+
+    def late(self) -> LateAllocation:
+        reservations: Any = SimpleNamespace(when_settled=self.when_settled)
+        return LateAllocation(self.device, reservations, self.session, self.reserve)
+
+
+def test_what_can_never_fit_does_not_wait() -> None:
+    assert may_wait(NOT_NOW) and not may_wait(NEVER)
+
+
+def test_nothing_to_wait_for_is_told_at_once() -> None:
+    memory = Memory()
+    with pytest.raises(Refusal, match="no room"):
+        memory.late().run()
+
+
+def test_it_waits_for_the_frees_before_it_and_then_for_the_device() -> None:
+    memory = Memory()
+    number = memory.submit_free()
+    late = memory.late()
+    assert not late.run(), "its free queues behind launches"
+    memory.run_free(number)
+    assert not late.run(), "the memory is on its way through its stream"
+    assert not late.run()
+    memory.arrive()
+    assert memory.kicked == 1
+    assert late.run()
+
+
+def test_frees_behind_it_are_not_waited_for() -> None:
+    memory = Memory()
+    late = memory.late()
+    memory.submit_free()
+    with pytest.raises(Refusal):
+        late.run()
+
+
+def test_it_is_told_when_all_has_come_back_and_it_is_not_enough() -> None:
+    memory = Memory()
+    memory.on_its_way = True
+    late = memory.late()
+    assert not late.run()
+    memory.arrive()
+    memory.free = False  # another one was quicker
+    with pytest.raises(Refusal):
+        late.run()
+
+
+def test_another_refusal_is_no_reason_to_wait() -> None:
+    memory = Memory()
+    memory.submit_free()
+    broken = Refusal(Reason.INTERNAL, "the driver says no")
+
+    def reserve() -> None:
+        raise broken
+
+    reservations: Any = SimpleNamespace(when_settled=memory.when_settled)
+    with pytest.raises(Refusal, match="driver"):
+        LateAllocation(memory.device, reservations, memory.session, reserve).run()
