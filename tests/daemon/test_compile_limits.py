@@ -199,12 +199,13 @@ def test_a_compiler_that_crashes_costs_one_compile(limited: DaemonProcess, gpu: 
 def _busy_worker(device: int) -> int:
     """The compile worker of a device process that is at work: it has the compiler under it, or uses the processor."""
     workers = [pid for pid in processes(device) if _parent(pid) == device]
-    for pid in workers:
-        if BACKEND == "cpu" and "cc1plus" in processes(pid).values():
-            return pid
-        if BACKEND != "cpu" and _cpu_ticks(pid) > 60:  # more than it takes to start
-            return pid
-    return 0
+    if BACKEND == "cpu":
+        return next((pid for pid in workers if "cc1plus" in processes(pid).values()), 0)
+    before = {pid: _cpu_ticks(pid) for pid in workers}
+    if all(ticks < 60 for ticks in before.values()):
+        return 0  # that is what it takes to start
+    time.sleep(0.1)
+    return next((pid for pid, ticks in before.items() if _cpu_ticks(pid) > ticks + 5), 0)
 
 
 def _stat(pid: int) -> list[str]:

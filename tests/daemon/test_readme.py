@@ -18,8 +18,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-def test_the_quick_start(daemon: DaemonProcess) -> None:
-    (code,) = blocks("python")
+def run(code: str, daemon: DaemonProcess) -> list[str]:
+    """What it prints, line by line."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(HEARTH_TARGET=daemon.unix),
@@ -29,7 +29,20 @@ def test_the_quick_start(daemon: DaemonProcess) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    first, profile, mean = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_more_of_a_device(daemon: DaemonProcess) -> None:
+    code = blocks("python")[1]
+    lines = run(code, daemon)
+    printed = [line for line in lines if line.startswith("hello")]
+    assert printed == ["hello from thread 40", "hello from thread 41"]
+    shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(.*# \[|.*sum.*# ", line)]
+    assert [line for line in lines if line not in printed] == [*shown, "['scale', 'hello'] True"]
+
+
+def test_the_quick_start(daemon: DaemonProcess) -> None:
+    first, profile, mean = run(blocks("python")[0], daemon)
     assert first == "[ 0.  4.  8. 12.]"
     assert re.fullmatch(r"[1-9]\d* ns on the device", profile)
     assert mean == ("[1.5 1.5 1.5 1.5]" if BACKEND == "cpu" else mean)

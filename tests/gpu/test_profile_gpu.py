@@ -246,7 +246,8 @@ def test_cuptis_kernels_agree_with_the_events(start: Start, tmp_path: Path) -> N
     assert len(trace.kernels) == 10
     for event, kernel in zip(launches, trace.kernels, strict=True):
         assert (kernel.seq, kernel.index, kernel.name) == (event.seq, event.index, "spin")
-        assert (kernel.grid, kernel.block, kernel.registers) == (event.grid, event.block, spin.num_regs)
+        assert (kernel.grid, kernel.block) == (event.grid, event.block)
+        assert kernel.registers >= spin.num_regs  # as they are given out, rounded up
         assert 1 * MS <= kernel.ended_ns - kernel.started_ns <= event.device_ns + 2000
         assert abs(kernel.started_ns - event.started_ns) < 0.2 * MS
     with gpu.graph() as graph:

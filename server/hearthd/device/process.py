@@ -147,7 +147,8 @@ class DeviceProcess:
         tracks = self._device.tracks
         self._device.staging.poll()
         self._executor.pump()
-        while tracks.poll():
+        progress = tracks.poll()
+        if progress:  # once: where completions come faster than this goes round, others have to be heard all the same
             self._executor.kick(None)
             self._executor.pump()
         self._device.staging.flush()
@@ -159,7 +160,7 @@ class DeviceProcess:
                 f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
                 fix="raise the launch's timeout, or make the kernel end",
             )
-        asleep = tracks.sleep()
+        asleep = 0.0 if progress else tracks.sleep()
         if wake is not None:
             asleep = wake if asleep is None else min(asleep, wake)
         return self._executor.watchdog.sleep(asleep)

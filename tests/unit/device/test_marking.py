@@ -106,7 +106,7 @@ def test_without_nvtx_there_is_a_warning_and_no_ranges(cupy: object) -> None:
 class FakeCupti:
     """The part of the cupti-python package that is used; `flush` hands over what was put into `buffer`."""
 
-    ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=10, EXTERNAL_CORRELATION=39)
+    ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=10, EXTERNAL_CORRELATION=39, DRIVER=4, RUNTIME=5)
     ExternalCorrelationKind = SimpleNamespace(CUSTOM0=3)
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def test_kernels_come_to_the_commands_that_launched_them() -> None:
     assert not cupti.enabled and not cupti.pushed, "nobody traces"
     activity.pop()
     activity.start()
-    assert cupti.enabled == [10, 39]
+    assert cupti.enabled == [10, 39, 4, 5]
     activity.push("launch f", 11)
     cupti.launch(100, "f", 7_000_000)
     activity.pop()
