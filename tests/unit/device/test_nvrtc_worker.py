@@ -118,11 +118,16 @@ def test_memory_and_size_are_bounded(pool: CompileWorkers, code: str, limit: str
 
 
 def test_a_crash_in_the_library_costs_one_compile(pool: CompileWorkers) -> None:
-    slow = "template <class A, class B> struct P {};\nusing T0 = int;\n" + "".join(
-        f"using T{n} = P<T{n - 1}, T{n - 1}>;\n" for n in range(1, 40)
-    )
-    slow += "template <class T> __device__ int h() { static __device__ int q; return ++q; }\n"
-    slow += "__global__ void f(int* x) { *x = h<T39>(); }"
+    slow = """
+    __device__ constexpr int turns(int n) {
+        int s = 0;
+        for (int i = 0; i < 400; ++i) for (int j = 0; j < 500; ++j) s += i ^ j ^ n;
+        return s;
+    }
+    template <int N> struct F { static constexpr int v = turns(N) + F<N - 1>::v; };
+    template <> struct F<0> { static constexpr int v = 1; };
+    extern "C" __global__ void f(int* x) { *x = F<190>::v; }
+    """
     pool.run(FINE)
     (worker,) = pool.pids()
     before = ticks(worker)
