@@ -170,7 +170,7 @@ class CompileWorkers:
             worker.end()
             raise (_cancelled() if worker.cancelled else limits.out_of_time()) from None
         except Died as died:
-            raise (_cancelled() if worker.cancelled else self._crashed(died)) from None
+            raise (_cancelled() if worker.cancelled else self._crashed(died, worker)) from None
         except NeverBegan:
             if worker.cancelled:
                 raise _cancelled() from None
@@ -180,9 +180,10 @@ class CompileWorkers:
             worker.end()
         return answer
 
-    def _crashed(self, died: Died) -> Refusal:
+    def _crashed(self, died: Died, worker: Worker) -> Refusal:
         said = died.said.lower()
-        if died.resident > _NEAR * self._limits.memory or any(words in said for words in _OUT_OF_MEMORY):
+        grown = died.resident - worker.greeted()["resident"]  # what it was forked with is not the compile's
+        if grown > _NEAR * self._limits.memory or any(words in said for words in _OUT_OF_MEMORY):
             return self._limits.out_of_memory()
         if died.status < 0:
             return self._limits.ended(-died.status, died.said)

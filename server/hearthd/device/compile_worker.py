@@ -82,7 +82,12 @@ def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) ->
         reads, writes = compiler.places()
         confined = sandbox.confine([*_SYSTEM_READS, *reads], [scratch, *_SYSTEM_WRITES, *writes])
     identity = "" if compiler.light else compiler.identity().hex()
-    return {"identity": identity, "confined": confined, "address_space": sandbox.address_space()}
+    return {
+        "identity": identity,
+        "confined": confined,
+        "address_space": sandbox.address_space(),
+        "resident": sandbox.largest_resident(),
+    }
 
 
 def _answer(

@@ -99,6 +99,11 @@ def allot(*, memory: int, seconds: float) -> None:
     _soften(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 2)
 
 
+def largest_resident() -> int:
+    """The most physical memory that the process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
 def address_space() -> int:
     """Bytes of address space that this process has mapped (proc(5), statm)."""
     return int(os.pread(_statm(), 256, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")

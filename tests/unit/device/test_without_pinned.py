@@ -114,6 +114,7 @@ def test_what_can_be_locked_is_used_and_the_rest_goes_straight(start: Start) -> 
     for number, data in enumerate(contents, 1):
         ok(rig.call(allocate=c.Allocate(buffer=number, size=size)))
         ok(rig.call(write=c.Write(buffer=number, data=data)))
+        ok(rig.call(sync=c.Sync()))  # its room is free again
     assert rig.server.direct == 0
     gate = threading.Event()
     rig.server.stream(0).submit(gate.wait)
