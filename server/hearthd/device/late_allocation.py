@@ -13,6 +13,9 @@ from hearthd.device.context import Device
 from hearthd.device.reservations import Reservations
 from hearthd.device.tables import Session
 
+LATE = "late allocation"
+"""What all of a session's write, as its deferred commands see it: they are served in their order."""
+
 
 def may_wait(refusal: Refusal) -> bool:
     """Whether an allocation was refused for what is in use now, and not for good."""

@@ -9,7 +9,7 @@ from itertools import accumulate
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
-from hearthd.device.late_allocation import LateAllocation, may_wait
+from hearthd.device.late_allocation import LATE, LateAllocation, may_wait
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.budget import ceiling
 from hearthd.device.reservations import Reservations
@@ -38,20 +38,32 @@ class MemoryCommands:
             for buffer in buffers:
                 buffer.lost = refusal
 
-        try:
-            reserve()
-        except Refusal as refusal:
-            if may_wait(refusal):
-                late = LateAllocation(self._device, self.reservations, session, reserve)
-                operation = Operation(origin, late.run, writes=(origin.stream, *buffers), spoils=buffers)
-                operation.after = origin.reply
-                operation.on_failure = lost
-                return operation
+        if not session.late_allocations:  # else it would take what an earlier one waits for
+            try:
+                reserve()
+            except Refusal as refusal:
+                if not may_wait(refusal):
+                    lost(refusal)
+                    origin.fail(refusal, buffers)  # what is done to them next is skipped, and not reported beside it
+                    return None
+            else:
+                origin.reply()
+                return None
+
+        def had() -> None:
+            session.late_allocations -= 1
+            origin.reply()
+
+        def given_up(refusal: Refusal) -> None:
+            session.late_allocations -= 1
             lost(refusal)
-            origin.fail(refusal, buffers)  # what is done to them next is skipped, and not reported beside it
-            return None
-        origin.reply()
-        return None
+
+        session.late_allocations += 1
+        late = LateAllocation(self._device, self.reservations, session, reserve)
+        operation = Operation(origin, late.run, writes=(origin.stream, LATE, *buffers), spoils=buffers)
+        operation.after = had
+        operation.on_failure = given_up
+        return operation
 
     def _reserve(self, session: Session, track: Track, buffers: Sequence[Buffer]) -> None:
         """One reservation for all: each buffer at the next multiple of the device's alignment."""

@@ -372,6 +372,8 @@ class Session:
         self.deferred: Deferred[Waiting] = Deferred()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
+        self.late_allocations = 0
+        """Allocations that wait for memory: later ones wait behind them."""
         self.frees: dict[int, None] = {}
         """Frees that have not run yet, by number, oldest first."""
         self.last_free = 0
