@@ -171,16 +171,20 @@ def test_an_upload_holds_its_place_in_the_stream(gpu: hearth.Device) -> None:
 
 def test_an_upload_that_breaks_off_fails_its_write_only(raw: Raw) -> None:
     buffer, transfer = raw.buffer(bytes(100)), 77
-    arrived = threading.Event()
+    sent, arrived = threading.Event(), threading.Event()
 
     def messages() -> object:
         yield device_pb2.UploadRequest(session_token=raw.token, transfer=transfer, data=bytes(10))
+        sent.set()
         arrived.wait(30)
         raise RuntimeError("the client's side breaks")
 
     with raw.execute() as stream:
         stream.batch(c.Command(write=c.Write(buffer=buffer, size=100, transfer=transfer)))
         upload = raw.device.Upload.future(messages())
+        assert sent.wait(30)
+        for _ in range(3):  # behind it on the connection: an upload that nobody has heard of could not break off
+            raw.call("MemoryUsage", c.MemoryUsage())
         arrived.set()
         with pytest.raises(grpc.RpcError):
             upload.result(30)
