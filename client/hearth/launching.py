@@ -102,14 +102,15 @@ def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
     if isinstance(grid, OnDevice):
-        return Extension(blocks, iterations, grid._memory.handle, grid._offset + _grid_size(grid))
+        _check_grid(grid)
+        return Extension(blocks, iterations, grid._memory.handle, grid._offset)
     if iterations == 1 and cluster is None:
         return None
     return Extension(blocks, iterations)
 
 
-def _grid_size(grid: OnDevice) -> int:
-    """0, where the array can hold a grid."""
+def _check_grid(grid: OnDevice) -> None:
+    """Raises `LaunchTypeError` for an array that holds no grid."""
     dtype, size = getattr(grid, "dtype", None), getattr(grid, "size", None)
     if str(dtype) not in ("uint32", "int32") or size != 3:
         raise LaunchTypeError(
@@ -117,4 +118,3 @@ def _grid_size(grid: OnDevice) -> int:
             reason="LAUNCH_INVALID",
             fix="let a kernel write three unsigned int into gpu.zeros(3, np.uint32), or pass whole numbers.",
         )
-    return 0

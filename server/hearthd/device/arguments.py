@@ -20,6 +20,11 @@ SCALARS = {
 }
 
 
+def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
+    """Grid, block or cluster; axes that are left out are 1, but for x."""
+    return message.x, message.y or 1, message.z or 1
+
+
 def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, tuple[int, ...], bytes]:
     """Layout, handles of buffers and tensor maps, and block.
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from hearth_proto.launches import Record, unpack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.arguments import pack_arguments
+from hearthd.device.arguments import dim, pack_arguments
 from hearthd.device.binding import Pointer, split
 from hearthd.device.dispatch_run import DispatchRun, Means
 from hearthd.device.dispatch_slot import Slot
-from hearthd.device.launch import dim
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.dispatch_plan import DispatchPlan, Failure, named_transfers, read_bindings, refuse
 from hearthd.device.tables import Session

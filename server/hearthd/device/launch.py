@@ -11,7 +11,7 @@ import struct
 from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.arguments import pack_arguments
+from hearthd.device.arguments import dim, pack_arguments
 from hearthd.device.binding import Binder
 from hearthd.device.context import Device
 from hearthd.device.launch_run import LaunchRun
@@ -197,12 +197,12 @@ class LaunchCommands:
         call: int = 0,
     ) -> None:
         """The long way: every check, and an operation that can wait for its module, its buffers or for room."""
-        stream, name, known = self._whose(session, data)
+        stream, name = self._whose(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
-            origin.fail(refusal, [buffer for buffer in known if buffer is not None])
+            origin.fail(refusal, self._named(session, data))
             return
         run = LaunchRun(self._device, self._binder, origin, parsed)
         written, read = parsed.split()
@@ -222,27 +222,27 @@ class LaunchCommands:
         submit(operation)
 
     @staticmethod
-    def _whose(session: Session, data: bytes) -> tuple[LogicalStream, str, list[Buffer | None]]:
-        """As far as the handles of a record are known: its stream, its name and its buffers."""
+    def _whose(session: Session, data: bytes) -> tuple[LogicalStream, str]:
+        """As far as the handles of a record are known: its stream and its name."""
         head = HEADER.unpack_from(data)
         entry = session.functions.get(head[3])
         stream = session.streams.get(head[4])
-        try:
-            (record,) = unpack(data)
-        except (RecordError, ValueError):
-            record = None
-        handles = record.buffers if record is not None and entry is not None else ()
-        buffers = [session.buffers.get(handle) for handle in handles]
         return (
             stream if stream is not None else session.streams.items[0],
             f"launch {entry.name}" if entry is not None else "launch",
-            buffers,
         )
 
-
-def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
-    """Grid or block; axes that are left out are 1, but for x."""
-    return message.x, message.y or 1, message.z or 1
+    @staticmethod
+    def _named(session: Session, data: bytes) -> list[Buffer]:
+        """The buffers that a record which is refused names, where its function is known."""
+        try:
+            (record,) = unpack(data)
+        except (RecordError, ValueError):
+            return []
+        if session.functions.get(record.function) is None:
+            return []
+        found = (session.buffers.get(handle) for handle in record.buffers)
+        return [buffer for buffer in found if buffer is not None]
 
 
 def _flags(command: commands_pb2.Launch) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.arguments import dim
 from hearthd.device.context import Device
 from hearthd.device.nodes import Dim
 from hearthd.device.operation import Operation, Origin
@@ -35,11 +36,11 @@ class OccupancyCommands:
         device = self._device
         limits = device.limits
         function = entry.resolve()
-        block: Dim = (command.block.x, command.block.y or 1, command.block.z or 1)
+        block: Dim = dim(command.block)
         cluster: Dim | None = None
         grid: Dim = (1, 1, 1)
         if command.HasField("cluster"):
-            grid = cluster = (command.cluster.x, command.cluster.y or 1, command.cluster.z or 1)
+            grid = cluster = dim(command.cluster)
         kernel = geometry.KernelLimits(
             function.attributes.max_threads_per_block, function.attributes.static_shared_bytes
         )

@@ -8,9 +8,7 @@ from cuda.bindings import driver
 
 from hearthd.device.cuda.errors import checked
 from hearthd.device.nodes import Dim, LaunchAttributes
-
-PORTABLE_CLUSTER = 8
-"""Blocks of a cluster above which a function has to opt in (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+from hearthd.device.policy.residency import PORTABLE_CLUSTER, product
 
 
 def driver_attributes(attributes: LaunchAttributes) -> list[driver.CUlaunchAttribute]:
@@ -45,6 +43,6 @@ def launch_config(
 
 def allow_cluster(function: int, cluster: Dim) -> None:
     """Opts in to a cluster of more blocks than every device has. Raises CudaError."""
-    if cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER:
+    if product(cluster) > PORTABLE_CLUSTER:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         checked(driver.cuFuncSetAttribute(function, attribute, 1))
