@@ -164,6 +164,8 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "HANDLE_IN_USE": InvalidHandleError,
     "FUNCTION_NOT_FOUND": InvalidHandleError,
     "GLOBAL_NOT_FOUND": InvalidHandleError,
+    "NOT_PUBLISHED": InvalidHandleError,
+    "NAME_IN_USE": InvalidHandleError,
     "DEVICE_NOT_FOUND": InvalidHandleError,
     "DEVICE_LOST": DeviceLostError,
     "BUFFER_LOST": BufferLostError,
@@ -176,6 +178,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "SESSION_EXPIRED": SessionExpiredError,
     "UNAUTHENTICATED": AuthenticationError,
     "PERMISSION_DENIED": AuthenticationError,
+    "SESSION_BARRED": QuotaExceededError,
     "UNSUPPORTED": UnsupportedError,
     "VERSION_UNSUPPORTED": UnsupportedError,
     "DEVICE_UNAVAILABLE": UnavailableError,
@@ -184,6 +187,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "DEADLINE_EXCEEDED": TimeoutError,
     "INVALID_ARGUMENT": ArgumentError,
     "OUT_OF_BOUNDS": ArgumentError,
+    "READ_ONLY": ArgumentError,
 }
 
 

@@ -37,11 +37,18 @@ class Kind(enum.IntEnum):
     SHUTDOWN = 7  # finish what is queued, then end
     PING = 8  # id: returned by PONG
     STATS = 9  # id: returned by STATS with JSON
+    LIMIT = 10  # payload: JSON, how much of the device's memory the process may hold; answered by HELD
+    TURN = 11  # flags 1: the process may give work to the device, 0: not any more
+    RESTORE = 12  # channel; payload: JSON, durable buffers to bring back; answered by RESTORED with the same id
+    CANCEL = 13  # channel, id: the call, whose client has gone; dropped where it has not begun
+    EXPORT = 14  # channel, id; payload: JSON, a buffer to publish; answered by EXPORTED with the same id
+    IMPORT = 15  # channel, id; payload: JSON, a published buffer to attach; answered by IMPORTED with the same id
 
     # either way
     CREDIT = 16  # channel, id: the transfer; flags: how many more chunks may come
     ABORT = 17  # channel, id: the transfer is over before its end; payload: a Status
     COLLECTIVE = 18  # payload: JSON, see hearthd.front.collectives
+    FORGET = 19  # channel, id; payload: JSON, a snapshot or publication that is over
 
     # towards the front
     READY = 32  # payload: DeviceProperties
@@ -52,6 +59,13 @@ class Kind(enum.IntEnum):
     CLOSED = 37  # channel
     FAULT = 38  # the process is about to end; payload: a Status
     PONG = 39
+    HELD = 40  # payload: JSON, memory that the process holds and wants
+    BUSY = 41  # flags 1: it has work for the device, 0: it has none
+    METER = 42  # payload: JSON, device time used by sessions since the last one
+    SNAPSHOT = 43  # channel, id; payload: JSON, copies of durable buffers that are complete
+    RESTORED = 44  # channel, id; payload: JSON
+    EXPORTED = 45  # channel, id; payload: JSON
+    IMPORTED = 46  # channel, id; payload: JSON
 
 
 class Flag(enum.IntFlag):

@@ -10,8 +10,8 @@ import socket
 from hearthd.spec import DeviceSpec
 
 
-def device_main(link: socket.socket, spec: DeviceSpec) -> None:
-    """Entry point of a device process; `link` is its end of the socket pair."""
+def device_main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
+    """Entry point of a device process; `link` is its end of the socket pair, `descriptors` of the one beside it."""
     from hearthd.device.process import main
 
-    main(link, spec)
+    main(link, spec, descriptors)

@@ -19,22 +19,48 @@ class Target(_message.Message):
     def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("attach", "batch")
+    __slots__ = ("attach", "batch", "received")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     batch: _commands_pb2.Batch
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[_commands_pb2.Batch, _Mapping]] = ...) -> None: ...
+    received: Received
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[_commands_pb2.Batch, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ...) -> None: ...
+
+class Received(_message.Message):
+    __slots__ = ("responses", "transfers")
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    responses: int
+    transfers: _containers.RepeatedCompositeFieldContainer[TransferProgress]
+    def __init__(self, responses: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[TransferProgress, _Mapping]]] = ...) -> None: ...
+
+class TransferProgress(_message.Message):
+    __slots__ = ("transfer", "bytes")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    bytes: int
+    def __init__(self, transfer: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("session_token", "device", "last_seq_acked")
+    __slots__ = ("session_token", "device", "last_seq_acked", "resumable", "resume", "generation", "received")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_ACKED_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     session_token: str
     device: int
     last_seq_acked: int
-    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., last_seq_acked: _Optional[int] = ...) -> None: ...
+    resumable: bool
+    resume: bool
+    generation: int
+    received: int
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., last_seq_acked: _Optional[int] = ..., resumable: bool = ..., resume: bool = ..., generation: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("attached", "ack", "result", "event")
@@ -49,16 +75,20 @@ class ExecuteResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., result: _Optional[_Union[_commands_pb2.Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("generation", "last_seq", "max_batch_bytes", "max_batches_in_flight")
+    __slots__ = ("generation", "last_seq", "max_batch_bytes", "max_batches_in_flight", "resumed", "durable")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     last_seq: int
     max_batch_bytes: int
     max_batches_in_flight: int
-    def __init__(self, generation: _Optional[int] = ..., last_seq: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ...) -> None: ...
+    resumed: bool
+    durable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., last_seq: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ..., resumed: bool = ..., durable: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("seq",)
@@ -103,16 +133,20 @@ class Draining(_message.Message):
     def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
-    __slots__ = ("session_token", "device", "transfer", "data")
+    __slots__ = ("session_token", "device", "transfer", "data", "offset", "resumable")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     session_token: str
     device: int
     transfer: int
     data: bytes
-    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    offset: int
+    resumable: bool
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., data: _Optional[bytes] = ..., offset: _Optional[int] = ..., resumable: bool = ...) -> None: ...
 
 class UploadResponse(_message.Message):
     __slots__ = ("received",)
@@ -121,6 +155,20 @@ class UploadResponse(_message.Message):
     def __init__(self, received: _Optional[int] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
+    __slots__ = ("session_token", "device", "transfer", "offset", "resumable")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    transfer: int
+    offset: int
+    resumable: bool
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., offset: _Optional[int] = ..., resumable: bool = ...) -> None: ...
+
+class TransferStatusRequest(_message.Message):
     __slots__ = ("session_token", "device", "transfer")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +177,16 @@ class DownloadRequest(_message.Message):
     device: int
     transfer: int
     def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ...) -> None: ...
+
+class TransferStatusResponse(_message.Message):
+    __slots__ = ("known", "received", "complete")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    received: int
+    complete: bool
+    def __init__(self, known: bool = ..., received: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class DownloadResponse(_message.Message):
     __slots__ = ("offset", "data")
@@ -475,3 +533,79 @@ class EndTraceRequest(_message.Message):
     target: Target
     command: _commands_pb2.EndTrace
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.EndTrace, _Mapping]] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("target", "buffer", "name", "tenants", "description")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    buffer: int
+    name: str
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    description: bytes
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., buffer: _Optional[int] = ..., name: _Optional[str] = ..., tenants: _Optional[_Iterable[str]] = ..., description: _Optional[bytes] = ...) -> None: ...
+
+class PublishResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnpublishRequest(_message.Message):
+    __slots__ = ("target", "name")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    name: str
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class UnpublishResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AttachBufferRequest(_message.Message):
+    __slots__ = ("target", "buffer", "name", "tenant")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    buffer: int
+    name: str
+    tenant: str
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., buffer: _Optional[int] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class AttachBufferResponse(_message.Message):
+    __slots__ = ("size", "description")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    description: bytes
+    def __init__(self, size: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
+
+class ListPublishedRequest(_message.Message):
+    __slots__ = ("target",)
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ...) -> None: ...
+
+class ListPublishedResponse(_message.Message):
+    __slots__ = ("buffers",)
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    buffers: _containers.RepeatedCompositeFieldContainer[PublishedBuffer]
+    def __init__(self, buffers: _Optional[_Iterable[_Union[PublishedBuffer, _Mapping]]] = ...) -> None: ...
+
+class PublishedBuffer(_message.Message):
+    __slots__ = ("name", "tenant", "size", "description", "attached")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tenant: str
+    size: int
+    description: bytes
+    attached: int
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., size: _Optional[int] = ..., description: _Optional[bytes] = ..., attached: _Optional[int] = ...) -> None: ...

@@ -50,6 +50,11 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.DownloadRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_device__pb2.DownloadResponse.FromString,
                 _registered_method=True)
+        self.TransferStatus = channel.unary_unary(
+                '/hearth.v1.DeviceService/TransferStatus',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusResponse.FromString,
+                _registered_method=True)
         self.Allocate = channel.unary_unary(
                 '/hearth.v1.DeviceService/Allocate',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.AllocateRequest.SerializeToString,
@@ -255,6 +260,26 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.EndTraceRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.TraceResult.FromString,
                 _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/hearth.v1.DeviceService/Publish',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.PublishRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.PublishResponse.FromString,
+                _registered_method=True)
+        self.Unpublish = channel.unary_unary(
+                '/hearth.v1.DeviceService/Unpublish',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.UnpublishRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.UnpublishResponse.FromString,
+                _registered_method=True)
+        self.AttachBuffer = channel.unary_unary(
+                '/hearth.v1.DeviceService/AttachBuffer',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.AttachBufferRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.AttachBufferResponse.FromString,
+                _registered_method=True)
+        self.ListPublished = channel.unary_unary(
+                '/hearth.v1.DeviceService/ListPublished',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedResponse.FromString,
+                _registered_method=True)
 
 
 class DeviceServiceServicer(object):
@@ -276,6 +301,13 @@ class DeviceServiceServicer(object):
 
     def Download(self, request, context):
         """The bytes of a Read that named a transfer; open it before the Read is sent or after, either way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TransferStatus(self, request, context):
+        """How much of an upload has arrived, for a client that lost its stream: where to go on from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -529,6 +561,31 @@ class DeviceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Publish(self, request, context):
+        """Named buffers that other sessions attach read-only. The daemon waits for the buffer's work under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpublish(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AttachBuffer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPublished(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DeviceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -546,6 +603,11 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     servicer.Download,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.DownloadRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_device__pb2.DownloadResponse.SerializeToString,
+            ),
+            'TransferStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferStatus,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusResponse.SerializeToString,
             ),
             'Allocate': grpc.unary_unary_rpc_method_handler(
                     servicer.Allocate,
@@ -752,6 +814,26 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.EndTraceRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_commands__pb2.TraceResult.SerializeToString,
             ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.PublishRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.PublishResponse.SerializeToString,
+            ),
+            'Unpublish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpublish,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.UnpublishRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.UnpublishResponse.SerializeToString,
+            ),
+            'AttachBuffer': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttachBuffer,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.AttachBufferRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.AttachBufferResponse.SerializeToString,
+            ),
+            'ListPublished': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPublished,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'hearth.v1.DeviceService', rpc_method_handlers)
@@ -834,6 +916,33 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/Download',
             hearth__proto_dot_v1_dot_device__pb2.DownloadRequest.SerializeToString,
             hearth__proto_dot_v1_dot_device__pb2.DownloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/TransferStatus',
+            hearth__proto_dot_v1_dot_device__pb2.TransferStatusRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.TransferStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1941,6 +2050,114 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/EndTrace',
             hearth__proto_dot_v1_dot_device__pb2.EndTraceRequest.SerializeToString,
             hearth__proto_dot_v1_dot_commands__pb2.TraceResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/Publish',
+            hearth__proto_dot_v1_dot_device__pb2.PublishRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpublish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/Unpublish',
+            hearth__proto_dot_v1_dot_device__pb2.UnpublishRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.UnpublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachBuffer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/AttachBuffer',
+            hearth__proto_dot_v1_dot_device__pb2.AttachBufferRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.AttachBufferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPublished(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/ListPublished',
+            hearth__proto_dot_v1_dot_device__pb2.ListPublishedRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.ListPublishedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ahearth_proto/v1/node.proto\x12\thearth.v1\"(\n\x0cVersionRange\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\xab\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12)\n\x08protocol\x18\x03 \x01(\x0b\x32\x17.hearth.v1.VersionRange\x12\"\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x11.hearth.v1.Device\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\"\xa2\x01\n\x06\x44\x65vice\x12\x0f\n\x07ordinal\x18\x01 \x01(\r\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.hearth.v1.DeviceState\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12/\n\nproperties\x18\x04 \x01(\x0b\x32\x1b.hearth.v1.DeviceProperties\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\"\xd1\x04\n\x10\x44\x65viceProperties\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0c\n\x04uuid\x18\x03 \x01(\t\x12 \n\x18\x63ompute_capability_major\x18\x04 \x01(\r\x12 \n\x18\x63ompute_capability_minor\x18\x05 \x01(\r\x12\x14\n\x0ctotal_memory\x18\x06 \x01(\x04\x12\x1c\n\x14multiprocessor_count\x18\x07 \x01(\r\x12\x11\n\twarp_size\x18\x08 \x01(\r\x12\x1d\n\x15max_threads_per_block\x18\t \x01(\r\x12\x15\n\rmax_block_dim\x18\n \x03(\r\x12\x14\n\x0cmax_grid_dim\x18\x0b \x03(\r\x12\x1c\n\x14shared_mem_per_block\x18\x0c \x01(\x04\x12\"\n\x1ashared_mem_per_block_optin\x18\r \x01(\x04\x12&\n\x1emax_threads_per_multiprocessor\x18\x0e \x01(\r\x12%\n\x1dmax_blocks_per_multiprocessor\x18\x0f \x01(\r\x12\x1b\n\x13registers_per_block\x18\x10 \x01(\r\x12\x16\n\x0el2_cache_bytes\x18\x11 \x01(\x04\x12\x16\n\x0e\x63lock_rate_khz\x18\x12 \x01(\r\x12\x16\n\x0e\x64river_version\x18\x13 \x01(\t\x12\x17\n\x0fruntime_version\x18\x14 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x15 \x03(\t\x12\x18\n\x10memory_alignment\x18\x16 \x01(\r\"l\n\x12OpenSessionRequest\x12)\n\x08protocol\x18\x01 \x01(\x0b\x32\x17.hearth.v1.VersionRange\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x03 \x01(\t\"\xea\x01\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rsession_token\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x16\n\x0eserver_version\x18\x04 \x01(\t\x12\x10\n\x08lease_ns\x18\x05 \x01(\x04\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x18.hearth.v1.SessionLimits\x12\"\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x11.hearth.v1.Device\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x03(\t\x12\x0c\n\x04node\x18\t \x01(\t\"\x92\x01\n\rSessionLimits\x12\x18\n\x10max_inline_bytes\x18\x01 \x01(\x04\x12\x17\n\x0fmax_chunk_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fmax_batch_bytes\x18\x03 \x01(\x04\x12\x1d\n\x15max_batches_in_flight\x18\x04 \x01(\r\x12\x16\n\x0emax_code_bytes\x18\x05 \x01(\x04\",\n\x13RenewSessionRequest\x12\x15\n\rsession_token\x18\x01 \x01(\t\"(\n\x14RenewSessionResponse\x12\x10\n\x08lease_ns\x18\x01 \x01(\x04\",\n\x13\x43loseSessionRequest\x12\x15\n\rsession_token\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"\x15\n\x13ListSessionsRequest\"@\n\x14ListSessionsResponse\x12(\n\x08sessions\x18\x01 \x03(\x0b\x32\x16.hearth.v1.SessionInfo\"\x89\x01\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x02 \x01(\t\x12\x16\n\x0eopened_unix_ns\x18\x03 \x01(\x04\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x15\n\rlease_left_ns\x18\x05 \x01(\x04\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\r\"\x0e\n\x0c\x44rainRequest\"!\n\rDrainResponse\x12\x10\n\x08sessions\x18\x01 \x01(\r*\x90\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_STARTING\x10\x01\x12\x18\n\x14\x44\x45VICE_STATE_SERVING\x10\x02\x12\x15\n\x11\x44\x45VICE_STATE_LOST\x10\x03\x12\x17\n\x13\x44\x45VICE_STATE_FENCED\x10\x04\x32\xcf\x03\n\x0bNodeService\x12\x43\n\x08\x44\x65scribe\x12\x1a.hearth.v1.DescribeRequest\x1a\x1b.hearth.v1.DescribeResponse\x12L\n\x0bOpenSession\x12\x1d.hearth.v1.OpenSessionRequest\x1a\x1e.hearth.v1.OpenSessionResponse\x12O\n\x0cRenewSession\x12\x1e.hearth.v1.RenewSessionRequest\x1a\x1f.hearth.v1.RenewSessionResponse\x12O\n\x0c\x43loseSession\x12\x1e.hearth.v1.CloseSessionRequest\x1a\x1f.hearth.v1.CloseSessionResponse\x12O\n\x0cListSessions\x12\x1e.hearth.v1.ListSessionsRequest\x1a\x1f.hearth.v1.ListSessionsResponse\x12:\n\x05\x44rain\x12\x17.hearth.v1.DrainRequest\x1a\x18.hearth.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ahearth_proto/v1/node.proto\x12\thearth.v1\"(\n\x0cVersionRange\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\xab\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12)\n\x08protocol\x18\x03 \x01(\x0b\x32\x17.hearth.v1.VersionRange\x12\"\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x11.hearth.v1.Device\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\"\xcf\x01\n\x06\x44\x65vice\x12\x0f\n\x07ordinal\x18\x01 \x01(\r\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.hearth.v1.DeviceState\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12/\n\nproperties\x18\x04 \x01(\x0b\x32\x1b.hearth.v1.DeviceProperties\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12+\n\tprocesses\x18\x07 \x03(\x0b\x32\x18.hearth.v1.DeviceProcess\"\xa8\x01\n\rDeviceProcess\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.hearth.v1.DeviceState\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x16\n\x0ememory_granted\x18\x06 \x01(\x04\x12\x13\n\x0bmemory_held\x18\x07 \x01(\x04\"\xd1\x04\n\x10\x44\x65viceProperties\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0c\n\x04uuid\x18\x03 \x01(\t\x12 \n\x18\x63ompute_capability_major\x18\x04 \x01(\r\x12 \n\x18\x63ompute_capability_minor\x18\x05 \x01(\r\x12\x14\n\x0ctotal_memory\x18\x06 \x01(\x04\x12\x1c\n\x14multiprocessor_count\x18\x07 \x01(\r\x12\x11\n\twarp_size\x18\x08 \x01(\r\x12\x1d\n\x15max_threads_per_block\x18\t \x01(\r\x12\x15\n\rmax_block_dim\x18\n \x03(\r\x12\x14\n\x0cmax_grid_dim\x18\x0b \x03(\r\x12\x1c\n\x14shared_mem_per_block\x18\x0c \x01(\x04\x12\"\n\x1ashared_mem_per_block_optin\x18\r \x01(\x04\x12&\n\x1emax_threads_per_multiprocessor\x18\x0e \x01(\r\x12%\n\x1dmax_blocks_per_multiprocessor\x18\x0f \x01(\r\x12\x1b\n\x13registers_per_block\x18\x10 \x01(\r\x12\x16\n\x0el2_cache_bytes\x18\x11 \x01(\x04\x12\x16\n\x0e\x63lock_rate_khz\x18\x12 \x01(\r\x12\x16\n\x0e\x64river_version\x18\x13 \x01(\t\x12\x17\n\x0fruntime_version\x18\x14 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x15 \x03(\t\x12\x18\n\x10memory_alignment\x18\x16 \x01(\r\"\xb0\x01\n\x12OpenSessionRequest\x12)\n\x08protocol\x18\x01 \x01(\x0b\x32\x17.hearth.v1.VersionRange\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x03 \x01(\t\x12\'\n\tisolation\x18\x04 \x01(\x0e\x32\x14.hearth.v1.Isolation\x12\x19\n\x11launch_timeout_ns\x18\x05 \x01(\x04\"\xa3\x02\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rsession_token\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x16\n\x0eserver_version\x18\x04 \x01(\t\x12\x10\n\x08lease_ns\x18\x05 \x01(\x04\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x18.hearth.v1.SessionLimits\x12\"\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x11.hearth.v1.Device\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x03(\t\x12\x0c\n\x04node\x18\t \x01(\t\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\'\n\tisolation\x18\x0b \x01(\x0e\x32\x14.hearth.v1.Isolation\"\x92\x01\n\rSessionLimits\x12\x18\n\x10max_inline_bytes\x18\x01 \x01(\x04\x12\x17\n\x0fmax_chunk_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fmax_batch_bytes\x18\x03 \x01(\x04\x12\x1d\n\x15max_batches_in_flight\x18\x04 \x01(\r\x12\x16\n\x0emax_code_bytes\x18\x05 \x01(\x04\",\n\x13RenewSessionRequest\x12\x15\n\rsession_token\x18\x01 \x01(\t\"(\n\x14RenewSessionResponse\x12\x10\n\x08lease_ns\x18\x01 \x01(\x04\",\n\x13\x43loseSessionRequest\x12\x15\n\rsession_token\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"\x15\n\x13ListSessionsRequest\"@\n\x14ListSessionsResponse\x12(\n\x08sessions\x18\x01 \x03(\x0b\x32\x16.hearth.v1.SessionInfo\"\xd5\x01\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x02 \x01(\t\x12\x16\n\x0eopened_unix_ns\x18\x03 \x01(\x04\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x15\n\rlease_left_ns\x18\x05 \x01(\x04\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\r\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\'\n\tisolation\x18\x08 \x01(\x0e\x32\x14.hearth.v1.Isolation\x12\x11\n\tdevice_ns\x18\t \x01(\x04\"\x0e\n\x0c\x44rainRequest\"!\n\rDrainResponse\x12\x10\n\x08sessions\x18\x01 \x01(\r\"\'\n\x11\x45ndSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x14\n\x12\x45ndSessionResponse\"&\n\x14RestartDeviceRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\"\x17\n\x15RestartDeviceResponse*\x90\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_STARTING\x10\x01\x12\x18\n\x14\x44\x45VICE_STATE_SERVING\x10\x02\x12\x15\n\x11\x44\x45VICE_STATE_LOST\x10\x03\x12\x17\n\x13\x44\x45VICE_STATE_FENCED\x10\x04*U\n\tIsolation\x12\x19\n\x15ISOLATION_UNSPECIFIED\x10\x00\x12\x14\n\x10ISOLATION_SHARED\x10\x01\x12\x17\n\x13ISOLATION_DEDICATED\x10\x02\x32\xee\x04\n\x0bNodeService\x12\x43\n\x08\x44\x65scribe\x12\x1a.hearth.v1.DescribeRequest\x1a\x1b.hearth.v1.DescribeResponse\x12L\n\x0bOpenSession\x12\x1d.hearth.v1.OpenSessionRequest\x1a\x1e.hearth.v1.OpenSessionResponse\x12O\n\x0cRenewSession\x12\x1e.hearth.v1.RenewSessionRequest\x1a\x1f.hearth.v1.RenewSessionResponse\x12O\n\x0c\x43loseSession\x12\x1e.hearth.v1.CloseSessionRequest\x1a\x1f.hearth.v1.CloseSessionResponse\x12O\n\x0cListSessions\x12\x1e.hearth.v1.ListSessionsRequest\x1a\x1f.hearth.v1.ListSessionsResponse\x12:\n\x05\x44rain\x12\x17.hearth.v1.DrainRequest\x1a\x18.hearth.v1.DrainResponse\x12I\n\nEndSession\x12\x1c.hearth.v1.EndSessionRequest\x1a\x1d.hearth.v1.EndSessionResponse\x12R\n\rRestartDevice\x12\x1f.hearth.v1.RestartDeviceRequest\x1a .hearth.v1.RestartDeviceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hearth_proto.v1.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEVICESTATE']._serialized_start=1972
-  _globals['_DEVICESTATE']._serialized_end=2116
+  _globals['_DEVICESTATE']._serialized_start=2518
+  _globals['_DEVICESTATE']._serialized_end=2662
+  _globals['_ISOLATION']._serialized_start=2664
+  _globals['_ISOLATION']._serialized_end=2749
   _globals['_VERSIONRANGE']._serialized_start=41
   _globals['_VERSIONRANGE']._serialized_end=81
   _globals['_DESCRIBEREQUEST']._serialized_start=83
@@ -40,33 +42,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE']._serialized_start=103
   _globals['_DESCRIBERESPONSE']._serialized_end=274
   _globals['_DEVICE']._serialized_start=277
-  _globals['_DEVICE']._serialized_end=439
-  _globals['_DEVICEPROPERTIES']._serialized_start=442
-  _globals['_DEVICEPROPERTIES']._serialized_end=1035
-  _globals['_OPENSESSIONREQUEST']._serialized_start=1037
-  _globals['_OPENSESSIONREQUEST']._serialized_end=1145
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=1148
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=1382
-  _globals['_SESSIONLIMITS']._serialized_start=1385
-  _globals['_SESSIONLIMITS']._serialized_end=1531
-  _globals['_RENEWSESSIONREQUEST']._serialized_start=1533
-  _globals['_RENEWSESSIONREQUEST']._serialized_end=1577
-  _globals['_RENEWSESSIONRESPONSE']._serialized_start=1579
-  _globals['_RENEWSESSIONRESPONSE']._serialized_end=1619
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1621
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1665
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1667
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1689
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=1691
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=1712
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1714
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1778
-  _globals['_SESSIONINFO']._serialized_start=1781
-  _globals['_SESSIONINFO']._serialized_end=1918
-  _globals['_DRAINREQUEST']._serialized_start=1920
-  _globals['_DRAINREQUEST']._serialized_end=1934
-  _globals['_DRAINRESPONSE']._serialized_start=1936
-  _globals['_DRAINRESPONSE']._serialized_end=1969
-  _globals['_NODESERVICE']._serialized_start=2119
-  _globals['_NODESERVICE']._serialized_end=2582
+  _globals['_DEVICE']._serialized_end=484
+  _globals['_DEVICEPROCESS']._serialized_start=487
+  _globals['_DEVICEPROCESS']._serialized_end=655
+  _globals['_DEVICEPROPERTIES']._serialized_start=658
+  _globals['_DEVICEPROPERTIES']._serialized_end=1251
+  _globals['_OPENSESSIONREQUEST']._serialized_start=1254
+  _globals['_OPENSESSIONREQUEST']._serialized_end=1430
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=1433
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=1724
+  _globals['_SESSIONLIMITS']._serialized_start=1727
+  _globals['_SESSIONLIMITS']._serialized_end=1873
+  _globals['_RENEWSESSIONREQUEST']._serialized_start=1875
+  _globals['_RENEWSESSIONREQUEST']._serialized_end=1919
+  _globals['_RENEWSESSIONRESPONSE']._serialized_start=1921
+  _globals['_RENEWSESSIONRESPONSE']._serialized_end=1961
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1963
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=2007
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=2009
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=2031
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=2033
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=2054
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=2056
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=2120
+  _globals['_SESSIONINFO']._serialized_start=2123
+  _globals['_SESSIONINFO']._serialized_end=2336
+  _globals['_DRAINREQUEST']._serialized_start=2338
+  _globals['_DRAINREQUEST']._serialized_end=2352
+  _globals['_DRAINRESPONSE']._serialized_start=2354
+  _globals['_DRAINRESPONSE']._serialized_end=2387
+  _globals['_ENDSESSIONREQUEST']._serialized_start=2389
+  _globals['_ENDSESSIONREQUEST']._serialized_end=2428
+  _globals['_ENDSESSIONRESPONSE']._serialized_start=2430
+  _globals['_ENDSESSIONRESPONSE']._serialized_end=2450
+  _globals['_RESTARTDEVICEREQUEST']._serialized_start=2452
+  _globals['_RESTARTDEVICEREQUEST']._serialized_end=2490
+  _globals['_RESTARTDEVICERESPONSE']._serialized_start=2492
+  _globals['_RESTARTDEVICERESPONSE']._serialized_end=2515
+  _globals['_NODESERVICE']._serialized_start=2752
+  _globals['_NODESERVICE']._serialized_end=3374
 # @@protoc_insertion_point(module_scope)

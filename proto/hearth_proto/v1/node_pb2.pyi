@@ -14,11 +14,20 @@ class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEVICE_STATE_SERVING: _ClassVar[DeviceState]
     DEVICE_STATE_LOST: _ClassVar[DeviceState]
     DEVICE_STATE_FENCED: _ClassVar[DeviceState]
+
+class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ISOLATION_UNSPECIFIED: _ClassVar[Isolation]
+    ISOLATION_SHARED: _ClassVar[Isolation]
+    ISOLATION_DEDICATED: _ClassVar[Isolation]
 DEVICE_STATE_UNSPECIFIED: DeviceState
 DEVICE_STATE_STARTING: DeviceState
 DEVICE_STATE_SERVING: DeviceState
 DEVICE_STATE_LOST: DeviceState
 DEVICE_STATE_FENCED: DeviceState
+ISOLATION_UNSPECIFIED: Isolation
+ISOLATION_SHARED: Isolation
+ISOLATION_DEDICATED: Isolation
 
 class VersionRange(_message.Message):
     __slots__ = ("min", "max")
@@ -49,20 +58,40 @@ class DescribeResponse(_message.Message):
     def __init__(self, node: _Optional[str] = ..., server_version: _Optional[str] = ..., protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., features: _Optional[_Iterable[str]] = ..., draining: bool = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("ordinal", "state", "generation", "properties", "pid", "detail")
+    __slots__ = ("ordinal", "state", "generation", "properties", "pid", "detail", "processes")
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     ordinal: int
     state: DeviceState
     generation: int
     properties: DeviceProperties
     pid: int
     detail: str
-    def __init__(self, ordinal: _Optional[int] = ..., state: _Optional[_Union[DeviceState, str]] = ..., generation: _Optional[int] = ..., properties: _Optional[_Union[DeviceProperties, _Mapping]] = ..., pid: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    processes: _containers.RepeatedCompositeFieldContainer[DeviceProcess]
+    def __init__(self, ordinal: _Optional[int] = ..., state: _Optional[_Union[DeviceState, str]] = ..., generation: _Optional[int] = ..., properties: _Optional[_Union[DeviceProperties, _Mapping]] = ..., pid: _Optional[int] = ..., detail: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[DeviceProcess, _Mapping]]] = ...) -> None: ...
+
+class DeviceProcess(_message.Message):
+    __slots__ = ("pid", "generation", "state", "tenant", "session_id", "memory_granted", "memory_held")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_HELD_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    generation: int
+    state: DeviceState
+    tenant: str
+    session_id: str
+    memory_granted: int
+    memory_held: int
+    def __init__(self, pid: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[DeviceState, str]] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., memory_granted: _Optional[int] = ..., memory_held: _Optional[int] = ...) -> None: ...
 
 class DeviceProperties(_message.Message):
     __slots__ = ("name", "backend", "uuid", "compute_capability_major", "compute_capability_minor", "total_memory", "multiprocessor_count", "warp_size", "max_threads_per_block", "max_block_dim", "max_grid_dim", "shared_mem_per_block", "shared_mem_per_block_optin", "max_threads_per_multiprocessor", "max_blocks_per_multiprocessor", "registers_per_block", "l2_cache_bytes", "clock_rate_khz", "driver_version", "runtime_version", "features", "memory_alignment")
@@ -113,17 +142,21 @@ class DeviceProperties(_message.Message):
     def __init__(self, name: _Optional[str] = ..., backend: _Optional[str] = ..., uuid: _Optional[str] = ..., compute_capability_major: _Optional[int] = ..., compute_capability_minor: _Optional[int] = ..., total_memory: _Optional[int] = ..., multiprocessor_count: _Optional[int] = ..., warp_size: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ..., max_block_dim: _Optional[_Iterable[int]] = ..., max_grid_dim: _Optional[_Iterable[int]] = ..., shared_mem_per_block: _Optional[int] = ..., shared_mem_per_block_optin: _Optional[int] = ..., max_threads_per_multiprocessor: _Optional[int] = ..., max_blocks_per_multiprocessor: _Optional[int] = ..., registers_per_block: _Optional[int] = ..., l2_cache_bytes: _Optional[int] = ..., clock_rate_khz: _Optional[int] = ..., driver_version: _Optional[str] = ..., runtime_version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., memory_alignment: _Optional[int] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("protocol", "client_version", "client_name")
+    __slots__ = ("protocol", "client_version", "client_name", "isolation", "launch_timeout_ns")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     protocol: VersionRange
     client_version: str
     client_name: str
-    def __init__(self, protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., client_version: _Optional[str] = ..., client_name: _Optional[str] = ...) -> None: ...
+    isolation: Isolation
+    launch_timeout_ns: int
+    def __init__(self, protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., client_version: _Optional[str] = ..., client_name: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., launch_timeout_ns: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session_id", "session_token", "protocol", "server_version", "lease_ns", "limits", "devices", "features", "node")
+    __slots__ = ("session_id", "session_token", "protocol", "server_version", "lease_ns", "limits", "devices", "features", "node", "tenant", "isolation")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +166,8 @@ class OpenSessionResponse(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     session_token: str
     protocol: int
@@ -142,7 +177,9 @@ class OpenSessionResponse(_message.Message):
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     features: _containers.RepeatedScalarFieldContainer[str]
     node: str
-    def __init__(self, session_id: _Optional[str] = ..., session_token: _Optional[str] = ..., protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., lease_ns: _Optional[int] = ..., limits: _Optional[_Union[SessionLimits, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., features: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ...) -> None: ...
+    tenant: str
+    isolation: Isolation
+    def __init__(self, session_id: _Optional[str] = ..., session_token: _Optional[str] = ..., protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., lease_ns: _Optional[int] = ..., limits: _Optional[_Union[SessionLimits, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., features: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., tenant: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ...) -> None: ...
 
 class SessionLimits(_message.Message):
     __slots__ = ("max_inline_bytes", "max_chunk_bytes", "max_batch_bytes", "max_batches_in_flight", "max_code_bytes")
@@ -191,20 +228,26 @@ class ListSessionsResponse(_message.Message):
     def __init__(self, sessions: _Optional[_Iterable[_Union[SessionInfo, _Mapping]]] = ...) -> None: ...
 
 class SessionInfo(_message.Message):
-    __slots__ = ("session_id", "client_name", "opened_unix_ns", "connected", "lease_left_ns", "devices")
+    __slots__ = ("session_id", "client_name", "opened_unix_ns", "connected", "lease_left_ns", "devices", "tenant", "isolation", "device_ns")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     OPENED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LEASE_LEFT_NS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     client_name: str
     opened_unix_ns: int
     connected: bool
     lease_left_ns: int
     devices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., client_name: _Optional[str] = ..., opened_unix_ns: _Optional[int] = ..., connected: bool = ..., lease_left_ns: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ...) -> None: ...
+    tenant: str
+    isolation: Isolation
+    device_ns: int
+    def __init__(self, session_id: _Optional[str] = ..., client_name: _Optional[str] = ..., opened_unix_ns: _Optional[int] = ..., connected: bool = ..., lease_left_ns: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., device_ns: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()
@@ -215,3 +258,23 @@ class DrainResponse(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     def __init__(self, sessions: _Optional[int] = ...) -> None: ...
+
+class EndSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class EndSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestartDeviceRequest(_message.Message):
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: int
+    def __init__(self, device: _Optional[int] = ...) -> None: ...
+
+class RestartDeviceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -64,6 +64,16 @@ class NodeServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_node__pb2.DrainRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_node__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/hearth.v1.NodeService/EndSession',
+                request_serializer=hearth__proto_dot_v1_dot_node__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_node__pb2.EndSessionResponse.FromString,
+                _registered_method=True)
+        self.RestartDevice = channel.unary_unary(
+                '/hearth.v1.NodeService/RestartDevice',
+                request_serializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
@@ -106,6 +116,20 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndSession(self, request, context):
+        """Ends somebody's session. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartDevice(self, request, context):
+        """Replaces a device's processes and lifts its fence. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -138,6 +162,16 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=hearth__proto_dot_v1_dot_node__pb2.DrainRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_node__pb2.DrainResponse.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=hearth__proto_dot_v1_dot_node__pb2.EndSessionRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_node__pb2.EndSessionResponse.SerializeToString,
+            ),
+            'RestartDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartDevice,
+                    request_deserializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -302,6 +336,60 @@ class NodeService(object):
             '/hearth.v1.NodeService/Drain',
             hearth__proto_dot_v1_dot_node__pb2.DrainRequest.SerializeToString,
             hearth__proto_dot_v1_dot_node__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.NodeService/EndSession',
+            hearth__proto_dot_v1_dot_node__pb2.EndSessionRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_node__pb2.EndSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.NodeService/RestartDevice',
+            hearth__proto_dot_v1_dot_node__pb2.RestartDeviceRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_node__pb2.RestartDeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -18,6 +18,7 @@ from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_pool import CompileWorkers, forked
 from hearthd.device.compiler import CompileService
 from hearthd.device.context import Device
+from hearthd.device.descriptors import Descriptors
 from hearthd.device.executor import Executor
 from hearthd.device.journal import Journal
 from hearthd.device.loop import Loop
@@ -67,7 +68,12 @@ class DeviceProcess:
     """The loop, the link to the front, and the executor between them."""
 
     def __init__(
-        self, link: socket.socket, spec: DeviceSpec, server: ComputeServer, workers: CompileWorkers | None = None
+        self,
+        link: socket.socket,
+        spec: DeviceSpec,
+        server: ComputeServer,
+        workers: CompileWorkers | None = None,
+        descriptors: socket.socket | None = None,
     ) -> None:
         workers = workers or compile_workers(spec)
         workers.serve(server.compiler)
@@ -116,6 +122,9 @@ class DeviceProcess:
         device.staging.on_return = telemetry.transfer.observe
         self.loop.on_turn = telemetry.loop_turn.observe
         self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
+        self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
+        """The socket beside the link, where open files are handed over."""
+        self._controls: dict[int, Callable[[Frame], None]] = {}
         self.loop.add_reader(link.fileno(), self._readable)
         self.loop.on_poll = self._poll
         self.loop.on_idle = self._outbox.send
@@ -139,6 +148,10 @@ class DeviceProcess:
         self._outbox.send_all()
         self._device.compiler.close()
         self._server.close()
+
+    def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
+        """`handler` takes the frames of this kind, which are about the process and not about one session's work."""
+        self._controls[kind] = handler
 
     def _kick(self, session: Session | None) -> None:
         self._executor.kick(session)  # made after what calls this
@@ -200,6 +213,8 @@ class DeviceProcess:
             self._executor.collectives.message(frame.payload, self._executor.session)
         elif frame.kind == Kind.SHUTDOWN:
             self.loop.stop()
+        elif frame.kind in self._controls:
+            self._controls[frame.kind](frame)
         else:
             self._executor.frame(frame)
 
@@ -223,7 +238,7 @@ class DeviceProcess:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(link: socket.socket, spec: DeviceSpec) -> None:
+def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
     """Entry point of a device process."""
     _die_with_parent()
     _adopt_orphans()
@@ -237,7 +252,7 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
     workers = compile_workers(spec)
     workers.warm(forked)  # before there is a thread or a CUDA context; it loads its compiler while the device is opened
     try:
-        process = DeviceProcess(link, spec, make_server(spec), workers)
+        process = DeviceProcess(link, spec, make_server(spec), workers, descriptors)
     except (Refusal, DeviceFault) as error:
         refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))
         link.setblocking(True)

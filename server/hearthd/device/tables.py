@@ -349,9 +349,20 @@ class BatchEntry:
 class Session:
     """One session's state on this device."""
 
-    def __init__(self, channel: int, info: Mapping[str, str], track: Callable[[], Track]) -> None:
+    def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[], Track]) -> None:
         self.channel = channel
-        self.id = info.get("session", "")
+        self.id: str = info.get("session", "")
+        self.tenant: str = info.get("tenant", "")
+        self.weight: float = info.get("weight", 1.0)
+        """Its share of the device's time, beside the weights of other sessions that want it."""
+        self.priority: int = info.get("priority", 0)
+        """Added to that of its streams; lower is more urgent."""
+        self.launch_timeout: float = info.get("launch_timeout", 0.0)
+        """Seconds, for launches that have no limit of their own; 0: the daemon's default."""
+        self.device_bytes: int = info.get("device_bytes", 0)
+        """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
+        self.pinned_bytes: int = info.get("pinned_bytes", 0)
+        self.durable_bytes: int = info.get("durable_bytes", 0)
         self.recall: Recall[Known] = Recall()
         """Launches that may be repeated without another look, by their records."""
         self.buffers: Table[Buffer] = Table("buffer", self.recall)

@@ -18,6 +18,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
+from hearthd.front.descriptors import Descriptors
 from hearthd.front.launcher import DeviceProcess, Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.loss import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
@@ -59,6 +60,9 @@ class Owner(Protocol):
     async def changed(self) -> None: ...
 
     def device_lost(self, ordinal: int, why: str) -> None: ...
+
+    async def before_serving(self, link: DeviceLink) -> None:
+        """A process is ready: what has to be there before anybody uses it is brought back now."""
 
 
 class Device:
@@ -111,7 +115,7 @@ class Device:
             if channel is not None and channel.link is link and channel.alive:
                 return channel
             if link.loss is None:
-                channel = link.open_channel(session.id, session.client_name)
+                channel = link.open_channel(session.opening())
                 session.channels[self.ordinal] = channel
                 return channel
 
@@ -187,6 +191,8 @@ class Device:
         link = DeviceLink(self.ordinal, self.generation, self._owner.on_collective)
         link.on_stats = partial(self.totals.observe, self.generation)
         try:
+            if process.descriptors is not None:
+                link.descriptors = Descriptors(process.descriptors, self.ordinal)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=process.socket)
             self.link = link
             cause = await self._watch(link, exited, begin)
@@ -194,7 +200,7 @@ class Device:
             process.kill()
             raise
         if self._stopping:
-            await self._bury(process, exited)
+            await self._bury(process, exited, link.descriptors)
             link.fail(self._stopped(), [])
         else:
             if cause.label == "stuck":
@@ -203,7 +209,7 @@ class Device:
             if cause.label != "fault":  # that one has just said that it ends by itself
                 process.kill()
             self._lost(link, cause)
-            await self._bury(process, exited)
+            await self._bury(process, exited, link.descriptors)
         self._process, self.pid = None, 0
         return cause
 
@@ -216,6 +222,7 @@ class Device:
                 return await find_cause(link, exited)
             return Cause("start_timeout", f"it was not ready within {self._policy.start_timeout:g} s of its start")
         self.properties = link.ready.result()
+        await self._owner.before_serving(link)
         self.last_pong = time.monotonic()
         self._set(SERVING, "")
         log.info(
@@ -259,13 +266,17 @@ class Device:
         self.link = None
         self._owner.device_lost(self.ordinal, cause.text)
 
-    async def _bury(self, process: DeviceProcess, exited: asyncio.Future[int | None]) -> None:
+    async def _bury(
+        self, process: DeviceProcess, exited: asyncio.Future[int | None], descriptors: Descriptors | None
+    ) -> None:
         """Returns when the process is gone; what it held on the device is free by then."""
         _, pending = await asyncio.wait({exited}, timeout=EXIT_GRACE)
         if pending:
             process.kill()
             await exited
         process.socket.close()
+        if descriptors is not None:
+            descriptors.close()
 
     def _stopped(self) -> Refusal:
         return Refusal(Reason.DRAINING, "The daemon is stopping.", fix="Try again when it runs.", retry_after_s=1.0)

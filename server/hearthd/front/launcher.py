@@ -19,6 +19,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Protocol
 
+from hearth_proto import descriptors
 from hearthd.entry import device_main
 from hearthd.spec import DeviceSpec
 
@@ -34,6 +35,10 @@ class DeviceProcess(Protocol):
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def descriptors(self) -> socket.socket | None:
+        """The socket beside the link, where open files are handed over."""
 
     @property
     def socket(self) -> socket.socket: ...
@@ -87,17 +92,20 @@ class ForkServerLauncher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (ours, theirs):  # a chunk of a transfer at once, as far as the system lets us
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BUFFER)
+        our_files, their_files = descriptors.pair()
         try:
             process = self._context.Process(
-                target=device_main, args=(theirs, spec), name=f"hearthd-device-{spec.ordinal}"
+                target=device_main, args=(theirs, spec, their_files), name=f"hearthd-device-{spec.ordinal}"
             )
             process.start()
         except BaseException:
             ours.close()
+            our_files.close()
             raise
         finally:
             theirs.close()
-        return _Child(process, ours)
+            their_files.close()
+        return _Child(process, ours, our_files)
 
     async def stop(self) -> None:
         """Ends the forkserver and the resource tracker; device processes have ended before."""
@@ -107,9 +115,10 @@ class ForkServerLauncher:
 
 
 class _Child:
-    def __init__(self, process: ForkServerProcess, link: socket.socket) -> None:
+    def __init__(self, process: ForkServerProcess, link: socket.socket, files: socket.socket) -> None:
         self._process = process
         self.socket = link
+        self.descriptors = files
         assert process.pid is not None
         self.pid: int = process.pid
         self._exit: asyncio.Future[int | None] | None = None

@@ -7,6 +7,7 @@ never held up by a slow client. Writing pushes back by `drain`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 from collections.abc import Callable
@@ -17,15 +18,20 @@ from google.protobuf.message import DecodeError
 
 from hearth_proto import frames
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Refusal
+from hearth_proto.reasons import Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.channel import Channel
+from hearthd.front.descriptors import Descriptors
 
 log = structlog.get_logger("hearthd.link")
 
 _SMALL = 64 << 10
 """Payloads up to here are copied behind their header; longer ones are written from where they lie."""
 _HIGH_WATER = 4 << 20
+
+_ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED)
+"""Frames that answer an `ask` by their id, or come by themselves, with id 0, and go to who listens."""
+_NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT)
 
 CollectiveSink = Callable[[int, "DeviceLink", dict[str, Any]], None]
 
@@ -54,6 +60,9 @@ class DeviceLink(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}  # PING and STATS, by id
         self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
+        self.descriptors: Descriptors | None = None
+        """The socket beside the link, where open files are handed over."""
+        self._listeners: dict[int, Callable[[Frame], None]] = {}
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.ACK: self._on_ack,
             Kind.RESPONSE: self._on_response,
@@ -67,6 +76,7 @@ class DeviceLink(asyncio.Protocol):
             Kind.COLLECTIVE: self._on_collective_frame,
             Kind.READY: self._on_ready,
             Kind.FAULT: self._on_fault,
+            **dict.fromkeys((*_ANSWERS, *_NEWS), self._on_asked),
         }
 
     # ---- asyncio.Protocol ----
@@ -139,14 +149,36 @@ class DeviceLink(asyncio.Protocol):
     def send_json(self, kind: int, body: dict[str, Any]) -> None:
         self.send(kind, json.dumps(body, separators=(",", ":")).encode())
 
-    def open_channel(self, session_id: str, client_name: str) -> Channel:
-        """A new channel for a session."""
+    def open_channel(self, opening: dict[str, Any]) -> Channel:
+        """A new channel for a session; `opening`: what the device process is told of it."""
         number = next(self._numbers)
-        channel = Channel(self, number, session_id)
+        channel = Channel(self, number, opening["session"])
         self.channels[number] = channel
-        body = json.dumps({"session": session_id, "client": client_name}).encode()
-        self.send(Kind.OPEN, body, channel=number)
+        self.send(Kind.OPEN, json.dumps(opening).encode(), channel=number)
         return channel
+
+    def listen(self, kind: Kind, listener: Callable[[Frame], None]) -> None:
+        """`listener` takes the frames of this kind that answer no `ask`."""
+        self._listeners[kind] = listener
+
+    async def ask(self, kind: Kind, body: dict[str, Any], channel: int = 0) -> dict[str, Any]:
+        """The JSON that the device process answers to one frame; raises the loss when it is gone meanwhile.
+
+        What the device process refuses comes as ``{"error": <base64 of a Status>}`` and is raised as `Refusal`.
+        """
+        if self.loss is not None:
+            raise self.loss
+        ident = next(self._ids)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[ident] = answer
+        try:
+            self.send(kind, json.dumps(body).encode(), channel=channel, id=ident)
+            payload: dict[str, Any] = json.loads(await answer)
+        finally:
+            self._answers.pop(ident, None)
+        if "error" in payload:
+            raise from_status(status_pb2.Status.FromString(base64.b64decode(payload["error"])))
+        return payload
 
     async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
         """The device's answer to one command; raises `Refusal` where the device process is lost meanwhile."""
@@ -230,6 +262,16 @@ class DeviceLink(asyncio.Protocol):
         answer = self._answers.get(frame.id)
         if answer is not None and not answer.done():
             answer.set_result(frame.payload)
+
+    def _on_asked(self, frame: Frame) -> None:
+        answer = self._answers.get(frame.id) if frame.kind in _ANSWERS else None
+        if answer is not None:
+            if not answer.done():
+                answer.set_result(frame.payload)
+            return
+        listener = self._listeners.get(frame.kind)
+        if listener is not None:
+            listener(frame)
 
     def _on_stats(self, frame: Frame) -> None:
         """An answer, or, with id 0, what a process that gives up its device has counted."""

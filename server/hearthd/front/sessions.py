@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -16,6 +17,8 @@ from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
+from hearthd.front.queues import Queue
+from hearthd.front.tenants import EVERYONE, Tenant
 
 log = structlog.get_logger("hearthd.sessions")
 
@@ -34,10 +37,37 @@ class Session:
     lease: float
     touched: float
     key: bytes
+    tenant: Tenant = EVERYONE
+    dedicated: bool = False
+    """Whether it has device processes of its own."""
+    launch_timeout: float = 0.0
+    """Seconds, for launches without a limit of their own; 0: the daemon's default."""
+    queue: Queue = field(default_factory=Queue)
+    """The tenant's."""
     channels: dict[int, Channel] = field(default_factory=dict)
+    """Its place in the device process that serves it now, by ordinal."""
+    ended: dict[int, Channel] = field(default_factory=dict)
+    """Its last place in a device process that was lost, by ordinal: what a client that comes back has still to hear."""
+    device_ns: int = 0
+    """Device time used so far, on all devices."""
     connections: int = 0
     """Execute streams and calls under way."""
     closing: bool = False
+
+    def opening(self) -> dict[str, Any]:
+        """What a device process is told of it (the payload of OPEN)."""
+        tenant, quotas = self.tenant, self.tenant.quotas
+        return {
+            "session": self.id,
+            "client": self.client_name,
+            "tenant": tenant.name,
+            "weight": tenant.weight,
+            "priority": tenant.priority,
+            "launch_timeout": self.launch_timeout,
+            "device_bytes": quotas.device_bytes,
+            "pinned_bytes": quotas.pinned_bytes,
+            "durable_bytes": quotas.durable_bytes,
+        }
 
     @property
     def deadline(self) -> float:

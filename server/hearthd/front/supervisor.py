@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from hearthd.front import refusals
 from hearthd.front.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, Policy
 from hearthd.front.launcher import Launcher
-from hearthd.front.link import CollectiveSink
+from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.spec import DeviceSpec
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Policy", "Supervisor"]
@@ -27,6 +27,8 @@ class Supervisor:
     ) -> None:
         self.on_collective = on_collective
         self.device_lost = on_lost
+        self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
+        """Called, in order, with the link of each process that is ready, before it serves."""
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
@@ -47,6 +49,10 @@ class Supervisor:
         """Starts every device's process, in parallel."""
         for device in self:
             self._tasks[device.ordinal] = asyncio.create_task(device.run(), name=f"device-{device.ordinal}")
+
+    async def before_serving(self, link: DeviceLink) -> None:
+        for prepare in self.prepare:
+            await prepare(link)
 
     async def settled(self) -> None:
         """Returns when no device is starting for the first time any more."""

@@ -38,6 +38,7 @@ class FakeDevice:
         self.spec = spec
         self.launcher = launcher
         self.socket, self.link = socket.socketpair()
+        self.descriptors: socket.socket | None = None
         self.pid = 100000 + spec.ordinal
         self.commands: list[commands_pb2.Command] = []
         self.batches: list[commands_pb2.Batch] = []

@@ -44,7 +44,7 @@ async def receive(peer: socket.socket, count: int) -> list[frames.Frame]:
 def test_calls_are_answered_by_number_in_any_order() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
-            channel = link.open_channel("s", "me")
+            channel = link.open_channel({"session": "s", "client": "me"})
             calls = [asyncio.create_task(channel.call(commands_pb2.Command(stream=n))) for n in range(5)]
             got = await receive(peer, 6)
             assert [frame.kind for frame in got] == [Kind.OPEN] + [Kind.CALL] * 5
@@ -119,7 +119,7 @@ def test_garbage_ends_the_link_with_a_reason(garbage: bytes) -> None:
 def test_loss_reaches_everyone_once() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
-            channel = link.open_channel("s", "me")
+            channel = link.open_channel({"session": "s", "client": "me"})
             ends: list[tuple[Refusal, bytes]] = []
 
             class Sink:

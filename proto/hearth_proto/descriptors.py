@@ -1,0 +1,52 @@
+"""Open files handed from process to process: one message of JSON with its descriptors, on a socket of packets.
+
+Used beside a link whose byte stream cannot carry them. Who sends keeps its own copies; who receives owns what came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+MAX_MESSAGE = 64 << 10
+MAX_DESCRIPTORS = 64
+"""The system's own limit is 253 (SCM_MAX_FD)."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends: packets keep their borders, so that descriptors stay with their message."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(end: socket.socket, body: dict[str, Any], files: Sequence[int]) -> None:
+    """Sends one message. Raises OSError (BlockingIOError where a non-blocking socket is full)."""
+    message = json.dumps(body, separators=(",", ":")).encode()
+    if len(message) > MAX_MESSAGE or len(files) > MAX_DESCRIPTORS:
+        raise ValueError(f"a message of {len(message)} bytes with {len(files)} descriptors does not fit one packet")
+    socket.send_fds(end, [message], files)
+
+
+def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message and its descriptors, close-on-exec; None at the end of the stream.
+
+    Raises BlockingIOError where nothing is there, ValueError for what is no message; nothing is left open by either.
+    """
+    message, files, flags, _ = socket.recv_fds(end, MAX_MESSAGE, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    try:
+        if not message and not files:
+            return None
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("a message was cut short")
+        body = json.loads(message)
+        if not isinstance(body, dict):
+            raise ValueError("a message is no JSON object")
+    except ValueError:
+        for file in files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        raise
+    return body, files

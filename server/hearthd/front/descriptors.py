@@ -1,0 +1,67 @@
+"""Descriptors to and from one device process: the socket beside its link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from hearth_proto import descriptors
+
+log = structlog.get_logger("hearthd.link")
+
+Receiver = Callable[[dict[str, Any], list[int]], None]
+"""Owns the descriptors that it is given."""
+
+
+class Descriptors:
+    """The front's end. Messages name their `kind`; each kind has one receiver."""
+
+    def __init__(self, end: socket.socket, device: int) -> None:
+        self._end = end
+        self._device = device
+        self._receivers: dict[str, Receiver] = {}
+        end.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(end.fileno(), self._readable)
+        self._open = True
+
+    def on(self, kind: str, receiver: Receiver) -> None:
+        """`receiver` takes the messages of this kind, and owns their descriptors."""
+        self._receivers[kind] = receiver
+
+    def send(self, kind: str, body: dict[str, Any], files: Sequence[int]) -> None:
+        """Sends one message. Raises OSError where the process is gone or takes no more just now."""
+        descriptors.send(self._end, {**body, "kind": kind}, files)
+
+    def close(self) -> None:
+        """A second call does nothing."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._end.fileno())
+            self._end.close()
+
+    def _readable(self) -> None:
+        while self._open:
+            try:
+                message = descriptors.receive(self._end)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as error:
+                log.warning("descriptors", device=self._device, error=str(error))
+                return
+            if message is None:
+                self.close()
+                return
+            body, files = message
+            receiver = self._receivers.get(str(body.get("kind")))
+            if receiver is None:
+                log.warning("descriptors", device=self._device, error=f"nobody takes {body.get('kind')!r}")
+                for file in files:
+                    os.close(file)
+            else:
+                receiver(body, files)

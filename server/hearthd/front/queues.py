@@ -1,0 +1,45 @@
+"""How much of a tenant's work the daemon has taken and not executed: the bound behind which it takes no more."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Queue:
+    """Batches and calls of all sessions of a tenant, in bytes and number; 0: no bound."""
+
+    def __init__(self, most_commands: int = 0, most_bytes: int = 0) -> None:
+        self.commands = 0
+        self.bytes = 0
+        self._most_commands = most_commands
+        self._most_bytes = most_bytes
+        self._room: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether who wants to add has to wait. What is alone always goes, however large."""
+        return bool(
+            (self._most_commands and self.commands >= self._most_commands)
+            or (self._most_bytes and self.bytes >= self._most_bytes)
+        )
+
+    def take(self, size: int, commands: int = 1) -> None:
+        """Something was taken."""
+        self.commands += commands
+        self.bytes += size
+
+    def give(self, size: int, commands: int = 1) -> None:
+        """It was executed, or will never be."""
+        self.commands -= commands
+        self.bytes -= size
+        if self._room is not None and not self.full:
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
+
+    async def room(self) -> None:
+        """Returns when it is not full."""
+        while self.full:
+            if self._room is None:
+                self._room = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._room)
