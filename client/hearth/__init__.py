@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from hearth.properties import MemoryUsage as MemoryUsage
     from hearth.properties import NodeInfo as NodeInfo
     from hearth.properties import SessionInfo as SessionInfo
+    from hearth.published import PublishedArray as PublishedArray
     from hearth.readonly import read_only as read_only
     from hearth.stream import Event as Event
     from hearth.stream import Stream as Stream
@@ -110,6 +111,7 @@ _HOMES = {
     "prepared": ("Prepared",),
     "profile": ("Profile",),
     "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "SessionInfo"),
+    "published": ("PublishedArray",),
     "readonly": ("read_only",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
     "tensor_map": ("Im2col", "TensorMap"),
@@ -155,6 +157,7 @@ __all__ = [
     "PendingDispatch",
     "Prepared",
     "Profile",
+    "PublishedArray",
     "QuotaExceededError",
     "RawModule",
     "SessionExpiredError",

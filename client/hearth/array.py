@@ -211,6 +211,19 @@ class DeviceArray(Views):
 
         return TensorMap(self, box, im2col=im2col, **options)
 
+    @property
+    def durable(self) -> bool:
+        """Whether it comes back after a loss of the device: see `Device.durable`."""
+        return self._memory.owner is not None and self._memory in self._connection.durables
+
+    def checkpoint(self, stream: stream.Stream | None = None) -> None:
+        """Takes a new copy of a durable array, as it is at this point of the stream: see `Device.checkpoint`."""
+        self._device.checkpoint(self, stream=stream)
+
+    def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
+        """Lets other sessions attach it under `name`, read-only; see `Device.publish`."""
+        self._device.publish(name, self, tenants)
+
     def free(self) -> None:
         """Gives the memory back now, for all views; using any of them afterwards is an error."""
         self._memory.free()

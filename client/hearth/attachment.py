@@ -1,4 +1,4 @@
-"""One Execute stream, driven by threads: those that submit, one that sends, one that receives.
+"""The attachment to a device, driven by threads: those that submit, one that sends, one that receives.
 
 A lone command goes at once; while a batch is on its way further commands gather, so that batches form by themselves
 under load. Who submits faster than the daemon executes waits, the receiving thread never does.
@@ -12,22 +12,28 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hearth.errors import ClosedError, ConnectError, DeviceLostError, HearthError, TimeoutError
+from hearth.errors import ClosedError, HearthError, TimeoutError
+from hearth.execute import Execute
+from hearth.memory import burials
 from hearth.reply import Reply
-from hearth.session import Limits, Session
+from hearth.session import Session
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.memory import Graveyard, Space
+    from hearth.outgoing import Limits
     from hearth.output import Prints
-    from hearth.transport.base import Responses, Transport
+    from hearth.transport.base import Transport
 
 _IDLE_S = 1.0
 """How late a buffer may be given back in the one race that `nudge` loses: it takes no lock."""
+_AWAY_S = 1.0
+"""How long who closes waits for a connection that broke."""
 
 
 class Attachment:
-    """A session's work on one device, from one attach to the loss or close of the stream."""
+    """A session's work on one device, from one attach to the loss of the device or the close of the session; where the
+    connection breaks, it goes on over the next."""
 
     def __init__(
         self,
@@ -35,32 +41,35 @@ class Attachment:
         on_end: Callable[[Attachment, HearthError, bool], None],
         on_late_error: Callable[[HearthError], None],
         prints: Prints | None = None,
+        requests: Iterator[int] | None = None,
     ) -> None:
-        self.session = Session(limits)
+        self._requests_minted = requests if requests is not None else itertools.count(1)
+        self.session = Session(limits, next(self._requests_minted))
         self._prints = prints
         if prints is not None:
             self.session.on_output = prints.add
         self.alive = False
+        self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
         self._on_end = on_end
         self._on_late_error = on_late_error
         self._graveyard: Graveyard | None = None
-        self._requests_minted = itertools.count(1)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender waits for commands or for the window
         self._change = threading.Condition(self._lock)  # others wait for room, for the attach, for quiet
         self._sender_waits = False
         self._watchers = 0
-        self._responses: Responses | None = None
+        self._stream = 0
+        self.execute: Execute | None = None
 
     # ---- life ----
 
-    def open(self, transport: Transport, token: str, device: int, timeout: float) -> None:
-        """Attaches. Raises what the daemon answers, or `TimeoutError`."""
-        attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token=token, device=device))
-        self._responses = responses = transport.execute(self._requests(attach.SerializeToString()))
-        threading.Thread(target=self._receive, args=(responses,), name=f"hearth-receive-{device}", daemon=True).start()
+    def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
+        """Attaches; `lease`: how long, in seconds, it may be away when the connection breaks. Raises what the daemon
+        answers, or `TimeoutError`."""
+        self.execute = execute = Execute(self, transport, token, device, lease)
+        execute.open()
         with self._lock:
             self._await(lambda: self.session.attached or self.session.error is not None, timeout)
             error = self.session.error
@@ -87,19 +96,34 @@ class Attachment:
             was_alive = self.session.error is None
             self.alive = False
             report = self.session.fail(error)
+            self.over.set()
             self._work.notify_all()
             self._change.notify_all()
-        if self._responses is not None:
-            self._responses.cancel()
+        if self.execute is not None:
+            self.execute.cancel()
         if was_alive:
             self._on_end(self, error, report)
 
     def settle(self, timeout: float) -> None:
-        """Waits until everything queued was sent and acknowledged, `timeout` seconds at most."""
+        """Waits until everything queued was sent and acknowledged, `timeout` seconds at most, and not long for a
+        connection that broke."""
+        session, deadline = self.session, time.monotonic() + timeout
         with self._lock:
             self._bury()
             self._wake_sender()
-            self._await(lambda: self.session.idle or self.session.error is not None, timeout)
+            while not session.idle and session.error is None and (left := deadline - time.monotonic()) > 0:
+                if session.attached:
+                    self._await(lambda: session.idle or session.error is not None or not session.attached, left)
+                else:
+                    self._await(lambda: session.attached or session.error is not None, min(left, _AWAY_S))
+                    if not session.attached:
+                        return
+
+    def arrived(self, transfer: int, size: int) -> None:
+        """So many bytes of a download have come: the daemon is told."""
+        with self._lock:
+            self.session.arrived(transfer, size)
+            self._wake_sender()
 
     # ---- submit ----
 
@@ -165,7 +189,7 @@ class Attachment:
             self._watchers -= 1
 
     def _wake_sender(self) -> None:
-        if self._sender_waits and self.session.sendable:
+        if self._sender_waits and (self.session.sendable or self.session.receipt_due):
             self._sender_waits = False
             self._work.notify()
 
@@ -183,77 +207,50 @@ class Attachment:
     def _bury(self) -> None:
         if self._graveyard is None or self.session.error is not None:
             return
-        dead = self._graveyard.dead
-        buffers: list[int] = []
-        others: list[commands_pb2.Command] = []
-        while dead:
-            kind, handle = dead.popleft()
-            if kind == "buffer":
-                buffers.append(handle)
-            elif kind == "stream":
-                others.append(commands_pb2.Command(destroy_stream=commands_pb2.DestroyStream(stream=handle)))
-            elif kind == "event":
-                others.append(commands_pb2.Command(destroy_event=commands_pb2.DestroyEvent(event=handle)))
-            elif kind == "tensor_map":
-                destroyed = commands_pb2.DestroyTensorMap(tensor_map=handle)
-                others.append(commands_pb2.Command(destroy_tensor_map=destroyed))
-            elif kind == "graph":
-                others.append(commands_pb2.Command(destroy_graph=commands_pb2.DestroyGraph(graph=handle)))
-            elif kind == "prepared":
-                destroyed_list = commands_pb2.DestroyPrepared(prepared=handle)
-                others.append(commands_pb2.Command(destroy_prepared=destroyed_list))
-            else:
-                others.append(commands_pb2.Command(unload_module=commands_pb2.UnloadModule(module=handle)))
-        if buffers:
-            others.insert(0, commands_pb2.Command(free=commands_pb2.Free(buffers=buffers)))
-        for command in others:
+        for command in burials(self._graveyard.dead):
             self.session.add(command.SerializeToString())
 
-    # ---- the sender and the receiver ----
+    # ---- called by the sending and the receiving thread ----
 
-    def _requests(self, attach: bytes) -> Iterator[bytes]:
-        """What gRPC's sending thread asks for; ends with the attachment."""
-        yield attach
+    def begin(self) -> int:
+        with self._lock:
+            self._stream += 1
+            self._work.notify_all()
+            return self._stream
+
+    def take(self, stream: int) -> bytes | None:
         session = self.session
-        while True:
-            with self._lock:
-                while True:
-                    if session.error is not None:
-                        return
-                    if session.attached:
-                        self._bury()
-                    batch = session.next_batch()
-                    if batch is not None:
-                        break
-                    self._sender_waits = True
-                    self._work.wait(_IDLE_S)
-                    self._sender_waits = False
-                if self._watchers:
-                    self._change.notify_all()
-            yield batch
+        with self._lock:
+            while True:
+                if session.error is not None or stream != self._stream:
+                    return None
+                if session.attached:
+                    self._bury()
+                request = session.next_request()
+                if request is not None:
+                    break
+                self._sender_waits = True
+                self._work.wait(_IDLE_S)
+                self._sender_waits = False
+            if self._watchers:
+                self._change.notify_all()
+        return request
 
-    def _receive(self, responses: Responses) -> None:
-        error: HearthError | None = None
-        try:
-            for response in responses:
-                with self._lock:
-                    self.session.receive(response)
-                    error = self.session.fail_later
-                    if error is not None:
-                        break
-                    self._wake_sender()
-                    if self._watchers:
-                        self._change.notify_all()
-            else:
-                error = ConnectError("the daemon ended the stream.", reason="DEVICE_UNAVAILABLE", fix="connect again.")
-        except HearthError as refused:
-            error = refused
-        except Exception as unexpected:  # a receiver that dies silently would leave every waiter waiting
-            error = HearthError(f"the connection failed: {unexpected!r}.", reason="INTERNAL")
-        if isinstance(error, DeviceLostError):
-            self.session.device_lost = True
-        assert error is not None
-        self.end(error)
+    def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
+        with self._lock:
+            session = self.session
+            session.receive(response)
+            if session.fail_later is not None:
+                return session.fail_later
+            self._wake_sender()
+            if self._watchers:
+                self._change.notify_all()
+        return None
+
+    def suspend(self, error: HearthError) -> None:
+        with self._lock:
+            self.session.suspend(error)
+            self._change.notify_all()
 
 
 def closed() -> ClosedError:

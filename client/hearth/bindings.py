@@ -29,7 +29,7 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.function import Function
-    from hearth.session import Limits
+    from hearth.outgoing import Limits
 
 Array = np.ndarray[Any, Any]
 Binding = commands_pb2.Binding

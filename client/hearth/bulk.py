@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 from hearth import transfer
 from hearth.errors import HearthError, TransferError
-from hearth_proto import chunks
+from hearth.transfer_streams import Download, Upload
 from hearth_proto.layouts import Rows
-from hearth_proto.v1 import commands_pb2, device_pb2
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
     from hearth.progress import Progress
     from hearth.reply import Reply
-    from hearth.transport.base import Chunks, Upload
 
 _CAUSE_S = 5.0
 """How long to wait for the command's own answer, which says why a transfer was cut short."""
@@ -56,7 +55,7 @@ def write(
     command.write.transfer = number
     command.write.size = size
     reply = attachment.request(command)
-    upload = start_upload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
+    upload = Upload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
     reply.on_error = upload.cancel
     if reply.error is not None:
         upload.cancel()
@@ -65,7 +64,6 @@ def write(
     except HearthError as error:
         raise cause_of(reply, error) from None
     except BaseException:
-        upload.cancel()
         reply.abandon()
         raise
     reply.wait()
@@ -111,16 +109,15 @@ def read(
     number = connection.mint()
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
-    messages = start_download(connection, number, timeout)
-    reply.on_error = messages.cancel
+    download = Download(connection, number, timeout)
+    reply.on_error = download.cancel
     if reply.error is not None:
-        messages.cancel()
+        download.cancel()
     try:
-        received = drain(messages, into, progress)
+        received = download.into(into, progress)
     except HearthError as error:
         raise cause_of(reply, error) from None
     except BaseException:
-        messages.cancel()
         reply.abandon()
         raise
     reply.wait()
@@ -131,36 +128,6 @@ def read(
 def name_rows(message: commands_pb2.Rows, rows: Rows) -> None:
     """Fills the message in."""
     message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
-
-
-def start_upload(
-    connection: Connection, transfer_number: int, data: memoryview, chunk: int, progress: Progress | None = None
-) -> Upload:
-    """Sends `data` on an Upload stream, in the background; it must not change meanwhile."""
-    head = device_pb2.UploadRequest(
-        session_token=connection.token, device=connection.ordinal, transfer=transfer_number
-    ).SerializeToString()
-    return connection.transport.upload(transfer.upload_messages(head, data, chunk, progress))
-
-
-def start_download(connection: Connection, transfer_number: int, timeout: float | None = None) -> Chunks:
-    """Opens a Download stream."""
-    request = device_pb2.DownloadRequest(
-        session_token=connection.token, device=connection.ordinal, transfer=transfer_number
-    )
-    return connection.transport.download(request, timeout)
-
-
-def drain(messages: Chunks, into: memoryview, progress: Progress | None = None) -> int:
-    """Takes a download to its end; how many bytes there were."""
-    received = 0
-    for message in messages:
-        at, data = chunks.download_response(message)
-        into[at : at + len(data)] = data
-        received += len(data)
-        if progress is not None:
-            progress(received, len(into))
-    return received
 
 
 def cause_of(reply: Reply, error: HearthError) -> HearthError:

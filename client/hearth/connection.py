@@ -14,36 +14,47 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hearth.attachment import Attachment, closed
+from hearth.durable import Durables
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
 from hearth.memory import Space
 from hearth.output import Prints
+from hearth.patience import Patience
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.memory import Memory
-    from hearth.session import Limits
+    from hearth.outgoing import Limits
     from hearth.transport.base import Transport
 
 _RETRY_S = 0.05
 _RETRY_MAX_S = 0.5
 _RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
 """Retried without being told to: a device on its way back, and a daemon that has yet to see the old stream end."""
+_BROKEN_S = 1.0
+"""So long a first attach whose connection breaks is tried again."""
+LEASE_S = 30.0
 
 
 class Connection:
     """The road to one device. Safe from any thread."""
 
-    def __init__(self, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float) -> None:
+    def __init__(
+        self, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float = LEASE_S
+    ) -> None:
         self.transport = transport
         self.token = token
         self.ordinal = ordinal
         self.limits = limits
         self.timeout = timeout
+        self.lease = lease
+        """Seconds that the session may be away, its connection broken, before the daemon gives it up."""
         self.generation = 0
         self.refusal: HearthError | None = None
         """Once set, every use raises it: closed, or forked."""
         self.mint = itertools.count(1).__next__
+        self._requests = itertools.count(1)  # of all attachments: an answer to an earlier one's may come late
         self.prints = Prints()
+        self.durables = Durables()
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
@@ -63,6 +74,12 @@ class Connection:
         return self._attach()
 
     @property
+    def draining(self) -> bool:
+        """Whether the daemon has said, on the present Execute stream, that it will stop."""
+        attachment = self._attachment
+        return attachment is not None and attachment.session.draining
+
+    @property
     def attached(self) -> bool:
         """Whether an Execute stream is open."""
         attachment = self._attachment
@@ -76,15 +93,23 @@ class Connection:
             if attachment is not None and attachment.alive:
                 return attachment
             deadline = time.monotonic() + self.timeout
+            patience = Patience(min(self.timeout, _BROKEN_S))
             pause = _RETRY_S
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
-                fresh = Attachment(self.limits, self._ended, self._deferred.append, self.prints)
+                fresh = Attachment(self.limits, self._ended, self._deferred.append, self.prints, self._requests)
+                left = max(0.1, deadline - time.monotonic())
                 try:
-                    fresh.open(self.transport, self.token, self.ordinal, max(0.1, deadline - time.monotonic()))
+                    fresh.open(self.transport, self.token, self.ordinal, left, self.lease)
                     break
                 except HearthError as error:
+                    if error.broken:
+                        again = None if self.transport.absent() else patience.pause()
+                        if again is None:
+                            raise
+                        time.sleep(again)
+                        continue
                     wait = error.retry_after if error.retry_after is not None else pause
                     told_to = error.reason == "DEVICE_UNAVAILABLE" and error.retry_after is not None
                     if not (told_to or error.reason in _RETRIED) or time.monotonic() + wait > deadline:
@@ -101,6 +126,7 @@ class Connection:
             if space is not None:
                 space.lost = True
             self._space = space = Space(generation)
+            self.durables.move(attachment.session.durable, space)
         self.generation = generation
         attachment.adopt(space)
         self._attachment = attachment
@@ -110,6 +136,12 @@ class Connection:
             attachment.space.lost = True
         if report and attachment.space is not None and not isinstance(error, ClosedError):
             self._deferred.append(error)
+
+    def arrived(self, transfer: int, size: int) -> None:
+        """So many bytes of a download have come; the daemon, which keeps them for a stream that breaks, is told."""
+        attachment = self._attachment
+        if attachment is not None:
+            attachment.arrived(transfer, size)
 
     # ---- commands ----
 
@@ -149,9 +181,9 @@ class Connection:
             raise InvalidHandleError(
                 f"{what} was freed.", reason="INVALID_HANDLE", fix="keep the array until its last use."
             )
-        if memory.space.lost:
+        if memory.space.lost and memory not in self.durables:
             raise self._lost(memory, what)
-        attachment = self.attachment()
+        attachment = self.attachment()  # to a new generation, it brings back what is durable
         if attachment.space is not memory.space:
             raise self._lost(memory, what)
         return attachment

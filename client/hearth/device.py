@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.creation import Creation
 from hearth.dispatch import Dispatching
+from hearth.durable import Durability
 from hearth.errors import ArgumentError
 from hearth.graph import Graph
 from hearth.module import RawModule
 from hearth.prepared import Prepared, prepare
 from hearth.profile import Profile
 from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
+from hearth.published import Published
 from hearth.stream import Event, Stream, current, resolve
 from hearth.trace import Trace
 from hearth_proto.v1 import commands_pb2
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from hearth.node import Node
 
 
-class Device(Creation, Dispatching):
+class Device(Creation, Dispatching, Durability, Published):
     """One device. Got from `Node.device` or `Node.devices`; keeps its node open."""
 
     def __init__(self, node: Node, connection: Connection, info: DeviceInfo) -> None:

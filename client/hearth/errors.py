@@ -33,6 +33,9 @@ class Failure:
 class HearthError(Exception):
     """A command or call was refused or failed; the base of every error that Hearth raises."""
 
+    broken = False
+    """Whether the connection broke, so that the daemon had no say in it."""
+
     def __init__(
         self,
         message: str,

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
+from hearth_proto.v1 import commands_pb2
+
 Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
 
 
@@ -30,6 +32,33 @@ class Graveyard:
             nudge()
 
 
+def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command]:
+    """The commands that give back what lies there; it is empty afterwards."""
+    buffers: list[int] = []
+    others: list[commands_pb2.Command] = []
+    while dead:
+        kind, handle = dead.popleft()
+        if kind == "buffer":
+            buffers.append(handle)
+        elif kind == "stream":
+            others.append(commands_pb2.Command(destroy_stream=commands_pb2.DestroyStream(stream=handle)))
+        elif kind == "event":
+            others.append(commands_pb2.Command(destroy_event=commands_pb2.DestroyEvent(event=handle)))
+        elif kind == "tensor_map":
+            destroyed = commands_pb2.DestroyTensorMap(tensor_map=handle)
+            others.append(commands_pb2.Command(destroy_tensor_map=destroyed))
+        elif kind == "graph":
+            others.append(commands_pb2.Command(destroy_graph=commands_pb2.DestroyGraph(graph=handle)))
+        elif kind == "prepared":
+            destroyed_list = commands_pb2.DestroyPrepared(prepared=handle)
+            others.append(commands_pb2.Command(destroy_prepared=destroyed_list))
+        else:
+            others.append(commands_pb2.Command(unload_module=commands_pb2.UnloadModule(module=handle)))
+    if buffers:
+        others.insert(0, commands_pb2.Command(free=commands_pb2.Free(buffers=buffers)))
+    return others
+
+
 class Space:
     """What lives and dies with one generation of a device process: the identity that arrays are checked against."""
 
@@ -44,7 +73,7 @@ class Space:
 class Memory:
     """One buffer of a device, freed when nothing refers to it any more."""
 
-    __slots__ = ("handle", "keep", "owned", "owner", "size", "space")
+    __slots__ = ("__weakref__", "handle", "keep", "owned", "owner", "size", "space")
 
     def __init__(self, space: Space, handle: int, size: int, *, owned: bool = True, keep: object = None) -> None:
         self.owner: Space | None = space

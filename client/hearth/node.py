@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from hearth import credentials
 from hearth import target as targets
 from hearth.device import Device
 from hearth.errors import ArgumentError
@@ -16,20 +18,55 @@ from hearth_proto.v1 import node_pb2
 if TYPE_CHECKING:
     from types import TracebackType
 
+_LONGEST_LAUNCH_S = 365 * 86400.0
 
-def connect(target: str | None = None, *, timeout: float = 10.0, name: str | None = None) -> Node:
+
+def connect(
+    target: str | None = None,
+    *,
+    timeout: float = 10.0,
+    name: str | None = None,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    isolation: Literal["shared", "dedicated"] | None = None,
+    launch_timeout: float = 0.0,
+) -> Node:
     """Opens a session on a node's daemon.
 
-    `target`: ``"host:7421"`` or ``"unix:/run/hearth/hearth.sock"``; else the environment's HEARTH_TARGET; else the
-    usual Unix socket if it is there; else 127.0.0.1:7421. `timeout` in seconds, also for a device that comes back after
-    a loss. `name` appears in the daemon's logs.
+    `target`: ``"host:7421"``, ``"https://host:7421"`` for TLS, or ``"unix:/run/hearth/hearth.sock"``; else the
+    environment's HEARTH_TARGET; else the usual Unix socket if it is there; else 127.0.0.1:7421. `timeout` in seconds,
+    also for a device that comes back after a loss. `name` appears in the daemon's logs.
 
-    Raises `ConnectError`, `AuthenticationError`, `UnsupportedError` for a protocol version that the daemon does not
-    speak.
+    Who the caller is: `token` (else HEARTH_TOKEN, else what stands in the file HEARTH_TOKEN_FILE); over TLS also
+    `certificate` and `key`, PEM files (else HEARTH_CERTIFICATE and HEARTH_KEY); on a Unix socket, without a token, this
+    process's user. `ca`, a PEM file (else HEARTH_CA), has the authority of the daemon's certificate, where that is not
+    a public one. A token is not sent to another host without TLS, unless `insecure` allows it.
+
+    ``isolation="dedicated"`` asks for device processes that no other session shares. `launch_timeout`, in seconds,
+    limits launches that have no limit of their own; 0: the daemon's default.
+
+    Raises `ConnectError`; `AuthenticationError`; `QuotaExceededError` where there are too many sessions;
+    `UnsupportedError` for a protocol version that the daemon does not speak.
     """
     if timeout <= 0:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
-    return Node(open_session(targets.resolve(target), timeout, name))
+    if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
+        raise ArgumentError(
+            f"launch_timeout is {launch_timeout} s.",
+            reason="INVALID_ARGUMENT",
+            fix=f"give seconds up to {_LONGEST_LAUNCH_S:g}; 0 is the daemon's default.",
+        )
+    if isolation not in (None, "shared", "dedicated"):
+        raise ArgumentError(
+            f"isolation is {isolation!r}.", reason="INVALID_ARGUMENT", fix='use "shared", "dedicated" or None.'
+        )
+    found = targets.resolve(target)
+    shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
+    dedicated = None if isolation is None else isolation == "dedicated"
+    return Node(open_session(found, shown, timeout, name, dedicated=dedicated, launch_timeout=launch_timeout))
 
 
 class Node:
@@ -50,6 +87,17 @@ class Node:
     def session_id(self) -> str:
         """The session's public id, as in the daemon's logs."""
         return self._session.session_id
+
+    @property
+    def tenant(self) -> str:
+        """Who this client is to the daemon; ``"default"`` where the daemon does not ask."""
+        return self._session.opened.tenant
+
+    @property
+    def isolation(self) -> str:
+        """``"dedicated"`` where no other session shares its device processes, else ``"shared"``."""
+        dedicated = self._session.opened.isolation == node_pb2.ISOLATION_DEDICATED
+        return "dedicated" if dedicated else "shared"
 
     @property
     def devices(self) -> list[Device]:
@@ -82,10 +130,36 @@ class Node:
         """Name, versions, features, and every device's present state."""
         return NodeInfo.of(self._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))
 
+    @property
+    def draining(self) -> bool:
+        """Whether the daemon has said that it will stop: it takes no new sessions, and ends this one before long.
+
+        Known as soon as a device has been used; asks nobody, unlike `describe`.
+        """
+        return any(connection.draining for connection in self._session.connections.values())
+
     def sessions(self) -> list[SessionInfo]:
         """The sessions on the node that this one may see."""
         listed = self._session.call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
         return [SessionInfo.of(entry) for entry in listed.sessions]
+
+    def end_session(self, session_id: str) -> None:
+        """Ends a session: one of the tenant's own, or, with the right to administer, anybody's. Raises
+        `InvalidHandleError` where there is none of that id."""
+        request = node_pb2.EndSessionRequest(session_id=session_id)
+        self._session.call("EndSession", request, node_pb2.EndSessionResponse)
+
+    def restart_device(self, ordinal: int) -> None:
+        """Replaces a device's processes and lifts its fence; arrays on it are lost. Raises `AuthenticationError`
+        without the right to administer."""
+        request = node_pb2.RestartDeviceRequest(device=ordinal)
+        self._session.call("RestartDevice", request, node_pb2.RestartDeviceResponse)
+
+    def drain(self) -> int:
+        """Has the daemon refuse new sessions; how many go on. Raises `AuthenticationError` without the right to
+        administer."""
+        drained = self._session.call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse)
+        return int(drained.sessions)
 
     def close(self) -> None:
         """Sends what is queued, ends the session and frees all that it holds on the devices."""

@@ -17,18 +17,26 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from hearth.attachment import closed
-from hearth.connection import Connection
-from hearth.errors import ConnectError, HearthError, TimeoutError, UnsupportedError
-from hearth.session import Limits
+from hearth.connection import LEASE_S, Connection
+from hearth.credentials import of_session, opening
+from hearth.errors import HearthError, UnsupportedError
+from hearth.outgoing import Limits
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
+    from hearth.credentials import Credentials
     from hearth.target import Target
     from hearth.transport.base import Transport
 
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
+_OPEN_TRIES = 3
+_ISOLATION = {
+    None: node_pb2.ISOLATION_UNSPECIFIED,
+    False: node_pb2.ISOLATION_SHARED,
+    True: node_pb2.ISOLATION_DEDICATED,
+}
 _FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
@@ -46,7 +54,9 @@ class NodeSession:
         self.pid = os.getpid()
         self.refusal: HearthError | None = None
         self.connections = {
-            device.ordinal: Connection(transport, self.token, device.ordinal, self.limits, timeout)
+            device.ordinal: Connection(
+                transport, self.token, device.ordinal, self.limits, timeout, opened.lease_ns / 1e9 or LEASE_S
+            )
             for device in opened.devices
         }
         self.group_lock = threading.Lock()
@@ -112,7 +122,15 @@ class NodeSession:
             self.refusal = connection.refusal
 
 
-def open_session(target: Target, timeout: float, client_name: str | None) -> NodeSession:
+def open_session(
+    target: Target,
+    credentials: Credentials,
+    timeout: float,
+    client_name: str | None,
+    *,
+    dedicated: bool | None = None,
+    launch_timeout: float = 0.0,
+) -> NodeSession:
     """Connects and opens a session. Raises `ConnectError` saying what was tried, or what the daemon answers."""
     from hearth import __version__
     from hearth.transport.grpc import GrpcTransport
@@ -125,24 +143,29 @@ def open_session(target: Target, timeout: float, client_name: str | None) -> Nod
             fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
     _Grpc.used = True
-    transport = GrpcTransport(target.address, loopback=target.loopback)
+    transport = GrpcTransport(
+        target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
+    )
     request = node_pb2.OpenSessionRequest(
         protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         client_version=__version__,
         client_name=client_name or default_name(),
+        isolation=_ISOLATION[dedicated],
+        launch_timeout_ns=int(launch_timeout * 1e9),
     )
-    try:
-        opened = transport.call("OpenSession", request, node_pb2.OpenSessionResponse, timeout)
-    except HearthError as error:
-        transport.close()
-        if isinstance(error, ConnectError | TimeoutError):
-            raise ConnectError(
-                f"no daemon answers at {target.address} (from {target.origin}): {error.message}",
-                reason="DEVICE_UNAVAILABLE",
-                fix="start one with `hearthd serve`, or say where it is: hearth.connect('host:7421') or HEARTH_TARGET.",
-                retry_after=error.retry_after,
-            ) from None
-        raise
+    for left in reversed(range(_OPEN_TRIES)):
+        transport.metadata = opening(credentials, target)  # a ticket is good for one call
+        try:
+            opened = transport.call("OpenSession", request, node_pb2.OpenSessionResponse, timeout)
+            break
+        except HearthError as error:
+            if error.broken and left:
+                continue  # a session that was opened and never heard of ends with its lease
+            from hearth.diagnosis import explain
+
+            transport.close()
+            raise explain(error, target, credentials) from None
+    transport.metadata = of_session(opened.session_token)
     return NodeSession(transport, opened, timeout)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from hearth import bulk, transfer
 from hearth.errors import ArgumentError, HearthError, TimeoutError
+from hearth.transfer_streams import Download, Upload
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -152,7 +153,7 @@ class Job:
     def _move(self) -> None:
         started = []
         for number, data in self._uploads:
-            upload = bulk.start_upload(self._connection, number, data, self._chunk)
+            upload = Upload(self._connection, number, data, self._chunk)
             self._flows.add(upload.cancel)
             started.append((upload, len(data)))
         self._uploads.clear()
@@ -163,9 +164,9 @@ class Job:
                     raise bulk.short(received, size)
             for output in self.outputs:
                 if output.download:
-                    messages = bulk.start_download(self._connection, output.download)
-                    self._flows.add(messages.cancel)
-                    received = bulk.drain(messages, output.into)
+                    download = Download(self._connection, output.download)
+                    self._flows.add(download.cancel)
+                    received = download.into(output.into)
                     if received != len(output.into):
                         raise bulk.short(received, len(output.into))
         except HearthError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hearth import stream as streams
 from hearth.errors import ArgumentError, InvalidHandleError
-from hearth.session import COUNT_MAX
+from hearth.outgoing import COUNT_MAX
 from hearth.stream import Stream
 
 if TYPE_CHECKING:

@@ -92,6 +92,8 @@ class DeviceInfo:
         )
 
 
+_DEDICATED = 2
+"""``ISOLATION_DEDICATED``."""
 _STATES = {1: "starting", 2: "serving", 3: "lost", 4: "fenced"}
 
 
@@ -132,6 +134,10 @@ class SessionInfo:
     lease_left: float
     """Seconds, while it is not connected."""
     devices: tuple[int, ...]
+    tenant: str = ""
+    isolation: str = "shared"
+    device_seconds: float = 0.0
+    """Time of devices that it has used."""
 
     @classmethod
     def of(cls, message: node_pb2.SessionInfo) -> SessionInfo:
@@ -143,6 +149,9 @@ class SessionInfo:
             connected=message.connected,
             lease_left=message.lease_left_ns / 1e9,
             devices=tuple(message.devices),
+            tenant=message.tenant,
+            isolation="dedicated" if message.isolation == _DEDICATED else "shared",
+            device_seconds=message.device_ns / 1e9,
         )
 
 
@@ -168,6 +177,8 @@ class MemoryUsage:
     """Freed, and kept for this session: see `Device.persistent_memory`."""
     bytes_peak: int = 0
     """The most that this session has had in use."""
+    bytes_durable: int = 0
+    """Host memory of the daemon for copies of this session's durable arrays."""
 
     @classmethod
     def of(cls, message: commands_pb2.MemoryUsageResult) -> MemoryUsage:
@@ -183,4 +194,5 @@ class MemoryUsage:
             bytes_pinned_in_use=message.bytes_pinned_in_use,
             bytes_persistent=message.bytes_persistent,
             bytes_peak=message.bytes_peak,
+            bytes_durable=message.bytes_durable,
         )

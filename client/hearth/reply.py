@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import HearthError, TimeoutError
 
 if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
+
+
+class ReplyLike(Protocol):
+    """What a session completes: a thread's `Reply`, an event loop's future."""
+
+    @property
+    def reports(self) -> bool: ...
+    @property
+    def abandoned(self) -> bool: ...
+    def set_result(self, result: commands_pb2.Result) -> None: ...
+    def set_error(self, error: HearthError) -> None: ...
 
 
 class Reply:

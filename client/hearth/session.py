@@ -1,146 +1,84 @@
-"""One attachment to a device, without I/O: batching, sequence numbers, window, and who waits for which answer.
+"""One attachment to a device, without I/O: sequence numbers, window, who waits for which answer, what is sent again.
 
-Commands go in (`launch`, `add`), requests for the wire come out (`next_batch`), responses go in (`receive`), replies
-are completed. Nothing here blocks, locks or reads a clock: `attachment.py` drives it with threads, an event loop can do
-the same. The caller serializes all calls.
+Commands go in (`launch`, `add`), requests for the wire come out (`next_request`), responses go in (`receive`), replies
+are completed. Where the stream breaks (`suspend`), batches that were not acknowledged are kept, and the next stream
+goes on from what `attach` says on both sides: every command runs once, every response is taken once. Nothing here
+blocks, locks or reads a clock: `attachment.py` drives it with threads, an event loop can do the same. The caller
+serializes all calls.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from hearth import wire
-from hearth.errors import DeviceLostError, HearthError, from_status
+from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
+from hearth.outgoing import BATCH_BYTES, Limits, Outgoing
+from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
-    from hearth_proto.v1 import commands_pb2, device_pb2
+    from hearth.reply import ReplyLike
+    from hearth_proto.v1 import commands_pb2
 
-BATCH_BYTES = 1 << 20
-"""A batch is closed at this size: long enough to be worth a message, short enough to overlap with the next one."""
-BATCH_COMMANDS = 512
-BATCH_LAUNCHES = 4096
-RUN_BYTES = 128 << 10
-"""Consecutive launches share a command up to this size."""
-COUNT_MAX = 2**64 - 1
-QUEUE_BYTES = 64 << 20
-QUEUE_COMMANDS = 20_000
+RECEIPT_RESPONSES = 64
+RECEIPT_BYTES = 1 << 20
+"""The daemon is told what came after so many responses, or bytes of them."""
+_DOWNLOADS = 256
+"""Downloads whose progress is told again after a break; those that are over are long behind."""
 
 
-class ReplyLike(Protocol):
-    """What the session completes: a thread's `Reply`, an event loop's future."""
+class Session(Outgoing):
+    """One attachment's protocol state. `first_request`: requests below are an earlier attachment's, whose answers may
+    still come."""
 
-    @property
-    def reports(self) -> bool: ...
-    @property
-    def abandoned(self) -> bool: ...
-    def set_result(self, result: commands_pb2.Result) -> None: ...
-    def set_error(self, error: HearthError) -> None: ...
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the daemon accepts; sizes in bytes."""
-
-    max_inline_bytes: int = 1 << 20
-    max_chunk_bytes: int = 1 << 20
-    max_batch_bytes: int = 4 << 20
-    max_batches_in_flight: int = 8
-    max_code_bytes: int = 64 << 20
-
-
-class _Counted(NamedTuple):
-    """The last command that `Session.count_up` added; it can grow while it is the last in the queue."""
-
-    key: object
-    n: int
-    command: bytes
-
-
-class Session:
-    """One attachment's protocol state."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, first_request: int = 0) -> None:
+        super().__init__(limits)
         self.generation = 0
         self.attached = False
         self.error: HearthError | None = None
         """Set once the attachment is over: nothing more goes in or out."""
+        self.fail_later: HearthError | None = None
+        """The response that was received ends the attachment; the driver calls `fail` with this."""
         self.device_lost = False
         self.draining = False
+        self.durable: list[int] = []
+        """Buffers of lost generations that were back, under their handles, when this attachment began."""
         self.on_output: Callable[[str], None] = lambda text: None
         """Takes what kernels of the session printed."""
         self.next_seq = 1
         self.acked = 0
-        self.queued_bytes = 0
-        self.queued = 0
-        self._queue: deque[tuple[bytes, int]] = deque()  # serialized command, how many launches it carries (or 1)
-        self._run: list[bytes] = []
-        self._run_bytes = 0
-        self._run_limit = self._limit_of_run()
-        self._counted: _Counted | None = None
+        self.received = 0
+        """Results and events that have come."""
+        self._received_bytes = 0
+        self._told = 0
+        self._told_bytes = 0
+        self._arrived: OrderedDict[int, int] = OrderedDict()  # transfer -> bytes that have come, for downloads
+        self._untold: dict[int, int] = {}
+        self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
+        self._unacked_bytes = 0
+        self._again: deque[bytes] = deque()  # of those, what the daemon did not get
+        self._broken_by: HearthError | None = None
+        self._first_request = first_request
         self._replies: dict[int, ReplyLike] = {}
-        self.submitted = 0
-        """One-way commands and launches so far."""
         self._settled = 0
         self._barriers: dict[int, int] = {}  # request of a device-wide sync -> one-way work that it covers
 
     # ---- in: commands ----
-
-    def launch(self, record: bytes) -> None:
-        """One packed launch."""
-        size = len(record)
-        if self._run_bytes + size > self._run_limit:
-            self._make_room(size)
-        self._run.append(record)
-        self._run_bytes += size
-        self.queued_bytes += size
-        self.queued += 1
-        self.submitted += 1
 
     def add(self, command: bytes, request: int = 0, reply: ReplyLike | None = None, *, barrier: bool = False) -> None:
         """One serialized command; with `request`, `reply` gets its answer.
 
         `barrier`: its success says that everything added before is done (a sync of all streams).
         """
-        self._check_size(len(command))
-        if self._run:
-            self._close_run()
-        self._queue.append((command, 1))
-        self.queued_bytes += len(command)
-        self.queued += 1
+        self.put(command)
         if reply is None:
             self.submitted += 1
             return
         self._replies[request] = reply
         if barrier:
             self._barriers[request] = self.submitted
-
-    def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """One-way `command(n)`, which does something n times. Behind one of the same `key` that has not been sent, that
-        one's count grows instead."""
-        last, queue = self._counted, self._queue
-        unsent = last is not None and not self._run and queue and queue[-1][0] is last.command
-        if last is not None and unsent and last.key == key and last.n + n <= COUNT_MAX:
-            n += last.n
-            data, calls = command(n), queue.pop()[1] + 1
-            self.queued_bytes -= len(last.command)
-        else:
-            if self._run:
-                self._close_run()
-            data, calls = command(n), 1
-        queue.append((data, calls))
-        self._counted = _Counted(key, n, data)
-        self.queued_bytes += len(data)
-        self.queued += 1
-        self.submitted += 1
-
-    @property
-    def full(self) -> bool:
-        """Whether who submits should wait: the daemon does not keep up."""
-        return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
 
     @property
     def idle(self) -> bool:
@@ -157,39 +95,86 @@ class Session:
         """Whether one-way work was added that no sync of all streams has covered since."""
         return self.submitted > self._settled
 
-    # ---- out: batches ----
+    # ---- out: requests ----
 
     @property
     def sendable(self) -> bool:
-        """Whether `next_batch` has something to send now."""
-        if not self.queued or not self.attached or self.error is not None:
+        """Whether there is a batch to send, or to send again."""
+        if not self.attached or self.error is not None:
             return False
-        return self.next_seq - 1 - self.acked < self.limits.max_batches_in_flight
+        if self._again:
+            return True
+        return (
+            self.queued > 0
+            and self.next_seq - 1 - self.acked < self.limits.max_batches_in_flight
+            and self._unacked_bytes < self.limits.max_unacked_bytes
+        )
+
+    @property
+    def receipt_due(self) -> bool:
+        """Whether the daemon should be told what came."""
+        if not self.attached or self.error is not None:
+            return False
+        return (
+            self.received - self._told >= RECEIPT_RESPONSES
+            or self._received_bytes - self._told_bytes >= RECEIPT_BYTES
+            or bool(self._untold)
+        )
+
+    def attach(self, token: str, device: int) -> bytes:
+        """The first request of a stream: it begins the attachment, or goes on with it."""
+        begun = self.generation > 0
+        self._note_told()
+        self._untold = dict(self._arrived)
+        attach = device_pb2.Attach(
+            session_token=token,
+            device=device,
+            resumable=True,
+            resume=begun,
+            generation=self.generation,
+            last_seq_acked=self.acked,
+            received=self.received,
+        )
+        return device_pb2.ExecuteRequest(attach=attach).SerializeToString()
+
+    def next_request(self) -> bytes | None:
+        """What to send now: what the daemon is waiting to hear, else a batch; None while there is nothing to send or
+        the window is full."""
+        if self.receipt_due:
+            transfers = [device_pb2.TransferProgress(transfer=t, bytes=n) for t, n in self._untold.items()]
+            self._untold.clear()
+            self._note_told()
+            received = device_pb2.Received(responses=self.received, transfers=transfers)
+            return device_pb2.ExecuteRequest(received=received).SerializeToString()
+        return self.next_batch()
 
     def next_batch(self) -> bytes | None:
-        """The next request: as much of the queue as fits one batch; None while there is none or the window is full."""
+        """The next batch: one that has to be sent again, or as much of the queue as fits."""
         if not self.sendable:
             return None
-        if self._run:
-            self._close_run()
+        if self._again:
+            return self._again.popleft()
         room = min(BATCH_BYTES, self.limits.max_batch_bytes) - wire.FRAMING
-        commands: list[bytes] = []
-        size = launches = 0
-        queue = self._queue
-        while queue and len(commands) < BATCH_COMMANDS and launches < BATCH_LAUNCHES:
-            command, count = queue[0]
-            needed = len(command) + wire.FRAMING
-            if commands and size + needed > room:
-                break
-            queue.popleft()
-            commands.append(command)
-            size += needed
-            launches += count
-            self.queued -= count
-            self.queued_bytes -= len(command)
+        left = self.limits.max_unacked_bytes - self._unacked_bytes
+        commands = self.gather(min(room, left), alone=left >= room or not self._unacked)
+        if not commands:
+            return None
         seq = self.next_seq
         self.next_seq += 1
-        return wire.batch_request(seq, commands)
+        request = wire.batch_request(seq, commands)
+        self._unacked.append((seq, request))
+        self._unacked_bytes += len(request)
+        return request
+
+    def arrived(self, transfer: int, size: int) -> None:
+        """So many bytes of a download have come; the daemon is told, so that it keeps them no longer."""
+        self._arrived[transfer] = self._untold[transfer] = size
+        self._arrived.move_to_end(transfer)
+        if len(self._arrived) > _DOWNLOADS:
+            self._arrived.popitem(last=False)
+
+    def _note_told(self) -> None:
+        self._told, self._told_bytes = self.received, self._received_bytes
 
     # ---- in: responses ----
 
@@ -199,13 +184,22 @@ class Session:
             return
         kind = response.WhichOneof("kind")
         if kind == "result":
+            self.received += 1
             self._complete(response.result)
         elif kind == "ack":
             self._acknowledge(response.ack.seq)
         elif kind == "attached":
             self._attach(response.attached)
         elif kind == "event":
+            self.received += 1
+            self._received_bytes += len(response.event.output.text)
             self._event(response.event)
+
+    def suspend(self, error: HearthError) -> None:
+        """The stream broke, with `error`: nothing goes out until another one is attached."""
+        self.attached = False
+        self._broken_by = error
+        self._again.clear()
 
     def fail(self, error: HearthError) -> bool:
         """Ends the attachment: every reply gets `error`, the queue is dropped. A second call does nothing.
@@ -220,9 +214,10 @@ class Session:
         self._replies.clear()
         self._barriers.clear()
         told = any(reply.reports and not reply.abandoned for reply in replies)
-        self._queue.clear()
-        self._run.clear()
-        self._run_bytes = self.queued = self.queued_bytes = 0
+        self.drop()
+        self._unacked.clear()
+        self._again.clear()
+        self._unacked_bytes = 0
         for reply in replies:
             reply.set_error(error)
         return self.unreported and not told
@@ -230,38 +225,61 @@ class Session:
     def _attach(self, attached: device_pb2.Attached) -> None:
         if self.attached:
             self._broken("the daemon attached twice")
-            return
-        self.attached = True
-        self.generation = attached.generation
-        self.next_seq = attached.last_seq + 1
-        self.acked = attached.last_seq
-        self.limits = Limits(
-            self.limits.max_inline_bytes,
-            self.limits.max_chunk_bytes,
-            attached.max_batch_bytes or self.limits.max_batch_bytes,
-            attached.max_batches_in_flight or self.limits.max_batches_in_flight,
-            self.limits.max_code_bytes,
-        )
-        self._run_limit = self._limit_of_run()
+        elif self._broken_by is None:
+            self.attached = True
+            self.generation = attached.generation
+            self.durable = list(attached.durable)
+            self.next_seq = attached.last_seq + 1
+            self.acked = attached.last_seq
+            self.set_limits(
+                Limits(
+                    self.limits.max_inline_bytes,
+                    self.limits.max_chunk_bytes,
+                    attached.max_batch_bytes or self.limits.max_batch_bytes,
+                    attached.max_batches_in_flight or self.limits.max_batches_in_flight,
+                    self.limits.max_code_bytes,
+                    attached.max_unacked_bytes or self.limits.max_unacked_bytes,
+                )
+            )
+        elif not attached.resumed or attached.generation != self.generation:
+            self.fail_later = ConnectError(
+                f"the connection broke, and the daemon could not resume it: {self._broken_by.message}",
+                reason=self._broken_by.reason,
+                fix="what was under way is lost; synchronize, and look what has been done.",
+            )
+        elif not self.acked <= attached.last_seq < self.next_seq:
+            self._broken(f"batch {attached.last_seq} is said to have come, {self.next_seq - 1} was the last one sent")
+        else:
+            self.attached = True
+            self._broken_by = None
+            self._again.extend(request for seq, request in self._unacked if seq > attached.last_seq)
 
     def _acknowledge(self, seq: int) -> None:
         if seq >= self.next_seq:
             self._broken(f"batch {seq} is acknowledged, {self.next_seq - 1} is the last that was sent")
         elif seq > self.acked:
             self.acked = seq
+            unacked = self._unacked
+            while unacked and unacked[0][0] <= seq:
+                self._unacked_bytes -= len(unacked.popleft()[1])
 
     def _complete(self, result: commands_pb2.Result) -> None:
         reply = self._replies.pop(result.request, None)
         if reply is None:
-            self._broken(f"request {result.request} is answered, which was not asked or was answered before")
+            if result.request >= self._first_request:
+                self._broken(f"request {result.request} is answered, which was not asked or was answered before")
             return
         covered = self._barriers.pop(result.request, None)
         if covered is not None:  # an error was reported with it, so that the work before is settled either way
             self._settled = max(self._settled, covered)
         if result.HasField("error"):
             reply.set_error(from_status(result.error))
-        else:
-            reply.set_result(result)
+            return
+        if result.HasField("read"):
+            self._received_bytes += len(result.read.data)
+        elif result.HasField("dispatch"):
+            self._received_bytes += sum(map(len, result.dispatch.outputs))
+        reply.set_result(result)
 
     def _event(self, event: device_pb2.Event) -> None:
         kind = event.WhichOneof("kind")
@@ -280,36 +298,8 @@ class Session:
             self.device_lost = True
             self.fail_later = lost
 
-    fail_later: HearthError | None = None
-    """The response that was received ends the attachment; the driver calls `fail` with this."""
-
     def _broken(self, what: str) -> None:
         self.fail_later = HearthError(
             f"the daemon broke the protocol: {what}.", reason="MALFORMED_MESSAGE",
             fix="update client and daemon to the same version.",
         )  # fmt: skip
-
-    def _limit_of_run(self) -> int:
-        return min(RUN_BYTES, self.limits.max_batch_bytes - 3 * wire.FRAMING)
-
-    def _make_room(self, size: int) -> None:
-        if size > self._run_limit:
-            self._check_size(size)
-        if self._run:
-            self._close_run()
-
-    def _check_size(self, size: int) -> None:
-        if size + 2 * wire.FRAMING > self.limits.max_batch_bytes:
-            raise HearthError(
-                f"a command of {size} bytes does not fit a batch; "
-                f"the daemon takes {self.limits.max_batch_bytes} bytes.",
-                reason="MESSAGE_TOO_LARGE",
-                fix="make it smaller: fewer or shorter headers, code, options or arguments.",
-            )
-
-    def _close_run(self) -> None:
-        command = wire.launches_command(self._run, self._run_bytes)
-        self._queue.append((command, len(self._run)))
-        self.queued_bytes += len(command) - self._run_bytes
-        self._run = []
-        self._run_bytes = 0

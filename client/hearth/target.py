@@ -11,6 +11,7 @@ from hearth.errors import ArgumentError
 DEFAULT_PORT = 7421
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 SYSTEM_SOCKET = "/run/hearth/hearth.sock"
+_TLS = "https://"
 
 
 class Target(NamedTuple):
@@ -21,6 +22,8 @@ class Target(NamedTuple):
     """On this machine: no HTTP proxy stands between."""
     origin: str
     """Where the address came from, for error messages."""
+    tls: bool = False
+    """``https://`` stands before it: the daemon shows a certificate."""
 
 
 def resolve(target: str | None) -> Target:
@@ -51,20 +54,22 @@ def _parse(target: str, origin: str) -> Target:
         if not path:
             raise _malformed(target, origin)
         return Target(f"unix:{path}", True, origin)
+    tls = target.lower().startswith(_TLS)
+    written, target = target, target[len(_TLS) :].removesuffix("/") if tls else target
     host, colon, port = target.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
         host, port = target, str(DEFAULT_PORT)  # a name alone, or a bare IPv6 address
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     if not host or "/" in target or not port.isdigit() or not 0 < int(port) < 65536:
-        raise _malformed(target, origin)
+        raise _malformed(written, origin)
     bare = host.strip("[]").lower()
-    return Target(f"{host}:{port}", bare in ("localhost", "::1") or bare.startswith("127."), origin)
+    return Target(f"{host}:{port}", bare in ("localhost", "::1") or bare.startswith("127."), origin, tls)
 
 
 def _malformed(target: str, origin: str) -> ArgumentError:
     return ArgumentError(
         f"{target!r} (from {origin}) is no address of a daemon.",
         reason="INVALID_ARGUMENT",
-        fix='use "host:7421" or "unix:/run/hearth/hearth.sock".',
+        fix='use "host:7421", "https://host:7421" for TLS, or "unix:/run/hearth/hearth.sock".',
     )

@@ -14,8 +14,8 @@ import numpy as np
 from hearth_proto import chunks
 
 if TYPE_CHECKING:
+    from hearth.outgoing import Limits
     from hearth.progress import Progress
-    from hearth.session import Limits
 
 _BATCH_MARGIN = 256
 """Room for the rest of the command and the batch around inline data."""
@@ -33,11 +33,14 @@ def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
-def upload_messages(head: bytes, data: memoryview, chunk: int, progress: Progress | None) -> Iterator[bytes]:
-    """Serialized `UploadRequest` messages; `head` (session, device, transfer) is in the first one."""
+def upload_messages(
+    head: bytes, data: memoryview, chunk: int, progress: Progress | None, offset: int = 0
+) -> Iterator[bytes]:
+    """Serialized `UploadRequest` messages of the bytes from `offset` on; `head` (session, device, transfer) is in the
+    first one."""
     total = len(data)
-    for start in range(0, total, chunk):
+    for start in range(offset, total, chunk):
         piece = data[start : start + chunk]
-        yield chunks.upload_request(head if start == 0 else b"", piece)
+        yield chunks.upload_request(head if start == offset else b"", piece)
         if progress is not None:
             progress(min(start + chunk, total), total)

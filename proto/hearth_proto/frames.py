@@ -62,10 +62,11 @@ class Kind(enum.IntEnum):
     HELD = 40  # payload: JSON, memory that the process holds and wants
     BUSY = 41  # flags 1: it has work for the device, 0: it has none
     METER = 42  # payload: JSON, device time used by sessions since the last one
-    SNAPSHOT = 43  # channel, id; payload: JSON, copies of durable buffers that are complete
+    SNAPSHOT = 43  # channel, id; payload: JSON, what to do with copies of durable buffers; answered in kind, by its id
     RESTORED = 44  # channel, id; payload: JSON
     EXPORTED = 45  # channel, id; payload: JSON
     IMPORTED = 46  # channel, id; payload: JSON
+    DENIED = 47  # channel; payload: JSON {operation, right}: a command that its session has not the right to
 
 
 class Flag(enum.IntFlag):

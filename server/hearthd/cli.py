@@ -44,8 +44,11 @@ def _print_config(path: Path | None) -> None:
 
     config, origins = _load(path, {})
     values = config.model_dump(mode="json")
+    tenants = values.pop("tenants")
     section = ""
     for where in sorted(settings(), key=len):
+        if where == ("tenants",):
+            continue
         value = values[where[0]] if len(where) == 1 else values[where[0]][where[1]]
         if len(where) == 2 and where[0] != section:
             section = where[0]
@@ -54,6 +57,64 @@ def _print_config(path: Path | None) -> None:
         if where in (("listen", "unix"), ("cache", "dir")) and value == "auto":
             note += f"  # {config.unix_path if where[0] == 'listen' else config.cache_dir}"
         print(f"{where[-1]} = {json.dumps(value)}{note}")
+    for tenant in tenants:
+        print(f"\n[[tenants]]  # {origins['tenants',]}")
+        for key, value in tenant.items():
+            print(f"{key} = {_toml(value)}")
+
+
+def _toml(value: Any) -> str:
+    """A value on one line."""
+    import json
+
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
+
+
+def _print_token(name: str, expires: str | None) -> None:
+    """A token of 256 random bits, and what the configuration keeps of it."""
+    import hashlib
+    import secrets
+
+    from pydantic import ValidationError
+
+    from hearthd.front.tenant_settings import TokenSettings
+
+    token = f"hearth_{secrets.token_urlsafe(32)}"
+    entry = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"}
+    entry |= {"name": name} if name else {}
+    entry |= {"expires": expires} if expires else {}
+    try:
+        TokenSettings.model_validate(entry)
+    except ValidationError as error:
+        _fail(f"hearthd: {error.errors()[0]['msg'].removeprefix('Value error, ')}", USAGE_ERROR)
+    print("# The token, for the client (HEARTH_TOKEN); it is shown this once and kept nowhere:")
+    print(token)
+    print("# For the daemon, an entry of `tokens` of a tenant in its configuration:")
+    print(_toml(entry))
+
+
+def _verify_audit(path: Path) -> None:
+    """Says whether the chain of an audit log holds; ends with 1 where it does not."""
+    from hearthd.front.audit import GENESIS, verify
+
+    try:
+        with path.open("rb") as file:
+            verdict = verify(file)
+    except OSError as error:
+        _fail(f"hearthd: {path}: {error.strerror or error}", USAGE_ERROR)
+    for problem in verdict.problems:
+        print(f"hearthd: {path}: {problem}", file=sys.stderr)
+    print(f"{verdict.lines} lines, last hash {verdict.head or 'none'}")
+    if verdict.begins not in ("", GENESIS):
+        print(f"goes on from a file whose last hash is {verdict.begins}")
+    if verdict.missing:
+        print(f"{verdict.missing} events are missing: the daemon could not write them")
+    if verdict.problems:
+        raise SystemExit(RUNTIME_ERROR)
 
 
 def build_app() -> Any:
@@ -98,13 +159,37 @@ def build_app() -> Any:
     @app.command("check-config")
     def check_config(config: File = None) -> None:
         """Say whether the configuration is valid."""
-        _load(config, {})
+        from hearthd.config import ConfigError, tenants
+
+        loaded, _ = _load(config, {})
+        try:
+            tenants(loaded)
+        except ConfigError as error:
+            _fail(f"hearthd: {error}", USAGE_ERROR)
         print("hearthd: the configuration is valid")
 
     @app.command("print-config")
     def print_config(config: File = None) -> None:
         """Print the configuration that would be used, and where each value comes from."""
         _print_config(config)
+
+    @app.command()
+    def token(
+        name: Annotated[str, option("What the audit log calls it.")] = "",
+        expires: Annotated[str | None, option("The last day on which it is good, YYYY-MM-DD.")] = None,
+    ) -> None:
+        """Make a token, and its hash for the configuration."""
+        _print_token(name, expires)
+
+    audit = typer.Typer(no_args_is_help=True, help="Look at the audit log.")
+    app.add_typer(audit, name="audit")
+
+    @audit.command("verify")
+    def verify_audit(
+        file: Annotated[Path, typer.Argument(help="The log, or one of its older files.", show_default=False)],
+    ) -> None:
+        """Check that no line of an audit log was changed or removed."""
+        _verify_audit(file)
 
     @app.command()
     def version() -> None:

@@ -1,7 +1,7 @@
 """Configuration: TOML < `HEARTH_*` environment < flags, each value with its origin; unknown keys are errors.
 
 The environment names a setting by section and key, `HEARTH_DEVICES_BACKEND` or `HEARTH_INSECURE`; `HEARTH_CONFIG` names
-the file. `HEARTH_TARGET` belongs to clients and is left alone.
+the file. Variables of clients (`FOREIGN_VARIABLES`) are left alone. `[[tenants]]` stand in the file only.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
 from hearthd.front.addresses import parse_address
 from hearthd.front.settings import Config, refuse_cpu_exposed
+from hearthd.front.tenant_settings import QuotaSettings, TenantSettings, TokenSettings, directory
+from hearthd.front.tenants import Directory
 
-__all__ = ["Config", "ConfigError", "check_exposure", "load", "settings"]
+__all__ = ["Config", "ConfigError", "check_exposure", "load", "settings", "tenants"]
 
-FOREIGN_VARIABLES = frozenset({"HEARTH_TARGET"})
+FOREIGN_VARIABLES = frozenset(
+    {"HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY"}
+)
 """Variables of the clients, which share the prefix."""
 FILE_VARIABLE = "HEARTH_CONFIG"
 _PREFIX = "HEARTH_"
@@ -41,6 +45,14 @@ def check_exposure(config: Config, backend: str) -> None:
                 refuse_cpu_exposed(config, name, value)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
+
+
+def tenants(config: Config) -> Directory:
+    """Who is who, on this host. Raises `ConfigError` where a user or group is not there."""
+    try:
+        return directory(config.tenants)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def settings() -> Iterator[tuple[str, ...]]:
@@ -144,6 +156,9 @@ def _nearest(where: tuple[str, ...], known: set[tuple[str, ...]]) -> str:
 def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> str:
     problems = []
     for item in error.errors():
+        if item["loc"][:1] == ("tenants",) and len(item["loc"]) > 1:
+            problems.append(_explain_tenant(cast(dict[str, Any], item), origins.get(("tenants",), "")))
+            continue
         location = [str(part) for part in item["loc"]]
         where = tuple(location[:2]) if tuple(location[:2]) in origins else tuple(location[:1])
         message = item["msg"].removeprefix("Value error, ")
@@ -156,3 +171,18 @@ def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> 
         if text not in problems:
             problems.append(text)
     return "; ".join(problems)
+
+
+def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
+    """As above, for what stands in one of the tables. Values are not shown: one may be a token in the wrong place."""
+    location = [part for part in item["loc"] if part not in ("str", "int", "float")]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        table = str(location[2]) if len(location) > 3 else ""
+        models: dict[str, type[BaseModel]] = {"tokens": TokenSettings, "quotas": QuotaSettings}
+        known = models.get(table, TenantSettings).model_fields
+        close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
+        message = f"is no setting; the nearest is {close[0]}" if close else "is no setting"
+        return f"{origin}: {name} {message}" if origin else f"{name} {message}"
+    return f"{origin}: {name}: {message}" if origin else f"{name}: {message}"

@@ -27,6 +27,10 @@ class DeviceSpec:
     cache_bytes: int = 1 << 30
     memory_limit: int = 0
     """The most that all sessions together may hold; 0: what the device has (CPU: a share of the host's memory)."""
+    memory_granted: int | None = None
+    """What of it the process may hold from its start, until it is told otherwise; None: all of it."""
+    scrub: bool = False
+    """Memory is cleared before it is handed to anybody: there are tenants."""
     launch_timeout: float = 0.0
     """A kernel that runs longer ends the device process; 0: none."""
     collective_timeout: float = 30.0

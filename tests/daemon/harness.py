@@ -51,12 +51,20 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """Sections of plain values as TOML; keys without a section first."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in config.items() if not isinstance(value, Mapping)]
+    """Sections as TOML; keys without a section first."""
+    lines = [f"{key} = {_value(value)}" for key, value in config.items() if not isinstance(value, Mapping)]
     for name, section in config.items():
         if isinstance(section, Mapping):
-            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+            lines += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in section.items())]
     return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value)
 
 
 def hearthd(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -95,19 +103,27 @@ def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 
 
 
 class DaemonProcess:
-    """`hearthd serve` on free ports and a socket of its own. `config` holds sections of settings."""
+    """`hearthd serve` on free ports and a socket of its own, or on those of one that has ended (`after`). `config`
+    holds sections of settings."""
 
-    def __init__(self, cache: Path, config: Mapping[str, Any] | None = None, cpu_count: int = 2) -> None:
+    def __init__(
+        self,
+        cache: Path,
+        config: Mapping[str, Any] | None = None,
+        cpu_count: int = 2,
+        after: DaemonProcess | None = None,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         # A short path of its own: a Unix socket's has at most 107 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="hearth-test-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="hearth-test-")) if after is None else after.folder
         self.socket = self.folder / "hearth.sock"
         self.log_path = self.folder / "log"
         settings = {"cache": {"dir": str(cache)}, "drain_timeout": "0s", **(config or {})}
         self.config_path = self.folder / "hearth.toml"
         self.config_path.write_text(toml(settings))
         arguments = ["--config", str(self.config_path), "--backend", BACKEND, "--cpu-count", str(cpu_count)]
-        arguments += ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--unix", str(self.socket)]
+        grpc, http = ("127.0.0.1:0",) * 2 if after is None else (after.grpc, after.http)
+        arguments += ["--grpc", grpc, "--http", http, "--unix", str(self.socket)]
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hearthd", "serve", *arguments],
@@ -186,7 +202,7 @@ class DaemonProcess:
         deadline = time.monotonic() + 5
         while (pids := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        found = [f"process {pid}: {_command_of(pid)}" for pid in pids]
+        found = [f"process {pid}: {command_of(pid)}" for pid in pids]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -198,7 +214,7 @@ class DaemonProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _command_of(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -45,14 +45,16 @@ def refused(call: Any, *arguments: Any, **keywords: Any) -> Refusal:
 class Raw:
     """A session by stubs: `node` and `device` are those of the services."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, bearer: str = "") -> None:
+        """`bearer`: a tenant's token, for a daemon that has tenants."""
+        self.metadata = (("authorization", f"Bearer {bearer}"),) if bearer else ()
         self.channel = grpc.insecure_channel(target)
         self.node: Any = node_pb2_grpc.NodeServiceStub(self.channel)
         self.device: Any = device_pb2_grpc.DeviceServiceStub(self.channel)
         self.mint = itertools.count(1).__next__
         versions = node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX)
         request = node_pb2.OpenSessionRequest(protocol=versions, client_version="0", client_name="raw test")
-        self.opened = self.node.OpenSession(request, timeout=TIMEOUT)
+        self.opened = self.node.OpenSession(request, timeout=TIMEOUT, metadata=self.metadata)
         self.token: str = self.opened.session_token
 
     def target(self, stream: int = 0, device: int = 0) -> device_pb2.Target:

@@ -43,6 +43,9 @@ class Transport(Protocol):
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService. Raises `HearthError`."""
 
+    def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
+        """A unary call of DeviceService. Raises `HearthError`."""
+
     def execute(self, requests: Iterator[bytes]) -> Responses:
         """Opens an Execute stream that sends `requests`."""
 
@@ -51,6 +54,15 @@ class Transport(Protocol):
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> Chunks:
         """Opens a Download stream, cut short after `timeout` seconds."""
+
+    def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
+        """What the daemon has of an upload. Raises `HearthError`."""
+
+    def give_up(self, request: device_pb2.TransferStatusRequest) -> None:
+        """Tells the daemon that a transfer is given up; waits for nothing, and never fails."""
+
+    def absent(self) -> bool:
+        """Whether it is certain that the daemon has ended."""
 
     def close(self) -> None:
         """Ends everything that is open."""

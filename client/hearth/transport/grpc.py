@@ -5,13 +5,16 @@ Bulk data has a channel of its own, so that it does not stand before commands in
 
 from __future__ import annotations
 
-import threading
+import errno
+import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
 from hearth import errors
+from hearth.transport.line import Line, closed
 from hearth_proto import reasons
 from hearth_proto.v1 import device_pb2, status_pb2
 
@@ -23,13 +26,21 @@ _NODE = "/hearth.v1.NodeService/"
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_receive_message_length", 32 << 20),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    # A connection that is dead without a word is noticed, and left for another, well within a session's lease.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),  # one TCP connection a channel
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # what an attempt to connect may take
 )
+_SAFE = frozenset({"Describe", "RenewSession", "CloseSession", "ListSessions", "ListPublished"})
+"""Calls that may be made again where the connection broke before their answer came."""
+_TRIES = 3
+_BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
+"""How gRPC says, under codes that mean other things as well, that the connection or the stream in it was cut."""
+_ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
+_GIVE_UP_S = 2.0
+_STATUS_S = 3.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
@@ -41,109 +52,166 @@ def _identity(message: bytes) -> bytes:
 class GrpcTransport:
     """Channels to one daemon; opened on first use, safe from any thread."""
 
-    def __init__(self, target: str, *, loopback: bool) -> None:
+    def __init__(self, target: str, *, loopback: bool, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.target = target
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        """What unary calls show of who makes them."""
+        self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
-        self._lock = threading.Lock()
-        self._closed = False
-        self._bulk: grpc.Channel | None = None
-        self._channel = self._open()
+        self._line = Line(self._open, target)
+        self._bulk = Line(self._open, target)
+        self._background: set[Any] = set()  # calls that nobody waits for: gRPC ends those that nobody holds
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """A unary call of NodeService, waiting up to `timeout` seconds for the daemon to be there."""
-        stub: Callable[..., Any] = self._channel.unary_unary(
-            _NODE + method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response_type.FromString,
+        """A unary call of NodeService."""
+        return self._unary(
+            self._line, _NODE + method, request, response_type, timeout, _TRIES if method in _SAFE else 1
         )
+
+    def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
+        """A unary call of DeviceService."""
+        tries = _TRIES if method in _SAFE else 1
+        return self._unary(self._line, _DEVICE + method, request, response_type, timeout, tries)
+
+    def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
+        """What the daemon has of an upload. Raises `HearthError`; where no answer comes, the connection is broken."""
         try:
-            return stub(request, timeout=timeout, wait_for_ready=False)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from None
-        except ValueError as error:
-            raise _closed(self.target) from error
+            answer: device_pb2.TransferStatusResponse = self._unary(
+                self._bulk, _DEVICE + "TransferStatus", request, device_pb2.TransferStatusResponse, _STATUS_S, 1
+            )
+        except errors.TimeoutError as late:
+            raise _broken(self.target, late.message) from None
+        return answer
+
+    def _unary(self, line: Line, path: str, request: Any, response_type: Any, timeout: float, tries: int) -> Any:
+        while True:
+            tries -= 1
+            channel = line.channel()
+            stub: Callable[..., Any] = channel.unary_unary(
+                path,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=response_type.FromString,
+            )
+            try:
+                return stub(request, timeout=timeout, wait_for_ready=False, metadata=self.metadata)
+            except grpc.RpcError as rpc_error:
+                error = from_rpc_error(rpc_error, self.target)
+            except ValueError:  # gRPC's answer to a closed channel
+                error = self._closed_or_broken()
+            if error.broken or (line is self._bulk and isinstance(error, errors.TimeoutError)):
+                line.broke(channel)
+            if not error.broken or not tries:
+                raise error
 
     def execute(self, requests: Iterator[bytes]) -> _Stream[device_pb2.ExecuteResponse]:
         """Opens an Execute stream."""
-        stub: Callable[..., Any] = self._channel.stream_stream(
+        channel = self._line.channel()
+        stub: Callable[..., Any] = channel.stream_stream(
             _DEVICE + "Execute",
             request_serializer=_identity,
             response_deserializer=device_pb2.ExecuteResponse.FromString,
         )
-        return _Stream(self._start(stub, requests), self.target)
+        return _Stream(self._start(stub, requests), self.target, partial(self._line.broke, channel))
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Sends serialized `UploadRequest` messages."""
-        stub: Any = self._bulk_channel().stream_unary(
+        channel = self._bulk.channel()
+        stub: Any = channel.stream_unary(
             _DEVICE + "Upload",
             request_serializer=_identity,
             response_deserializer=device_pb2.UploadResponse.FromString,
         )
-        return _Upload(self._start(stub.future, requests), self.target)
+        return _Upload(self._start(stub.future, requests), self.target, partial(self._bulk.broke, channel))
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
         """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
-        stub: Callable[..., Any] = self._bulk_channel().unary_stream(
+        channel = self._bulk.channel()
+        stub: Callable[..., Any] = channel.unary_stream(
             _DEVICE + "Download",
             request_serializer=device_pb2.DownloadRequest.SerializeToString,
             response_deserializer=_identity,
         )
-        return _Stream(self._start(stub, request, timeout), self.target)
+        return _Stream(self._start(stub, request, timeout), self.target, partial(self._bulk.broke, channel))
+
+    def give_up(self, request: device_pb2.TransferStatusRequest) -> None:
+        """Tells the daemon that a transfer is given up; waits for nothing, and never fails."""
+        try:
+            stub: Any = self._bulk.channel().unary_unary(
+                _DEVICE + "TransferStatus",
+                request_serializer=device_pb2.TransferStatusRequest.SerializeToString,
+                response_deserializer=_identity,
+            )
+            call = stub.future(request, timeout=_GIVE_UP_S, metadata=self.metadata)
+        except (errors.HearthError, ValueError):
+            return  # closed: everything of the session is given up
+        self._background.add(call)
+        call.add_done_callback(self._background.discard)
+
+    def absent(self) -> bool:
+        """Whether nobody listens where the daemon was: it has ended, and its sessions with it. Known of Unix sockets
+        only, which no other host stands behind."""
+        path = self.target.removeprefix("unix:")
+        if path == self.target:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(path) in _ABSENT
 
     def close(self) -> None:
         """Closes the channels; streams that are open end."""
-        with self._lock:
-            self._closed = True
-            bulk = self._bulk
-        self._channel.close()
-        if bulk is not None:
-            bulk.close()
+        self._line.close()
+        self._bulk.close()
 
     def _open(self) -> grpc.Channel:
+        if self._credentials is not None:
+            return grpc.secure_channel(self.target, self._credentials, options=self._options)
         return grpc.insecure_channel(self.target, options=self._options)
-
-    def _bulk_channel(self) -> grpc.Channel:
-        with self._lock:
-            if self._closed:
-                raise _closed(self.target)
-            if self._bulk is None:
-                self._bulk = self._open()
-            return self._bulk
 
     def _start(self, stub: Callable[..., Any], request: Any, timeout: float | None = None) -> Any:
         try:
             return stub(request, timeout=timeout)
-        except ValueError as error:  # gRPC's answer to a closed channel
-            raise _closed(self.target) from error
+        except ValueError:  # gRPC's answer to a closed channel
+            raise self._closed_or_broken() from None
+
+    def _closed_or_broken(self) -> HearthError:
+        return closed(self.target) if self._line.closed else _broken(self.target, "its channel was left")
 
 
 class _Stream(Generic[T]):
     """Responses of a call, with gRPC's errors turned into ours."""
 
-    def __init__(self, call: Any, target: str) -> None:
+    def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call
         self._target = target
+        self._broke = broke
 
     def __iter__(self) -> Iterator[T]:
         try:
             yield from self._call
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self._target) from None
+        except grpc.RpcError as rpc_error:
+            error = from_rpc_error(rpc_error, self._target)
+            if error.broken:
+                self._broke()
+            raise error from None
 
     def cancel(self) -> None:
         self._call.cancel()
 
 
 class _Upload:
-    def __init__(self, call: Any, target: str) -> None:
+    def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call
         self._target = target
+        self._broke = broke
 
     def result(self) -> int:
         try:
             return int(self._call.result().received)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self._target) from None
+        except grpc.RpcError as rpc_error:
+            error = from_rpc_error(rpc_error, self._target)
+            if error.broken:
+                self._broke()
+            raise error from None
         except grpc.FutureCancelledError:
             raise errors.TransferError("the upload was cancelled.", reason="CANCELLED") from None
 
@@ -161,12 +229,11 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
             except Exception:  # not ours to read: fall back on the code
                 break
     text = error.details() or code.name
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return errors.ConnectError(
-            f"the daemon at {target} does not answer ({text}).",
-            reason="DEVICE_UNAVAILABLE",
-            fix="start one with `hearthd serve`, or check the address.",
-        )
+    if (
+        code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        or (code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and any(each in text for each in _BREAKS))
+    ):  # fmt: skip
+        return _broken(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -178,5 +245,11 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
     return errors.from_status(status_pb2.Status(code=int(code.value[0]), message=f"{text} ({code.name})"))
 
 
-def _closed(target: str) -> HearthError:
-    return errors.ClosedError(f"the connection to {target} is closed.", reason="CANCELLED", fix="connect again.")
+def _broken(target: str, text: str) -> HearthError:
+    error = errors.ConnectError(
+        f"the daemon at {target} does not answer ({text}).",
+        reason="DEVICE_UNAVAILABLE",
+        fix="start one with `hearthd serve`, or check the address.",
+    )
+    error.broken = True
+    return error

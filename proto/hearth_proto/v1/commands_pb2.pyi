@@ -787,7 +787,7 @@ class GlobalResult(_message.Message):
     def __init__(self, size: _Optional[int] = ...) -> None: ...
 
 class MemoryUsageResult(_message.Message):
-    __slots__ = ("allocations", "bytes_in_use", "bytes_padding", "bytes_reserved", "device_free", "device_total", "bytes_pinned", "bytes_pinned_in_use", "bytes_persistent", "bytes_peak")
+    __slots__ = ("allocations", "bytes_in_use", "bytes_padding", "bytes_reserved", "device_free", "device_total", "bytes_pinned", "bytes_pinned_in_use", "bytes_persistent", "bytes_peak", "bytes_durable")
     ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
     BYTES_IN_USE_FIELD_NUMBER: _ClassVar[int]
     BYTES_PADDING_FIELD_NUMBER: _ClassVar[int]
@@ -798,6 +798,7 @@ class MemoryUsageResult(_message.Message):
     BYTES_PINNED_IN_USE_FIELD_NUMBER: _ClassVar[int]
     BYTES_PERSISTENT_FIELD_NUMBER: _ClassVar[int]
     BYTES_PEAK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DURABLE_FIELD_NUMBER: _ClassVar[int]
     allocations: int
     bytes_in_use: int
     bytes_padding: int
@@ -808,7 +809,8 @@ class MemoryUsageResult(_message.Message):
     bytes_pinned_in_use: int
     bytes_persistent: int
     bytes_peak: int
-    def __init__(self, allocations: _Optional[int] = ..., bytes_in_use: _Optional[int] = ..., bytes_padding: _Optional[int] = ..., bytes_reserved: _Optional[int] = ..., device_free: _Optional[int] = ..., device_total: _Optional[int] = ..., bytes_pinned: _Optional[int] = ..., bytes_pinned_in_use: _Optional[int] = ..., bytes_persistent: _Optional[int] = ..., bytes_peak: _Optional[int] = ...) -> None: ...
+    bytes_durable: int
+    def __init__(self, allocations: _Optional[int] = ..., bytes_in_use: _Optional[int] = ..., bytes_padding: _Optional[int] = ..., bytes_reserved: _Optional[int] = ..., device_free: _Optional[int] = ..., device_total: _Optional[int] = ..., bytes_pinned: _Optional[int] = ..., bytes_pinned_in_use: _Optional[int] = ..., bytes_persistent: _Optional[int] = ..., bytes_peak: _Optional[int] = ..., bytes_durable: _Optional[int] = ...) -> None: ...
 
 class ProfileResult(_message.Message):
     __slots__ = ("device_ns", "wall_ns")

@@ -75,20 +75,22 @@ class ExecuteResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., result: _Optional[_Union[_commands_pb2.Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("generation", "last_seq", "max_batch_bytes", "max_batches_in_flight", "resumed", "durable")
+    __slots__ = ("generation", "last_seq", "max_batch_bytes", "max_batches_in_flight", "resumed", "durable", "max_unacked_bytes")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNACKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     last_seq: int
     max_batch_bytes: int
     max_batches_in_flight: int
     resumed: bool
     durable: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation: _Optional[int] = ..., last_seq: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ..., resumed: bool = ..., durable: _Optional[_Iterable[int]] = ...) -> None: ...
+    max_unacked_bytes: int
+    def __init__(self, generation: _Optional[int] = ..., last_seq: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ..., resumed: bool = ..., durable: _Optional[_Iterable[int]] = ..., max_unacked_bytes: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("seq",)
@@ -133,20 +135,22 @@ class Draining(_message.Message):
     def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
-    __slots__ = ("session_token", "device", "transfer", "data", "offset", "resumable")
+    __slots__ = ("session_token", "device", "transfer", "data", "offset", "resumable", "size")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     session_token: str
     device: int
     transfer: int
     data: bytes
     offset: int
     resumable: bool
-    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., data: _Optional[bytes] = ..., offset: _Optional[int] = ..., resumable: bool = ...) -> None: ...
+    size: int
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., data: _Optional[bytes] = ..., offset: _Optional[int] = ..., resumable: bool = ..., size: _Optional[int] = ...) -> None: ...
 
 class UploadResponse(_message.Message):
     __slots__ = ("received",)
@@ -169,14 +173,16 @@ class DownloadRequest(_message.Message):
     def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., offset: _Optional[int] = ..., resumable: bool = ...) -> None: ...
 
 class TransferStatusRequest(_message.Message):
-    __slots__ = ("session_token", "device", "transfer")
+    __slots__ = ("session_token", "device", "transfer", "give_up")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    GIVE_UP_FIELD_NUMBER: _ClassVar[int]
     session_token: str
     device: int
     transfer: int
-    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ...) -> None: ...
+    give_up: bool
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., transfer: _Optional[int] = ..., give_up: bool = ...) -> None: ...
 
 class TransferStatusResponse(_message.Message):
     __slots__ = ("known", "received", "complete")
@@ -577,12 +583,16 @@ class AttachBufferRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., buffer: _Optional[int] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class AttachBufferResponse(_message.Message):
-    __slots__ = ("size", "description")
+    __slots__ = ("size", "description", "protected", "generation")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     size: int
     description: bytes
-    def __init__(self, size: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
+    protected: bool
+    generation: int
+    def __init__(self, size: _Optional[int] = ..., description: _Optional[bytes] = ..., protected: bool = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ListPublishedRequest(_message.Message):
     __slots__ = ("target",)

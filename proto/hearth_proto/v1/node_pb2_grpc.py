@@ -26,7 +26,16 @@ if _version_not_supported:
 
 
 class NodeServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Who calls. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token says it)
+    shows one of these; the first that is there decides, and what is wrong with it is not helped by the next:
+    metadata "authorization: Bearer <token>"   a tenant's token
+    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
+    user, as the kernel names it; good for one call, for some seconds
+    metadata "hearth-session: <session token>" for every call but OpenSession: whoever opened the session
+    the client certificate of the TLS connection
+    What is none of a caller's business (devices, sessions and processes that it may not see) is answered as if it were
+    not there. DeviceService asks for nothing but the session token in its messages.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -77,7 +86,16 @@ class NodeServiceStub(object):
 
 
 class NodeServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Who calls. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token says it)
+    shows one of these; the first that is there decides, and what is wrong with it is not helped by the next:
+    metadata "authorization: Bearer <token>"   a tenant's token
+    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
+    user, as the kernel names it; good for one call, for some seconds
+    metadata "hearth-session: <session token>" for every call but OpenSession: whoever opened the session
+    the client certificate of the TLS connection
+    What is none of a caller's business (devices, sessions and processes that it may not see) is answered as if it were
+    not there. DeviceService asks for nothing but the session token in its messages.
+    """
 
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -110,14 +128,14 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Refuses new sessions from now on; running ones go on until they close.
+        """Refuses new sessions from now on; running ones go on until they close. For operators (the right "admin").
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndSession(self, request, context):
-        """Ends somebody's session. For operators.
+        """Ends one of the caller's own sessions; operators may end anybody's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,7 +200,16 @@ def add_NodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodeService(object):
-    """Missing associated documentation comment in .proto file."""
+    """Who calls. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token says it)
+    shows one of these; the first that is there decides, and what is wrong with it is not helped by the next:
+    metadata "authorization: Bearer <token>"   a tenant's token
+    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
+    user, as the kernel names it; good for one call, for some seconds
+    metadata "hearth-session: <session token>" for every call but OpenSession: whoever opened the session
+    the client certificate of the TLS connection
+    What is none of a caller's business (devices, sessions and processes that it may not see) is answered as if it were
+    not there. DeviceService asks for nothing but the session token in its messages.
+    """
 
     @staticmethod
     def Describe(request,

@@ -259,12 +259,13 @@ class Binder:
 
 
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers behind pointers, each once: those that may be written, and those that are only read."""
+    """The buffers behind pointers, each once: those that may be written, and those that are only read, as all are that
+    cannot be written to."""
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}
     for index, pointer in enumerate(pointers):
         buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
-        only_read = index < len(readers) and readers[index]
+        only_read = buffer.read_only is not None or (index < len(readers) and readers[index])
         (read if only_read else written)[buffer] = None
     return list(written), [buffer for buffer in read if buffer not in written]
 

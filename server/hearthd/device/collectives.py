@@ -171,7 +171,10 @@ class Collectives:
         track = self._comm_track()
         device.tracks.fence(track, origin.stream.track)
         writes = [destination.usage] if source is destination else [destination.usage, source.usage]
-        device.tracks.before(track, writes)
+        if source.read_only is not None:
+            device.tracks.before(track, [destination.usage], [source.usage])
+        else:
+            device.tracks.before(track, writes)
         device.begin(origin.stream, size, track=track)
         if command.count:
             communicator.all_reduce(since, to, command.count, command.dtype, op, track.stream)
@@ -184,6 +187,7 @@ class Collectives:
     @staticmethod
     def _ranges(command: commands_pb2.AllReduce, source: Buffer, destination: Buffer) -> tuple[int, int, int]:
         """Addresses and size in bytes; refuses what lies outside the buffers."""
+        destination.check_writable("all_reduce, destination")
         size = command.count * ITEM_SIZES[command.dtype]
         since = source.range(command.source_offset, size, "all_reduce, source")
         to = destination.range(command.destination_offset, size, "all_reduce, destination")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hearthd.device.compiler import CompileService
+from hearthd.device.grants import Grants
 from hearthd.device.outbox import Outbox
 from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
@@ -27,6 +28,7 @@ class Device:
     server: ComputeServer
     tracks: Tracks
     staging: Staging
+    grants: Grants
     compiler: CompileService
     outbox: Outbox
     telemetry: Telemetry

@@ -224,7 +224,7 @@ class DispatchRun:
         try:
             while self._left and turn and not self._track.closed:
                 self._kernel.start()
-                times = min(self._left, turn, WINDOW)
+                times = min(self._left, turn, WINDOW, self._track.room)
                 self._means.binder.issue(self._origin.stream, bound, times)
                 self._left -= times
                 turn -= times

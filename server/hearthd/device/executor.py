@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
-
-from google.protobuf.message import DecodeError
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.device import permissions
+from hearthd.device.arrivals import Arrivals
 from hearthd.device.binding import Binder
 from hearthd.device.collectives import Collectives
 from hearthd.device.context import Device
@@ -29,7 +28,10 @@ from hearthd.device.occupancy import OccupancyCommands
 from hearthd.device.operation import Operation, Origin, internal_error, submit
 from hearthd.device.prepared import PreparedCommands
 from hearthd.device.profile import ProfileCommands
+from hearthd.device.publishing import Publishing
 from hearthd.device.server import DeviceFault
+from hearthd.device.sharing import Sharing
+from hearthd.device.snapshots import SnapshotCommands
 from hearthd.device.tables import BatchEntry, Session
 from hearthd.device.tensor_maps import TensorMapCommands
 from hearthd.device.trace import TraceCommands
@@ -67,6 +69,8 @@ class Executor:
         self._traces = TraceCommands(device, post, marks, activity)
         waits = WaitCommands(device, self._profiles)
         keepers = Keepers(self._memory, self._modules)
+        self.snapshots = SnapshotCommands(device, self._memory, self, post)
+        self.publishing = Publishing(device, self._memory.reservations, self.session)
         self._tensor_maps = TensorMapCommands(device, keepers)
         self._graphs = GraphCommands(device, self.binder, self.watchdog, keepers)
         self._prepared = PreparedCommands(device, self.binder, self.watchdog, keepers)
@@ -115,16 +119,23 @@ class Executor:
             "sync_collective": self.collectives.sync_collective,
             "create_tensor_map": self._tensor_maps.create,
             "destroy_tensor_map": self._tensor_maps.destroy,
+            "set_durable": self.snapshots.set_durable,
+            "checkpoint": self.snapshots.checkpoint,
         }
         device.telemetry.know(self._handlers)
-        self._frames: dict[int, Callable[[Session, Frame], None]] = {
-            Kind.BATCH: self._batch,
-            Kind.CALL: self._call,
-            Kind.CLOSE: self._close,
-            Kind.UPLOAD: self._transfers.upload_frame,
+        self.sharing = Sharing(device, Arrivals(device, self._launches, self), self._perform)
+        self._at_once: dict[int, Callable[[Session, Frame], None]] = {
+            Kind.UPLOAD: self._upload,
             Kind.DOWNLOAD: self._transfers.download_frame,
             Kind.CREDIT: self._transfers.credit,
             Kind.ABORT: self._transfers.aborted,
+            Kind.CANCEL: self._cancel,
+            Kind.SNAPSHOT: self.snapshots.answered,
+        }
+        """Frames that do not stay in the order of a session's commands; all others do."""
+        self.in_order: dict[int, Callable[[Session, Frame], None]] = {
+            Kind.CLOSE: self._close,
+            Kind.RESTORE: self.snapshots.restore,
         }
 
     def frame(self, frame: Frame) -> None:
@@ -132,12 +143,18 @@ class Executor:
         if frame.kind == Kind.OPEN:
             info = json.loads(frame.payload or b"{}")
             opened = self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
+            opened.permissions = permissions.of(info)
+            self.sharing.open(opened)
             self._traces.opened(opened)
             return
         session = self._sessions.get(frame.channel)
-        handler = self._frames.get(frame.kind)
-        if session is not None and handler is not None:
+        if session is None:
+            return
+        handler = self._at_once.get(frame.kind)
+        if handler is not None:
             handler(session, frame)
+        else:
+            self.sharing.take(session, frame)
 
     def session(self, channel: int) -> Session | None:
         return self._sessions.get(channel)
@@ -150,11 +167,17 @@ class Executor:
             self._kicked.add(session.channel)
 
     def pump(self) -> None:
-        """Tries the deferred commands of sessions for which something has happened."""
+        """Runs what has arrived, and tries the deferred commands of sessions for which something has happened."""
+        self.sharing.pump()
         while self._kicked:
             session = self._sessions.get(self._kicked.pop())
             if session is not None:
                 session.deferred.pump()
+                self.sharing.pumped(session)
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long."""
+        return 0.0 if self._kicked else self.watchdog.sleep(self.sharing.sleep(asleep))
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, for metrics."""
@@ -173,8 +196,10 @@ class Executor:
             "memory_free_bytes": info.free,
             "memory_total_bytes": info.total,
             "staging_bytes": self._device.staging.in_use,
+            "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "traces_running": self._traces.running,
+            **self.publishing.gauges(),
         }
         return {**self._device.telemetry.snapshot(gauges["commands_waiting"]), "gauges": gauges}
 
@@ -206,47 +231,29 @@ class Executor:
 
     # ---- frames ----
 
-    def _batch(self, session: Session, frame: Frame) -> None:
-        try:
-            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch
-        except DecodeError:
-            self._protocol_error(session, "it is no ExecuteRequest")
-            return
-        if batch.seq <= session.last_seq and batch.seq:
-            return  # sent again; it has run
-        if batch.seq != session.last_seq + 1:
-            self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
-            return
-        session.last_seq = batch.seq
-        telemetry = self._device.telemetry
-        telemetry.batches += 1
-        began = time.perf_counter_ns()
-        entry = BatchEntry(batch.seq)
-        session.batches.append(entry)
-        index = 0
-        for command in batch.commands:
-            if command.WhichOneof("kind") == "launches" and not command.request:
-                launches = self._launches.run_records(session, command.launches, entry, index)
-                telemetry.count("launch", launches)
-                index += launches
-            else:
-                self._command(session, command, batch=entry, index=index)
-                index += 1
-        entry.left -= 1
-        if not entry.left:
-            self.acknowledge(session, entry)
-        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+    def _perform(self, session: Session, frame: Frame) -> None:
+        handler = self.in_order.get(frame.kind)
+        if handler is not None:
+            handler(session, frame)
 
-    def _call(self, session: Session, frame: Frame) -> None:
-        try:
-            command = commands_pb2.Command.FromString(frame.payload)
-        except DecodeError:
-            refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is no Command")
-            self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
-            return
-        self._command(session, command, call=frame.id)
+    def _upload(self, session: Session, frame: Frame) -> None:
+        if not self.sharing.behind(session, frame):
+            self._transfers.upload_frame(session, frame)
 
-    def _command(
+    def _cancel(self, session: Session, frame: Frame) -> None:
+        """Nobody waits for a call any more: it is dropped unless it has begun. What has runs on, and nobody is told."""
+        if self.sharing.cancel(session, frame.id):
+            self._device.telemetry.cancelled += 1
+            return
+        for operation in session.deferred:
+            if operation.call == frame.id and not (operation.begun or operation.announced):  # else peers count on it
+                session.deferred.withdraw(operation)
+                operation.abandon(Refusal(Reason.CANCELLED, "nobody waits for the call any more; it did not run"))
+                self._device.telemetry.cancelled += 1
+                self._kicked.add(session.channel)
+                return
+
+    def command(
         self,
         session: Session,
         command: commands_pb2.Command,
@@ -269,6 +276,8 @@ class Executor:
             call=call,
         )
         try:
+            if session.permissions is not None:
+                permissions.check(self._device.outbox, session, kind)
             if stream is None:
                 origin.capture = None
                 raise session.streams.unknown(command.stream)
@@ -293,17 +302,6 @@ class Executor:
         except Exception as error:
             origin.fail(internal_error(origin.name, error))
 
-    def _protocol_error(self, session: Session, why: str) -> None:
-        refusal = Refusal(
-            Reason.MALFORMED_MESSAGE,
-            f"the message was no valid batch: {why}; nothing of it ran",
-            fix="send ExecuteRequest messages with batches numbered from 1",
-            details={"last_seq": session.last_seq},
-        )
-        event = device_pb2.Event(protocol_error=refusal.to_status())
-        response = device_pb2.ExecuteResponse(event=event)
-        self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
-
     def _close(self, session: Session, _frame: Frame) -> None:
         """Frees all that the session held, behind its work that is under way; then says so."""
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
@@ -315,6 +313,8 @@ class Executor:
         self._graphs.close(session)
         self._prepared.close(session)
         self._memory.close(session)
+        self.snapshots.close(session)
+        self.publishing.close(session)
         for module in session.modules.items.values():
             self._modules.release(session, module)
         for event in session.events.items.values():
@@ -326,6 +326,7 @@ class Executor:
 
         def closed() -> None:
             self._device.output.close(session.channel)
+            self.sharing.gone(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
         self._device.tracks.after_all(session.tracks(), closed)

@@ -1,7 +1,8 @@
 """Allocations that do not fit now, behind frees that have not happened yet: they wait for those, and fail only then.
 
 A client that runs ahead of the device frees before it allocates again. Its frees may still queue behind launches that
-wait for room, or be on their way through a busy stream; without this it would be told of a shortage that is none.
+wait for room, or be on their way through a busy stream; without this it would be told of a shortage that is none. Where
+the device is shared with other processes, the front is asked for more before the allocation fails.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.context import Device
+from hearthd.device.grants import Plea
 from hearthd.device.reservations import Reservations
 from hearthd.device.tables import Session
 
@@ -36,13 +38,14 @@ class LateAllocation:
         """The latest free that was submitted before it."""
         self._asked = False
         self._settled = False
+        self._plea: Plea | None = None
 
     def run(self) -> bool:
         """Tries again; False while memory is still to come. Raises the Refusal when no more is."""
         try:
             self._reserve()
         except Refusal as refusal:
-            if may_wait(refusal) and self._more_to_come():
+            if may_wait(refusal) and (self._more_to_come() or self._might_be_granted(refusal)):
                 return False
             raise
         return True
@@ -54,6 +57,14 @@ class LateAllocation:
             self._asked = True
             self._settled = not self._reservations.when_settled(self._again)
         return not self._settled
+
+    def _might_be_granted(self, refusal: Refusal) -> bool:
+        """Other processes may hold what they do not use: the front is asked, last of all."""
+        if "granted" not in refusal.details:
+            return False
+        if self._plea is None:
+            self._plea = Plea(self._device.grants, lambda: self._device.kick(self._session))
+        return self._plea.waits(refusal)
 
     def _again(self) -> None:
         """What had been freed is back: once more, and for the last time."""

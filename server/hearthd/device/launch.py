@@ -7,10 +7,12 @@ all checks but those on the buffers. Everything else becomes an operation that m
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device import permissions
 from hearthd.device.arguments import dim, pack_arguments
 from hearthd.device.binding import Binder
 from hearthd.device.context import Device
@@ -19,6 +21,7 @@ from hearthd.device.operation import Operation, Origin, Replies, submit
 from hearthd.device.policy.launch_plan import KEY_AT, Plan, Q
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.tables import BatchEntry, Buffer, Known, LogicalStream, Session
+from hearthd.device.tracks import NEVER
 
 LENGTH = struct.Struct("<I")
 
@@ -37,8 +40,11 @@ class LaunchCommands:
         self._binder = binder
         self._replies = replies
 
-    def run_records(self, session: Session, data: bytes, batch: BatchEntry, index: int) -> int:
-        """Runs the records of one `launches` field in order; how many there were."""
+    def run_records(
+        self, session: Session, data: bytes, batch: BatchEntry, index: int, at: int = 0, most: int = NEVER
+    ) -> tuple[int, int]:
+        """Runs records of one `launches` field in order, from byte `at` on and `most` of them or some fewer; how many
+        there were, and at which byte it goes on."""
         functions = session.functions.items
         streams = session.streams.items
         deferred = session.deferred
@@ -49,14 +55,15 @@ class LaunchCommands:
         recall = session.recall
         known = recall.known if recall.worth_it() else None
         found = 0
-        at = 0
         size = len(data)
+        end = min(size, at + most * HEADER.size)
         count = 0
-        while at < size:
+        while at < end:
             if size - at < HEADER.size:
                 self._malformed(
                     session, batch, index + count + found, f"{size - at} bytes are left; a record has at least 64"
                 )
+                at = size
                 break
             if known and not deferred and not traced and size - at >= HEADER.size:
                 record = data[at : at + LENGTH.unpack_from(data, at)[0]]
@@ -71,6 +78,7 @@ class LaunchCommands:
                 self._malformed(
                     session, batch, index + count + found, f"it says it has {length} bytes, {size - at} are left"
                 )
+                at = size
                 break
             entry = functions.get(head[3])
             stream = streams.get(head[4])
@@ -94,7 +102,7 @@ class LaunchCommands:
             count += 1
         if known is not None:
             recall.report(found, count)
-        return count + found
+        return count + found, at
 
     def _repeat(self, known: Known) -> bool:
         """A launch that is the same, byte for byte, as one before; False, with nothing done, where it has to wait."""
@@ -135,9 +143,10 @@ class LaunchCommands:
         track = stream.track
         tracks = device.tracks
         reads: list[Usage] = []
-        if plan.readers:
+        if plan.readers or session.shares:
             everything = usages
-            usages = [usage for usage, reader in zip(everything, plan.readers, strict=True) if not reader]
+            readers = plan.readers if not session.shares else self._readers(session, plan, data, at)
+            usages = [usage for usage, reader in zip(everything, readers, strict=True) if not reader]
             reads = [usage for usage in everything if usage not in usages]
         tracks.before(track, usages, reads)
         track.launched.append((tracks.ordering.position(track.index), plan.name))
@@ -149,6 +158,14 @@ class LaunchCommands:
             session.recall.remember(data[at : at + plan.length], (stream, plan, params, usages, reads))
         device.telemetry.launched += plan.weight
         return True
+
+    @staticmethod
+    def _readers(session: Session, plan: Plan, data: bytes, at: int) -> Sequence[bool]:
+        """Which of the buffers are only read: what the client says, and those that cannot be written to."""
+        buffers = session.buffers.items
+        handles = plan.handles.unpack_from(data, at + plan.handles_at)
+        shared = [buffers[handle].read_only is not None for handle in handles]
+        return [one or other for one, other in zip(shared, plan.readers, strict=True)] if plan.readers else shared
 
     def launch(self, origin: Origin, command: commands_pb2.Launch) -> None:
         """The readable form: becomes a record and goes the same way."""
@@ -200,6 +217,8 @@ class LaunchCommands:
         stream, name = self._whose(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:
+            if session.permissions is not None:  # who may not launch has no function, so its launches come this way
+                permissions.check(self._device.outbox, session, "launches")
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
             origin.fail(refusal, self._named(session, data))

@@ -7,6 +7,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.binding import Binder, BoundLaunch, Parsed
 from hearthd.device.context import Device
 from hearthd.device.dynamic_grid import DynamicGrid
+from hearthd.device.grants import Plea
 from hearthd.device.operation import Origin
 from hearthd.device.tracks import WINDOW
 from hearthd.device.validation import Validation
@@ -28,6 +29,7 @@ class LaunchRun:
         self._grid: DynamicGrid | None = None
         self._rested: bool | Refusal | None = None
         """None: nobody has asked whether the device has to rest; else whether it has, or what came of it."""
+        self._plea = Plea(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
         if parsed.grid_buffer is not None and extension is not None:
@@ -49,12 +51,20 @@ class LaunchRun:
         if not self._rests(self._bound):
             return False
         if self.validates:
-            return Validation(self._device, self._binder, self._origin, self._bound, parsed.pointers).run()
+            return self._validate(self._bound)
         while self._left and not stream.track.closed:
-            times = min(self._left, WINDOW)
+            times = min(self._left, WINDOW, stream.track.room)
             self._binder.issue(stream, self._bound, times)
             self._left -= times
         return not self._left
+
+    def _validate(self, bound: BoundLaunch) -> bool:
+        try:
+            return Validation(self._device, self._binder, self._origin, bound, self._parsed.pointers).run()
+        except Refusal as refusal:
+            if not self._plea.waits(refusal):
+                raise
+            return False
 
     def _rests(self, bound: BoundLaunch) -> bool:
         """Gives the first launch of some kernels to the driver while no other runs: it would wait for them."""

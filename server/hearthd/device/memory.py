@@ -113,6 +113,8 @@ class MemoryCommands:
     def release(self, session: Session, buffer: Buffer) -> None:
         """The handle is gone: gives the memory back, behind every use of it, once nobody holds it any more."""
         buffer.freed = True
+        if buffer.durable is not None:
+            buffer.durable.end()
         if not buffer.holders:
             self._give_back(session, buffer)
 
@@ -127,6 +129,9 @@ class MemoryCommands:
             self._give_back(session, buffer)
 
     def _give_back(self, session: Session, buffer: Buffer) -> None:
+        if buffer.place is not None:
+            buffer.place.leave(buffer)
+            return
         reservation, buffer.reservation = buffer.reservation, None
         if reservation is not None:
             self.reservations.give(session, reservation, buffer)
@@ -169,6 +174,7 @@ class MemoryCommands:
             bytes_pinned_in_use=session.bytes_pinned,
             bytes_persistent=session.persistent.bytes,
             bytes_peak=session.bytes_peak,
+            bytes_durable=session.bytes_durable,
         )
         origin.reply(commands_pb2.Result(memory_usage=usage))
 

@@ -45,6 +45,7 @@ class MoveCommands:
     def _write(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: Direct) -> bool:
         if origin.stream.track.full:
             return False
+        buffer.check_writable("write")
         direct.address = locate(buffer, rows, "write")
         if data and not self._put(origin, buffer, rows, data, direct):
             return False
@@ -202,6 +203,7 @@ def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -
 
     Raises Refusal for ranges outside the buffers, rows that run into each other, and ranges that overlap.
     """
+    destination.check_writable("copy, destination")
     width, rows = command.size, max(command.rows, 1)
     check_pitch("copy, destination", width, rows, command.destination_pitch)
     check_pitch("copy, source", width, rows, command.source_pitch)
@@ -230,6 +232,7 @@ def check_pattern(command: commands_pb2.Fill) -> None:
 
 def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
     """The fill with its address. Raises Refusal for a range outside the buffer."""
+    buffer.check_writable("fill")
     address = buffer.range(command.offset, command.size, "fill")
     return FillNode(address, command.pattern, command.size)
 

@@ -129,7 +129,7 @@ class Origin:
         if spoiled:
             self.session.recall.forget()
         for buffer in spoiled:
-            if poisoned(buffer.failure) is None:
+            if poisoned(buffer.failure) is None and buffer.read_only is None:  # what cannot be written is not spoiled
                 buffer.failure = failure
 
 
@@ -145,6 +145,7 @@ class Operation:
         "after",
         "announced",
         "barrier",
+        "begun",
         "finished",
         "needs",
         "on_announce",
@@ -176,6 +177,8 @@ class Operation:
         self.needs = needs
         self.spoils = spoils
         self.barrier = barrier
+        self.begun = False
+        """Whether a part of it has been given to the device."""
         self.finished = False
         self.since = 0
         """When it had to begin to wait (`time.perf_counter_ns`); 0: it ran as it arrived."""
@@ -203,7 +206,7 @@ class Operation:
                 self._let_go(because.cause.refusal)
                 self.origin.skip(because, self.spoils)
                 return self._finish()
-            if not self._run():
+            if not (self._run() if not self.origin.call else self._try()):
                 return False
             if because is not None:
                 # Its peers count on it, so it was run in step with them; what it made of nothing is worth nothing.
@@ -218,6 +221,14 @@ class Operation:
             self._fail(internal_error(self.origin.name, error))
         return self._finish()
 
+    def _try(self) -> bool:
+        """Runs, and looks whether it has begun: single calls can be cancelled."""
+        track = self.origin.stream.track
+        given = track.given
+        done = self._run()
+        self.begun = self.begun or track.given != given
+        return done
+
     def _missing(self) -> Failure | None:
         """The failure behind what the operation needs, if any."""
         for buffer in self.needs:
@@ -230,6 +241,11 @@ class Operation:
             if buffer.lost is not None and poisoned(buffer.failure) is not None:
                 return buffer.failure  # nothing to write to
         return None
+
+    @property
+    def call(self) -> int:
+        """The single call that it answers; 0: none."""
+        return self.origin.call
 
     def announce(self) -> None:
         if self.on_announce is not None:

@@ -6,10 +6,12 @@ import ctypes
 import faulthandler
 import json
 import os
+import select
 import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -20,6 +22,7 @@ from hearthd.device.compiler import CompileService
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
 from hearthd.device.executor import Executor
+from hearthd.device.grants import Grants
 from hearthd.device.journal import Journal
 from hearthd.device.loop import Loop
 from hearthd.device.marking import Activity, Marks
@@ -95,6 +98,7 @@ class DeviceProcess:
             server=server,
             tracks=tracks,
             staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
+            grants=Grants(spec, server, self._outbox),
             compiler=CompileService(
                 workers,
                 CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes),
@@ -125,6 +129,10 @@ class DeviceProcess:
         self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
         self._controls: dict[int, Callable[[Frame], None]] = {}
+        self.control(Kind.TURN, self._executor.sharing.turn)
+        self.control(Kind.LIMIT, device.grants.told)
+        self._executor.publishing.listen(self.control, self.descriptors)
+        self._executor.snapshots.listen(self.descriptors)
         self.loop.add_reader(link.fileno(), self._readable)
         self.loop.on_poll = self._poll
         self.loop.on_idle = self._outbox.send
@@ -147,11 +155,14 @@ class DeviceProcess:
             self._die(f"an error inside the daemon: {type(error).__name__}: {error}", fix="report it with the log")
         self._outbox.send_all()
         self._device.compiler.close()
-        self._server.close()
+        if not self._device.tracks.in_flight():  # else to give memory back would wait for kernels that may never end
+            self._server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
-        """`handler` takes the frames of this kind, which are about the process and not about one session's work."""
+        """`handler` takes the frames of this kind: one that names a session when all that came before it has been
+        looked at, others at once."""
         self._controls[kind] = handler
+        self._executor.in_order[kind] = lambda _session, frame: handler(frame)
 
     def _kick(self, session: Session | None) -> None:
         self._executor.kick(session)  # made after what calls this
@@ -166,6 +177,7 @@ class DeviceProcess:
             self._executor.pump()
         self._device.staging.flush()
         wake = self._device.quiet.poll()
+        self._executor.sharing.settle(not progress)
         self._executor.collectives.check()
         expired = self._executor.watchdog.expired()
         if expired is not None:
@@ -176,7 +188,7 @@ class DeviceProcess:
         asleep = 0.0 if progress else tracks.sleep()
         if wake is not None:
             asleep = wake if asleep is None else min(asleep, wake)
-        return self._executor.watchdog.sleep(asleep)
+        return self._executor.sleep(asleep)
 
     def _watch_writes(self, wanted: bool) -> None:
         self.loop.watch_writes(self._link.fileno(), wanted)
@@ -199,10 +211,6 @@ class DeviceProcess:
             self._die(f"the front's link has lost its framing: {error}")
         for frame in frames:
             self._frame(frame)
-            if len(frames) > 1:
-                # A long run of batches must not hold up the answers to what has finished meanwhile.
-                self._poll()
-                self._outbox.send()
 
     def _frame(self, frame: Frame) -> None:
         if frame.kind == Kind.PING:
@@ -213,7 +221,7 @@ class DeviceProcess:
             self._executor.collectives.message(frame.payload, self._executor.session)
         elif frame.kind == Kind.SHUTDOWN:
             self.loop.stop()
-        elif frame.kind in self._controls:
+        elif frame.kind in self._controls and self._executor.session(frame.channel) is None:
             self._controls[frame.kind](frame)
         else:
             self._executor.frame(frame)
@@ -233,6 +241,7 @@ class DeviceProcess:
         )
         self._device.output.last_words()
         self._outbox.put(Kind.STATS, json.dumps(self._device.telemetry.snapshot()).encode())
+        self._executor.sharing.meter.tell()
         self._outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
         self._outbox.send_all()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -240,7 +249,7 @@ class DeviceProcess:
 
 def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
     """Entry point of a device process."""
-    _die_with_parent()
+    _die_with_parent(link)
     _adopt_orphans()
     keep_freed_memory(KEEP_BYTES)
     configure(spec.log_level, spec.log_format)
@@ -249,6 +258,7 @@ def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | Non
     for number in (signal.SIGINT, signal.SIGTERM):
         # A terminal or service manager signals the whole group; the front decides when a device process ends.
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # as the fork server had them
     workers = compile_workers(spec)
     workers.warm(forked)  # before there is a thread or a CUDA context; it loads its compiler while the device is opened
     try:
@@ -266,9 +276,21 @@ def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | Non
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    """The kernel kills this process when the fork server ends, which it does when the front is gone."""
+def _die_with_parent(link: socket.socket) -> None:
+    """The kernel kills this process when the fork server ends, which it does when the front is gone.
+
+    It lives as long as anybody has its "alive" pipe open, and hands that on to its children, who have no use for it: a
+    device process that is stuck would keep it, and so itself, alive for ever.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    alive = getattr(forkserver, "_forkserver", None)
+    if alive is not None and alive._forkserver_alive_fd is not None:
+        os.close(alive._forkserver_alive_fd)
+        alive._forkserver_alive_fd = None
+    poll = select.poll()
+    poll.register(link, select.POLLHUP)
+    if poll.poll(0):  # the front was gone before
+        os._exit(0)
 
 
 def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import Device
-from hearthd.device.policy.budget import out_of_memory, rounded
+from hearthd.device.policy.budget import out_of_memory, over_quota, rounded
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.server import Memory
 from hearthd.device.tables import Buffer, Session
@@ -20,12 +20,15 @@ from hearthd.device.tracks import Track
 class Reservation:
     """One allocation of the pool. `home` is the track that it is taken from and given back on."""
 
-    __slots__ = ("home", "last", "memory", "parts", "persistent")
+    __slots__ = ("home", "last", "memory", "parts", "payer", "persistent", "tenant")
 
     def __init__(self, memory: Memory, home: Track, persistent: bool) -> None:
         self.memory = memory
         self.home = home
         self.persistent = persistent
+        self.payer: Session | None = None
+        """The session that it counts with; None: the one that took it."""
+        self.tenant = ""
         self.parts = 0
         """Buffers in it that have not been given back."""
         self.last: dict[int, int] = {}
@@ -37,14 +40,16 @@ class Reservations:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._held: dict[str, int] = {}
+        """What each tenant has of the pool, with what its sessions keep for themselves."""
         self._freed_at: dict[Track, int] = {}
         """Where each track's last free stands, until it is known to have happened."""
 
     def take(self, session: Session, size: int, track: Track, buffers: Sequence[Buffer]) -> Reservation:
         """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
 
-        The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) after what the session itself keeps unused
-        has been given back, and the pool been trimmed, in vain.
+        The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) after what the
+        session itself keeps unused has been given back, and the pool been trimmed, in vain.
         """
         device = self._device
         reservation = session.persistent.take(rounded(size)) if size else None
@@ -54,6 +59,8 @@ class Reservations:
             reservation.last.clear()
         else:
             reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
+            reservation.tenant = session.tenant
+            self._held[session.tenant] = self._held.get(session.tenant, 0) + reservation.memory.reserved
         # An allocation is a write on its track, at a position of its own: what the pool hands out may be in use until
         # the track comes to it, by what the track freed before, or by those that the free or the driver waited for.
         device.tracks.before(track, [buffer.usage for buffer in buffers])
@@ -78,7 +85,7 @@ class Reservations:
         if reservation.parts:
             return
         size = reservation.memory.reserved
-        session.bytes_reserved -= size
+        (reservation.payer or session).bytes_reserved -= size
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
 
@@ -105,18 +112,27 @@ class Reservations:
         if size > (limit or server.properties.total_memory):
             raise out_of_memory(size, server.memory_info(), limit)
         try:
-            return server.allocate(size, track.stream)
+            return self._within_quota(session, size, track)
         except Refusal as refusal:
-            if refusal.reason != Reason.OUT_OF_MEMORY or not session.persistent.bytes:
+            if refusal.reason not in (Reason.OUT_OF_MEMORY, Reason.QUOTA_EXCEEDED) or not session.persistent.bytes:
                 raise
         self.cleanup(session)
-        return server.allocate(size, track.stream)
+        return self._within_quota(session, size, track)
+
+    def _within_quota(self, session: Session, size: int, track: Track) -> Memory:
+        quota = session.device_bytes
+        if quota:
+            held = self._held.get(session.tenant, 0)
+            if held + rounded(size) > quota:
+                raise over_quota(size, quota, held)
+        return self._device.grants.allocate(size, track.stream)
 
     def _free(self, reservation: Reservation) -> None:
         home = reservation.home
         tracks = self._device.tracks
         tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
+        self._held[reservation.tenant] -= reservation.memory.reserved
         tracks.before(home, ())  # a step of its own: what came before it may long be done
         self._freed_at[home] = tracks.ordering.position(home.index)
 

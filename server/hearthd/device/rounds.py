@@ -94,7 +94,7 @@ class Rounds:
             return True
         device, track, summary = self._device, self._stream.track, program.holdings.summary
         tracks, cost, names = device.tracks, program.cost, program.names
-        turn = TURN
+        turn = min(TURN, track.room)
         while self._left and turn > 0 and not track.closed:
             count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
             tracks.before(track, (program.usage, *summary.writes), summary.reads)

@@ -49,6 +49,15 @@ class Memory(Protocol):
     def reserved(self) -> int: ...
 
 
+class SharedMemory(Memory, Protocol):
+    """Device memory that more than one process can map."""
+
+    @property
+    def protected(self) -> bool:
+        """Whether a kernel of this process that writes to it faults."""
+        ...
+
+
 class HostBuffer(Protocol):
     """Page-locked (CUDA) or ordinary (CPU) host memory that copies go through."""
 
@@ -254,8 +263,41 @@ class ComputeServer(Protocol):
         ...
 
     def memory_info(self) -> MemoryInfo: ...
+    def memory_held(self) -> tuple[int, int]:
+        """What this process's pool holds of the device, and what of that is in use; cheaper than `memory_info`."""
+        ...
+
+    @property
+    def memory_grain(self) -> int:
+        """The pool takes multiples of this of the device."""
+        ...
+
     def trim(self) -> None:
         """Gives what the pool holds unused back to the device."""
+        ...
+
+    # memory that other processes map
+    def create_shared(self, size: int) -> SharedMemory:
+        """At least `size` bytes, not 0, that `export_shared` can hand on. What they held before is whatever it was.
+
+        Refusal(OUT_OF_MEMORY), Refusal(UNSUPPORTED).
+        """
+        ...
+
+    def export_shared(self, memory: Any) -> int:
+        """An open file, the caller's, by which another process gets at the memory, which outlives this one then."""
+        ...
+
+    def import_shared(self, file: int, size: int) -> SharedMemory:
+        """`size` bytes that another process exported, to be read; the file stays the caller's. Refusal, as above."""
+        ...
+
+    def own_shared(self, memory: Any) -> None:
+        """It counts as memory of this process from now on, as what it has created does."""
+        ...
+
+    def release_shared(self, memory: Any) -> None:
+        """The caller has seen its last use end."""
         ...
 
     def allocate_host(self, size: int) -> HostBuffer | None:

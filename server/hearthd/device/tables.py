@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows import Download, Upload
 from hearthd.device.nodes import CopyNode, FillNode
+from hearthd.device.permissions import Permissions
 from hearthd.device.policy.deferral import Deferrable, Deferred
 from hearthd.device.policy.errors import Failure, StreamErrors
 from hearthd.device.policy.launch_plan import Plan
@@ -20,10 +21,31 @@ from hearthd.device.server import Event, Function, Module
 from hearthd.device.tracks import Track
 
 
+class ReadOnly(NamedTuple):
+    """Why a buffer cannot be written to, as a clause behind its name, and what to do about it."""
+
+    why: str
+    fix: str
+
+
 class Buffer:
     """Device memory under a handle. `usage` orders its users; `failure` stands behind its contents."""
 
-    __slots__ = ("address", "failure", "freed", "handle", "holders", "lost", "module", "reservation", "size", "usage")
+    __slots__ = (
+        "address",
+        "durable",
+        "failure",
+        "freed",
+        "handle",
+        "holders",
+        "lost",
+        "module",
+        "place",
+        "read_only",
+        "reservation",
+        "size",
+        "usage",
+    )
 
     def __init__(self, handle: int, size: int) -> None:
         self.handle = handle
@@ -31,8 +53,14 @@ class Buffer:
         self.address = 0
         self.reservation: Any = None
         """The `hearthd.device.reservations.Reservation` that it lies in; None: no memory of its own."""
+        self.place: Any = None
+        """The `hearthd.device.places.Place` that it shares with others, in the place of a reservation; None: it has its
+        memory to itself."""
+        self.read_only: ReadOnly | None = None
         self.holders = 0
         """Graphs and prepared launches that use it: its memory outlives its handle for them."""
+        self.durable: Any = None
+        """The `hearthd.device.snapshot.Durable` that keeps copies of it; None: it never had any."""
         self.freed = False
         self.module: ModuleEntry | None = None
         self.usage = Usage()
@@ -44,7 +72,7 @@ class Buffer:
         """The address of `size` bytes at `offset`; refuses what lies outside."""
         if self.lost is not None:
             raise Refusal(
-                Reason.ALLOCATION_FAILED,
+                Reason.BUFFER_LOST if self.lost.reason == Reason.BUFFER_LOST else Reason.ALLOCATION_FAILED,
                 f"{what}: buffer {self.handle} has no memory behind it: {self.lost.message}",
                 fix=self.lost.fix or "allocate it again",
                 details={**self.lost.details, "cause": self.lost.reason},
@@ -57,6 +85,16 @@ class Buffer:
                 details={"buffer": self.handle, "offset": offset, "size": size, "buffer_size": self.size},
             )
         return self.address + offset
+
+    def check_writable(self, what: str) -> None:
+        """Raises Refusal(READ_ONLY) where it is published, or attached."""
+        if self.read_only is not None:
+            raise Refusal(
+                Reason.READ_ONLY,
+                f"{what}: buffer {self.handle} {self.read_only.why}",
+                fix=self.read_only.fix,
+                details={"buffer": self.handle},
+            )
 
 
 class TensorMapEntry:
@@ -333,6 +371,10 @@ class Observer(Protocol):
 class Waiting(Deferrable, Protocol):
     """A command that has been submitted; see `hearthd.device.operation`."""
 
+    begun: bool
+
+    @property
+    def call(self) -> int: ...
     def abandon(self, refusal: Refusal) -> None: ...
 
 
@@ -349,7 +391,13 @@ class BatchEntry:
 class Session:
     """One session's state on this device."""
 
-    def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[], Track]) -> None:
+    shares = False
+    """Whether it has had buffers that cannot be written to: launches with them read them, whatever they say."""
+
+    permissions: Permissions | None = None
+    """None: every command is allowed."""
+
+    def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], Track]) -> None:
         self.channel = channel
         self.id: str = info.get("session", "")
         self.tenant: str = info.get("tenant", "")
@@ -395,11 +443,17 @@ class Session:
         self.bytes_reserved = 0
         self.bytes_pinned = 0
         """Host memory on loan to copies that are under way."""
+        self.bytes_durable = 0
+        """Host memory for copies of durable buffers."""
+        self.durable: dict[int, Buffer] = {}
+        """Those buffers, by handle; one that has been freed may still be among them."""
+        self.snapshots: dict[Any, None] = {}
+        """Each a `hearthd.device.snapshot.Snapshot` that is under way."""
         self.persistent: PersistentBlocks[Any] = PersistentBlocks()
         self.trace: Observer | None = None
         """What sees every command of the session, if anything does; launches then take the long way."""
         self._touched: dict[int, Track] = {}
-        self.add_stream(0, track())
+        self.add_stream(0, track(self.priority))
 
     def add_stream(self, handle: int, track: Track) -> None:
         self.streams.items[handle] = LogicalStream(handle, track)

@@ -22,6 +22,12 @@ class Telemetry:
     """
 
     batches: int = 0
+    device_busy_ns: int = 0
+    """Time in which the device had work of sessions that were known to have some."""
+    slices: int = 0
+    """Pieces of work that were measured because several sessions wanted the device."""
+    cancelled: int = 0
+    """Calls that were dropped because nobody waited for them any more."""
     launched: int = 0
     """Launches that were handed to the driver, with their threads and their occupancy; see `policy.tally`."""
     validated_launches: int = 0
@@ -41,6 +47,9 @@ class Telemetry:
     frees: int = 0
     freed_bytes: int = 0
     persistent_hits: int = 0
+    checkpoints: int = 0
+    checkpointed_bytes: int = 0
+    restored_buffers: int = 0
     out_of_memory: int = 0
     sync_points: int = 0
     timed_dispatches: int = 0

@@ -22,21 +22,48 @@ SPIN_S = 50e-6
 
 WATCH_S = 1e-3
 
+NEVER = 1 << 62
+"""A number of commands that no track is ever given."""
+
 Callback = Callable[[], None]
 
 
 class Track:
     """One CUDA stream with what is under way on it."""
 
-    __slots__ = ("budget", "done_position", "held", "index", "launched", "pending", "priority", "stream", "users")
+    __slots__ = (
+        "asked",
+        "barred",
+        "budget",
+        "done_position",
+        "held",
+        "index",
+        "launched",
+        "pending",
+        "priority",
+        "returned",
+        "since",
+        "stop",
+        "stream",
+        "users",
+    )
 
     def __init__(self, index: int, stream: Stream, priority: int) -> None:
         self.index = index
         self.stream = stream
         self.priority = priority
         self.budget = WINDOW * WINDOWS
+        self.returned = 0
+        """What its windows have given back to the budget in all."""
         self.held = False
-        """Whether launches have to wait, though there is room; see `hearthd.device.quiet`."""
+        """Whether launches have to wait, though there is room; see `Tracks.hold` and `Tracks.bar`."""
+        self.barred = False
+        self.stop = NEVER
+        """What it may be `given` before it is somebody else's turn; see `hearthd.device.sharing`."""
+        self.asked = 0
+        """Of those who found it barred: 1, copies only, 2, launches too."""
+        self.since = 0
+        """What it had been given when its first user came."""
         self.users = 0
         self.done_position = 0
         self.pending: deque[tuple[int, Event, Callback]] = deque()
@@ -44,13 +71,31 @@ class Track:
         """(position, kernel) of the latest launches, to name what was running when the device is lost."""
 
     @property
+    def given(self) -> int:
+        """How many commands it has been given so far, each launch of a program counted."""
+        return WINDOW * WINDOWS + self.returned - self.budget
+
+    @property
+    def room(self) -> int:
+        """How many more it may be given before it is somebody else's turn."""
+        return self.stop - self.given
+
+    @property
     def full(self) -> bool:
+        """Whether commands of all kinds have to wait."""
+        if self.stop != NEVER and self.given >= self.stop:
+            self.asked |= 1
+            return True
         return self.budget <= 0
 
     @property
     def closed(self) -> bool:
         """Whether launches have to wait."""
-        return self.held or self.budget <= 0
+        if self.held:
+            if self.barred:
+                self.asked |= 2
+            return True
+        return self.full
 
 
 class Tracks:
@@ -80,6 +125,9 @@ class Tracks:
             self.all.append(idle)
         if idle is None:
             idle = min(same or self.all, key=lambda track: track.users)
+        if not idle.users:
+            idle.since = idle.given
+            self.bar(idle, False)
         idle.users += 1
         return idle
 
@@ -90,7 +138,18 @@ class Tracks:
         """Whether launches have to wait from now on, on every track."""
         self.held = held
         for track in self.all:
-            track.held = held
+            track.held = held or track.barred
+
+    def bar(self, track: Track, barred: bool, most: int = NEVER) -> None:
+        """Whether launches have to wait on one track, and how many commands of all kinds it may be given meanwhile."""
+        track.barred = barred
+        track.held = barred or self.held
+        track.stop = track.given + most if most != NEVER else NEVER
+        track.asked = 0
+
+    def done(self, track: Track) -> bool:
+        """Whether all that it has been given is known to be done."""
+        return track.done_position >= self.ordering.position(track.index)
 
     def before(self, track: Track, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> None:
         """Takes a position for a command and makes the track wait for whoever used its buffers."""
@@ -112,6 +171,7 @@ class Tracks:
 
         def restore() -> None:
             track.budget += WINDOW
+            track.returned += WINDOW
 
         self.on_complete(track, restore)
 

@@ -114,6 +114,7 @@ class Transfers:
         direct: Direct,
         rows: Rows,
     ) -> bool:
+        buffer.check_writable("write")
         direct.address = address = locate(buffer, rows, "write")
 
         def put(host: HostBuffer, at: int, size: int) -> None:

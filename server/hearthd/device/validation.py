@@ -62,7 +62,7 @@ class Validation:
         guarded: dict[Buffer, _Guarded] = {}
         try:
             for index, (buffer, plan) in enumerate(plans.items()):
-                memory = device.server.allocate(plan.total, track.stream)
+                memory = device.grants.allocate(plan.total, track.stream)
                 guarded[buffer] = _Guarded(buffer, plan, memory, index < len(self._bound.writes))
         except Refusal:
             device.staging.release(host)

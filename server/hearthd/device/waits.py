@@ -11,6 +11,7 @@ from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import Failure, surface
 from hearthd.device.profile import ProfileCommands
+from hearthd.device.snapshots import behind
 from hearthd.device.tables import EventEntry, LogicalStream
 from hearthd.device.tracks import Track
 
@@ -30,7 +31,7 @@ class WaitCommands:
     def create_stream(self, origin: Origin, command: commands_pb2.CreateStream) -> None:
         session = origin.session
         session.streams.check_new(command.stream)
-        session.add_stream(command.stream, self._device.tracks.acquire(command.priority))
+        session.add_stream(command.stream, self._device.tracks.acquire(command.priority + session.priority))
         origin.reply()
 
     def destroy_stream(self, origin: Origin, command: commands_pb2.DestroyStream) -> Operation:
@@ -164,7 +165,8 @@ class WaitCommands:
                 telemetry.sync_wait.observe(time.perf_counter_ns() - began)
                 self._answer(origin, streams)
 
-            self._device.tracks.after_all(tracks, answer)
+            stream = None if command.all_streams else origin.stream
+            self._device.tracks.after_all(tracks, behind(session, stream, answer) if session.snapshots else answer)
             return True
 
         return Operation(origin, run, writes=(origin.stream,), barrier=command.all_streams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,14 @@ from google.protobuf.message import Message
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.channel import Channel
+from hearthd.front.queues import Queue
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import StatusError
 
 MAX_CALLS = 256
 """Calls of one session that may be under way on one device."""
+QUEUE_WAIT = 5.0
+"""How long a call waits, seconds, while its tenant's queue is full; batches wait as long as it takes."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,35 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
             details={"requested": channel.calls + 1, "allowed": MAX_CALLS},
             retry_after_s=0.05,
         )
-    result = await channel.call(command)
+    queue, size = channel.batches.queue, command.ByteSize()
+    if queue is None:
+        result = await channel.call(command)
+    else:
+        if queue.full:
+            await _room(queue)
+        queue.take(size)
+        try:
+            result = await channel.call(command)
+        finally:
+            queue.give(size)
     if result.HasField("error"):
         raise StatusError(result.error)
     return result
+
+
+async def _room(queue: Queue) -> None:
+    try:
+        async with asyncio.timeout(QUEUE_WAIT):
+            await queue.room()
+    except TimeoutError:
+        raise Refusal(
+            Reason.QUEUE_FULL,
+            f"{queue.commands} batches and calls of this tenant, {queue.bytes} bytes, have been taken and are not "
+            f"executed; there was no room for another within {QUEUE_WAIT:g} s.",
+            fix="Wait for some, or ask for a larger quota.",
+            details={"commands": queue.commands, "bytes": queue.bytes},
+            retry_after_s=1.0,
+        ) from None
 
 
 async def perform(call: Call, request: Any, channel: Channel) -> Message:

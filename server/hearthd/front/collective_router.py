@@ -22,17 +22,17 @@ class CollectiveRouter:
     def __init__(self, devices: Collection[int], timeout: float) -> None:
         self._matcher = Matcher(devices, timeout)
         self._communicators = Communicators()
-        self._links: dict[int, DeviceLink] = {}
+        self._links: dict[tuple[int, int], DeviceLink] = {}  # by device and generation
         self._timer: asyncio.TimerHandle | None = None
 
     def on_frame(self, device: int, link: DeviceLink, body: dict[str, Any]) -> None:
         """A COLLECTIVE frame has come."""
-        self._links[device] = link
+        self._links[device, link.generation] = link
         try:
             if body["op"] == "present":
                 self._present(device, link, body)
             else:
-                self._send(self._communicators.message(device, body))
+                self._send(self._communicators.message(device, body, link.generation))
         except (KeyError, TypeError, ValueError) as error:
             log.error("collective_malformed", device=device, body=str(body)[:200], error=repr(error))
         self._arm()
@@ -41,16 +41,17 @@ class CollectiveRouter:
         channel = link.channels.get(int(body["channel"]))
         if channel is None:
             return  # the session has just ended
-        sends, match = self._matcher.present(channel.session_id, device, body, self._now())
+        sends, match = self._matcher.present(channel.session_id, device, body, self._now(), link.generation)
         if match is not None:
             sends += self._communicators.submit(match)
         self._send(sends)
 
-    def on_device_lost(self, device: int, why: str) -> None:
-        """A device process has ended."""
-        self._links.pop(device, None)
-        self._send(self._matcher.device_lost(device, why))
-        self._send(self._communicators.device_lost(device, why))
+    def on_device_lost(self, link: DeviceLink, why: str) -> None:
+        """A device process has ended, and with it the part that its sessions had on the device."""
+        self._links.pop((link.ordinal, link.generation), None)
+        sessions = {channel.session_id for channel in link.channels.values()}
+        self._send(self._matcher.device_lost(link.ordinal, why, sessions))
+        self._send(self._communicators.device_lost(link.ordinal, why, link.generation))
         self._arm()
 
     def on_session_closed(self, session: str) -> None:
@@ -67,8 +68,8 @@ class CollectiveRouter:
         return asyncio.get_running_loop().time()
 
     def _send(self, sends: list[Send]) -> None:
-        for device, body in sends:
-            link = self._links.get(device)
+        for device, body, process in sends:
+            link = self._links.get((device, process))
             if body["op"] in ("fail", "abort"):
                 log.warning("collective_failed", device=device, op=body["op"], reason=body.get("reason", ""))
             if link is not None:

@@ -34,34 +34,42 @@ class Send(NamedTuple):
 
     device: int
     body: dict[str, Any]
+    process: int = 0
+    """The generation of the device's process that it is for."""
 
 
 @dataclass
 class Match:
-    """An operation and the ranks that have presented it: device -> (channel, signature)."""
+    """An operation and the ranks that have presented it: device -> (channel, signature, process)."""
 
     key: Key
     deadline: float
     channels: dict[int, int] = field(default_factory=dict)
     signatures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    processes: dict[int, int] = field(default_factory=dict)
+    """The generation of each rank's process: a device has several, for different sessions."""
 
     @property
     def missing(self) -> list[int]:
         return [device for device in self.key.devices if device not in self.channels]
 
 
-def fail(key: Key, device: int, channel: int, refusal: Refusal) -> Send:
+def fail(key: Key, device: int, channel: int, refusal: Refusal, process: int = 0) -> Send:
     """Tells one rank that its operation will not run."""
     status = base64.b64encode(refusal.to_status().SerializeToString()).decode()
     return Send(
         device,
         {"op": "fail", "channel": channel, "devices": list(key.devices), "sequence": key.sequence, "status": status},
+        process,
     )
 
 
 def fail_all(match: Match, refusal: Refusal) -> list[Send]:
     """Tells every rank that has presented."""
-    return [fail(match.key, device, channel, refusal) for device, channel in sorted(match.channels.items())]
+    return [
+        fail(match.key, device, channel, refusal, match.processes.get(device, 0))
+        for device, channel in sorted(match.channels.items())
+    ]
 
 
 class Matcher:
@@ -82,7 +90,7 @@ class Matcher:
         return min((match.deadline for match in self._pending.values()), default=None)
 
     def present(
-        self, session: str, device: int, body: Mapping[str, Any], now: float
+        self, session: str, device: int, body: Mapping[str, Any], now: float, process: int = 0
     ) -> tuple[list[Send], Match | None]:
         """One rank's part has come: what to tell whom, and the operation if it is complete and all ranks agree."""
         channel = int(body["channel"])
@@ -90,7 +98,7 @@ class Matcher:
         key = Key(session, tuple(sorted(devices)), int(body["sequence"]))
         refusal = self._failures.get(key) or self._invalid(device, devices)
         if refusal is not None:
-            return [fail(key, device, channel, refusal)], None
+            return [fail(key, device, channel, refusal, process)], None
         seconds = float(body.get("timeout") or 0) or self._timeout
         match = self._pending.get(key)
         if match is None:
@@ -106,6 +114,7 @@ class Matcher:
         match.deadline = min(match.deadline, now + seconds)
         match.channels[device] = channel
         match.signatures[device] = dict(body["signature"])
+        match.processes[device] = process
         if match.missing:
             return [], None
         refusal = mismatch(match)
@@ -121,10 +130,15 @@ class Matcher:
             sends += self._fail(match, mismatch(match) or _timed_out(match))
         return sends
 
-    def device_lost(self, device: int, why: str) -> list[Send]:
-        """Fails what can no longer come together: the device's part is missing, or is gone with its process."""
+    def device_lost(self, device: int, why: str, sessions: Collection[str] | None = None) -> list[Send]:
+        """Fails what can no longer come together: the device's part is missing, or is gone with its process.
+        `sessions`: those that the process served; None: all."""
         sends: list[Send] = []
-        for match in [match for match in self._pending.values() if device in match.key.devices]:
+        for match in [
+            match
+            for match in self._pending.values()
+            if device in match.key.devices and (sessions is None or match.key.session in sessions)
+        ]:
             match.channels.pop(device, None)
             match.signatures.pop(device, None)
             refusal = Refusal(

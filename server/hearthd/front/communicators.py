@@ -1,6 +1,7 @@
 """Communicators: made for a set of devices when first needed, kept, and given up on all ranks together.
 
-Pure, like `collectives.py`. A communicator is keyed by its sorted devices and shared by all sessions. Operations that
+Pure, like `collectives.py`. A communicator is keyed by its sorted devices and the process of each, and shared by all
+sessions that these processes serve. Operations that
 are complete wait here while it is being made; afterwards every rank is told `go` in one order, the same on every link.
 """
 
@@ -24,6 +25,8 @@ from hearthd.front.collectives import Match, Send, fail_all
 class Communicator:
     id: int
     devices: tuple[int, ...]
+    processes: tuple[int, ...]
+    """The generation of each device's process."""
     deadline: float
     """By when it has to be made; infinity once it is."""
     unique_id: str = ""
@@ -34,12 +37,21 @@ class Communicator:
     def ready(self) -> bool:
         return len(self.joined) == len(self.devices)
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.devices, self.processes
+
+    @property
+    def ranks(self) -> list[tuple[int, int]]:
+        """Each device and the generation of its process."""
+        return list(zip(self.devices, self.processes, strict=True))
+
 
 class Communicators:
     """All live communicators of the node."""
 
     def __init__(self) -> None:
-        self._by_devices: dict[tuple[int, ...], Communicator] = {}
+        self._by_ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], Communicator] = {}
         self._by_id: dict[int, Communicator] = {}
         self._ids = itertools.count(1)
 
@@ -54,21 +66,23 @@ class Communicators:
 
     def submit(self, match: Match) -> list[Send]:
         """An operation whose ranks are all there: runs it, or has its communicator made first."""
-        comm = self._by_devices.get(match.key.devices)
+        devices = match.key.devices
+        processes = tuple(match.processes.get(device, 0) for device in devices)
+        comm = self._by_ranks.get((devices, processes))
         if comm is None:
-            comm = Communicator(next(self._ids), match.key.devices, match.deadline)
-            self._by_devices[comm.devices] = self._by_id[comm.id] = comm
+            comm = Communicator(next(self._ids), devices, processes, match.deadline)
+            self._by_ranks[comm.key] = self._by_id[comm.id] = comm
             comm.queue.append(match)
-            return [Send(comm.devices[0], {"op": "create_id", "comm": comm.id, "ranks": len(comm.devices)})]
+            return [Send(devices[0], {"op": "create_id", "comm": comm.id, "ranks": len(devices)}, processes[0])]
         if comm.ready:
             return _go(comm, match)
         comm.queue.append(match)
         return []
 
-    def message(self, device: int, body: Mapping[str, Any]) -> list[Send]:
-        """What a device says about a communicator; one that is no longer known is not spoken of."""
+    def message(self, device: int, body: Mapping[str, Any], process: int = 0) -> list[Send]:
+        """What a device's process says about a communicator; one that is no longer known is not spoken of."""
         comm = self._by_id.get(int(body["comm"]))
-        if comm is None or device not in comm.devices:
+        if comm is None or (device, process) not in comm.ranks:
             return []
         op = body["op"]
         if op == "id" and device == comm.devices[0] and not comm.unique_id:
@@ -83,8 +97,9 @@ class Communicators:
                         "rank": rank,
                         "ranks": len(comm.devices),
                     },
+                    generation,
                 )
-                for rank, ordinal in enumerate(comm.devices)
+                for rank, (ordinal, generation) in enumerate(comm.ranks)
             ]
         if op == "joined" and comm.unique_id:
             return self._joined(comm, device)
@@ -122,10 +137,11 @@ class Communicators:
             )
         return sends
 
-    def device_lost(self, device: int, why: str) -> list[Send]:
-        """Aborts the device's communicators on the survivors; the next use of the group makes a new one."""
+    def device_lost(self, device: int, why: str, process: int = 0) -> list[Send]:
+        """Aborts the communicators of the device's process on the survivors; the next use of the group makes a new
+        one."""
         sends: list[Send] = []
-        for comm in [comm for comm in self._by_id.values() if device in comm.devices]:
+        for comm in [comm for comm in self._by_id.values() if (device, process) in comm.ranks]:
             for match in comm.queue:
                 match.channels.pop(device, None)
             sends += self._give_up(comm, f"device {device} was lost: {why}", except_for={device})
@@ -139,7 +155,7 @@ class Communicators:
     def _give_up(
         self, comm: Communicator, why: str, except_for: set[int] | None = None, refusal: Refusal | None = None
     ) -> list[Send]:
-        del self._by_id[comm.id], self._by_devices[comm.devices]
+        del self._by_id[comm.id], self._by_ranks[comm.key]
         refusal = refusal or Refusal(
             Reason.COMMUNICATOR_FAILED,
             f"The communicator of group {list(comm.devices)} failed: {why}.",
@@ -147,8 +163,8 @@ class Communicators:
             details={"devices": ", ".join(map(str, comm.devices))},
         )
         sends = [
-            Send(ordinal, {"op": "abort", "comm": comm.id, "reason": why})
-            for ordinal in comm.devices
+            Send(ordinal, {"op": "abort", "comm": comm.id, "reason": why}, generation)
+            for ordinal, generation in comm.ranks
             if ordinal not in (except_for or ())
         ]
         for match in comm.queue:
@@ -167,8 +183,9 @@ def _go(comm: Communicator, match: Match) -> list[Send]:
                 "sequence": match.key.sequence,
                 "comm": comm.id,
             },
+            generation,
         )
-        for device in comm.devices
+        for device, generation in comm.ranks
     ]
 
 

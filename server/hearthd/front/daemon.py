@@ -15,12 +15,14 @@ import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from hearth_proto.v1 import device_pb2
 from hearthd import version
 from hearthd.config import Config
-from hearthd.front import backends, device_service, health, listen, node_service
+from hearthd.front import backends, device_service, durable, health, listen, node_service
+from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.collective_router import CollectiveRouter
+from hearthd.front.drain import Drain
+from hearthd.front.durable import Vault
 from hearthd.front.execute import Window
 from hearthd.front.http import HttpServer
 from hearthd.front.launcher import ForkServerLauncher, Launcher
@@ -48,6 +50,8 @@ _KEEP_BYTES = 64 << 20
 """Freed memory that the front keeps for the next chunks: a few transfers' worth."""
 _SAME_SIGNAL = 0.2
 """Seconds within which a second signal is the first one, sent to the process and to its group."""
+_LAST_WORDS = 0.5
+"""Seconds that sessions which the end overtakes, and calls under way, have for being told."""
 
 
 class Daemon:
@@ -63,6 +67,12 @@ class Daemon:
             ping_interval=min(2.0, config.devices.ping_timeout / 4),
             max_restarts=config.devices.max_restarts,
             restart_window=config.devices.restart_window,
+            by_tenant=bool(config.tenants) and config.devices.isolation == "tenant",
+            idle_timeout=config.devices.idle_timeout,
+            max_processes=config.devices.max_processes,
+            spare=config.devices.spare,
+            context_memory=config.devices.context_memory if backend == "cuda" else 0,
+            scrub=len(config.tenants) > 1,
         )
         specs = backends.device_specs(config, backend, devices)
         self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
@@ -71,8 +81,17 @@ class Daemon:
         )
         self.metrics = Metrics()
         self.sessions = SessionTable(
-            config.sessions.lease, config.sessions.max, on_close=self.collectives.on_session_closed
+            config.sessions.lease,
+            config.sessions.max,
+            on_close=self._on_session_close,
+            on_closed=self.supervisor.release,
         )
+        self.supervisor.sessions = self.sessions
+        self.supervisor.prepare.append(self.sessions.accounts.listen)
+        self.vault = Vault(self.sessions, config.sessions.durable_bytes or durable.share_of_host())
+        self.supervisor.prepare.append(self.vault.restore)
+        self.access = Access(config, self.sessions, self.metrics)
+        self.supervisor.prepare.append(self.access.watch)
         limits = device_service.Limits(
             max_inline_bytes=config.limits.max_inline_bytes,
             max_chunk_bytes=config.limits.max_chunk_bytes,
@@ -85,9 +104,10 @@ class Daemon:
         )
         self.device_service = device_service.DeviceService(self.sessions, self.supervisor, limits, self.metrics)
         self.node_service = node_service.NodeService(
-            self.sessions, self.supervisor, limits, self.metrics, self.begin_drain
+            self.sessions, self.supervisor, limits, self.metrics, self.begin_drain, self.access.auth
         )
         self._notifier = Notifier()
+        self._drain = Drain(self.sessions, self.device_service, self._notifier, self._not_ready)
         self._health: health.Health | None = None
         self._http: HttpServer | None = None
         self._unix: listen.UnixSocket | None = None
@@ -118,6 +138,7 @@ class Daemon:
 
     async def _listen(self) -> None:
         config = self.config.listen
+        self.access.open()
         server = grpc.aio.server(options=_GRPC_OPTIONS)
         self._server = server
         self._health = health.Health(self.supervisor)
@@ -131,24 +152,26 @@ class Daemon:
         unix = self.config.unix_path
         if unix:
             self._listen_unix(server, unix)
+            await self.access.listen_beside(unix)
         await server.start()
         if config.http:
-            self._http = HttpServer(self.supervisor, self.sessions, self.metrics)
-            http_address = str(await self._http.start(parse_address(config.http)))
+            address = parse_address(config.http)
+            self._http = self.access.http(address, self.supervisor, self.sessions, self.metrics)
+            http_address = str(await self._http.start(address))
         self.addresses = Addresses(grpc_address, http_address, unix)
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         listen.check_free(address, "grpc")
         try:
-            port = server.add_insecure_port(str(address))
+            port = self.access.add_port(server, address)
         except RuntimeError as error:
             raise listen.ListenError(f"listen.grpc: {address} cannot be listened on: {error}") from None
         return Address(address.host, port)
 
     def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
-        self._unix = listen.UnixSocket(path)
+        self._unix = listen.UnixSocket(path, public=self.access.by_user)
         self._unix.claim()
-        before = os.umask(0o177)
+        before = os.umask(0o111 if self.access.by_user else 0o177)
         try:
             server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:
@@ -157,6 +180,10 @@ class Daemon:
             os.umask(before)
 
     # ---- life ----
+
+    def _on_session_close(self, session_id: str) -> None:
+        self.collectives.on_session_closed(session_id)
+        self.vault.on_session_closed(session_id)
 
     def _healthy(self) -> bool:
         """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
@@ -211,65 +238,64 @@ class Daemon:
         self._asked_to_stop.set()
         if self._signals > 1:
             self._asked_again.set()
+            self._drain.hurry()
 
     # ---- end ----
 
-    def begin_drain(self) -> None:
-        """No new sessions from now on; not ready."""
-        if self.sessions.draining:
-            return
-        log.info("drain", sessions=len(self.sessions))
-        self.sessions.draining = True
+    def _not_ready(self) -> None:
         if self._health is not None:
             self._health.drain()
+
+    def begin_drain(self) -> None:
+        """No new sessions from now on; not ready."""
+        self._drain.begin()
 
     async def drain(self) -> None:
         """Gives running sessions `drain_timeout` to end; returns earlier when all have, or at a second signal."""
-        self.begin_drain()
-        timeout = self.config.drain_timeout
-        deadline = time.monotonic() + timeout
-        self.sessions.drain_left = lambda: max(0.0, deadline - time.monotonic())
-        self._notifier.tell(f"STOPPING=1\nSTATUS=Draining {len(self.sessions)} sessions")
-        self.device_service.announce(device_pb2.Event(draining=device_pb2.Draining(deadline_ns=int(timeout * 1e9))))
-        waits = {
-            asyncio.create_task(self.sessions.emptied.wait()),
-            asyncio.create_task(self._asked_again.wait()),
-        }
-        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        await self._drain.run(self.config.drain_timeout)
 
     async def stop(self, at_once: bool = False) -> None:
-        """Ends sessions, devices and listeners, and removes what was made. Once is enough, and more do no harm."""
+        """Ends sessions, devices and listeners, and removes what was made; a second signal meanwhile ends what it still
+        waits for. Once is enough, and more do no harm."""
         if self._stopped:
             return
         self._stopped = True
-        self.sessions.draining = True
-        if self._health is not None:
-            self._health.drain()
+        self._notifier.stopping("Stopping")
+        self._drain.shut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        grace = 0.0 if at_once else 2.0
+        grace = 0.0 if at_once else _LAST_WORDS
         await asyncio.gather(
             *(self.sessions.close(session, "the daemon is stopping", patience=grace) for session in self.sessions)
         )
         self.collectives.stop()
-        await self.supervisor.stop(at_once)
-        await self._close_listeners(grace)
+        await asyncio.gather(self._stop_devices(at_once), self._close_listeners(grace))
+        if self._unix is not None:
+            self._unix.release()
+        await self.access.close()
         if self._tasks:
             log.info("stopped")
 
+    async def _stop_devices(self, at_once: bool) -> None:
+        stopping = asyncio.create_task(self.supervisor.stop(at_once))
+        again = asyncio.create_task(self._asked_again.wait())
+        await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not stopping.done():
+            await asyncio.gather(*(device.stop(at_once=True) for device in self.supervisor))
+        await stopping
+
     async def _close_listeners(self, grace: float) -> None:
+        """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
         if self._health is not None:
             await self._health.stop()
+        server, self._server = self._server, None
+        # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
+        stops = [server.stop(grace)] if server is not None else []
         if self._http is not None:
-            await self._http.stop()
-        if self._server is not None:
-            await self._server.stop(grace)
-            self._server = None  # gRPC cleans up on the loop when the object goes, so it must not outlive the loop
-        if self._unix is not None:
-            self._unix.release()
+            stops.append(self._http.stop())
+        await asyncio.gather(*stops)
 
 
 def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> int:
@@ -279,9 +305,10 @@ def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(t
 
     keep_freed_memory(_KEEP_BYTES)
 
-    from hearthd.config import ConfigError
+    from hearthd.config import ConfigError, tenants
 
     try:
+        tenants(config)
         backend, devices = backends.choose(config)
     except ConfigError as error:
         on_error(f"hearthd: {error}")

@@ -1,304 +1,397 @@
-"""One device and the processes that serve it, one after another: started, watched, replaced."""
+"""One device of the node: which of its workers serves whom, and what they add up to."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import itertools
 import time
 from collections import deque
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import structlog
 
-from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
-from hearthd.front.descriptors import Descriptors
-from hearthd.front.launcher import DeviceProcess, Launcher
+from hearthd.front.grants import Grants
+from hearthd.front.launcher import Launcher
+from hearthd.front.ledger import Ledger
 from hearthd.front.link import CollectiveSink, DeviceLink
-from hearthd.front.loss import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
+from hearthd.front.loss import Cause
+from hearthd.front.process import Process
 from hearthd.front.sessions import Session
+from hearthd.front.tenants import Right, Tenant
 from hearthd.front.totals import Totals
+from hearthd.front.worker import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy, Worker
 from hearthd.spec import DeviceSpec
 
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
+
 log = structlog.get_logger("hearthd.supervisor")
-
-STARTING = node_pb2.DEVICE_STATE_STARTING
-SERVING = node_pb2.DEVICE_STATE_SERVING
-LOST = node_pb2.DEVICE_STATE_LOST
-FENCED = node_pb2.DEVICE_STATE_FENCED
-
-STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "fenced"}
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How patient the supervisor is; seconds."""
-
-    start_timeout: float = 60.0
-    ping_timeout: float = 10.0
-    ping_interval: float = 2.0
-    max_restarts: int = 5
-    restart_window: float = 60.0
-    shutdown_timeout: float = 5.0
-    serving_wait: float = 5.0
-    """How long a call waits for a device that is being replaced."""
 
 
 class Owner(Protocol):
     """Who is told of a device's changes: the supervisor."""
 
     on_collective: CollectiveSink | None
+    sessions: Iterable[Session]
 
     def notify(self) -> None: ...
 
     async def changed(self) -> None: ...
 
-    def device_lost(self, ordinal: int, why: str) -> None: ...
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """A process has ended; the channels of its link are still known."""
 
     async def before_serving(self, link: DeviceLink) -> None:
         """A process is ready: what has to be there before anybody uses it is brought back now."""
 
 
 class Device:
-    """One device of the node and the process that serves it now."""
+    """One device of the node and its workers."""
 
     def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: Policy, owner: Owner) -> None:
         self.spec = spec
         self.ordinal = spec.ordinal
-        self.generation = spec.generation
-        self.state: node_pb2.DeviceState = STARTING
-        self.detail = "its first process is starting"
+        self.policy = policy
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
-        self.pid = 0
         self.restarts: dict[str, int] = {}
         self.totals = Totals()
-        self.last_pong = time.monotonic()
-        self.link: DeviceLink | None = None
+        self._grants = Grants(policy.context_memory, spec.memory_limit)
         self._launcher = launcher
-        self._policy = policy
         self._owner = owner
-        self._losses: deque[float] = deque()
-        self._process: DeviceProcess | None = None
-        self._stopping = False
+        self._workers: dict[Key, Worker] = {}
+        self._vacant: Worker | None = None
+        self._ending: set[Worker] = set()
+        self._numbers = itertools.count(spec.generation)
+        self._known = False  # whether a process has been ready
+        self._failures: deque[float] = deque()  # of processes that were never ready while none served
+        self._fenced = ""
+        self._stopping: Refusal | None = None
+        self._ends: set[asyncio.Task[None]] = set()
 
-    def describe(self) -> node_pb2.Device:
+    # ---- what it is ----
+
+    @property
+    def _primary(self) -> Worker | None:
+        """The worker that stands for the device: everybody's, else the vacant one while there is no other."""
+        return self._workers.get(EVERYBODY) or (None if self._known else self._vacant)
+
+    @property
+    def workers(self) -> Iterator[Worker]:
+        """All of them, those that are vacant and those that end included."""
+        yield from self._workers.values()
+        if self._vacant is not None:
+            yield self._vacant
+        yield from self._ending
+
+    @property
+    def running(self) -> list[Worker]:
+        """Those whose process can be asked."""
+        return [worker for worker in self.workers if worker.link is not None and not worker.ending]
+
+    @property
+    def state(self) -> node_pb2.DeviceState:
+        """Of everybody's worker; where each tenant has its own, whether a tenant that comes is served."""
+        if self._primary is not None:
+            return self._primary.state
+        if self._fenced:
+            return FENCED
+        if not self._known:
+            return STARTING
+        states = [worker.state for key, worker in self._workers.items() if not key.dedicated]
+        return LOST if states and all(state == LOST for state in states) else SERVING
+
+    @property
+    def detail(self) -> str:
+        if self._primary is not None:
+            return self._primary.detail
+        if self._fenced:
+            return self._fenced
+        return next((worker.detail for worker in self._workers.values() if worker.state == self.state), "")
+
+    @property
+    def generation(self) -> int:
+        """The number of the process that stands for the device."""
+        if self._primary is not None and self._primary.generation:
+            return self._primary.generation
+        return max((worker.generation for worker in self.workers), default=0) or self.spec.generation
+
+    @property
+    def pid(self) -> int:
+        """Of that process; 0 without one."""
+        worker = self._primary or next(iter(self.running), None)
+        return worker.pid if worker is not None else 0
+
+    @property
+    def link(self) -> DeviceLink | None:
+        """To that process, while it serves."""
+        worker = self._primary or next(iter(self.running), None)
+        return worker.link if worker is not None else None
+
+    @property
+    def last_pong(self) -> float:
+        """When the process that has been silent for longest was heard last."""
+        pongs = [worker.process.last_pong for worker in self.running if worker.process is not None]
+        return min(pongs, default=time.monotonic())
+
+    @property
+    def memory(self) -> Ledger:
+        """How its memory is divided between its processes."""
+        return self._grants.ledger
+
+    def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
+        """What `viewer` may know of it; None: everything."""
+        worker = self._primary
+        if worker is None and viewer is not None:
+            worker = self._workers.get(Key(viewer.name))
+        everything = viewer is None or viewer.may(Right.ADMIN)
         return node_pb2.Device(
             ordinal=self.ordinal,
             state=self.state,
-            generation=self.generation,
+            generation=worker.generation if worker is not None and worker.generation else self.generation,
             properties=self.properties,
-            pid=self.pid,
+            pid=worker.pid if worker is not None else self.pid if everything else 0,
             detail=self.detail,
+            processes=[
+                node_pb2.DeviceProcess(
+                    pid=each.pid,
+                    generation=each.generation,
+                    state=each.state,
+                    tenant=each.key.tenant if each.key is not None else "",
+                    session_id=each.key.session if each.key is not None else "",
+                    memory_granted=self.memory.granted(each.generation),
+                    memory_held=self.memory.held(each.generation),
+                )
+                for each in self.workers
+                if each.pid
+                and (everything or (each.key is not None and each.key.tenant in ("", viewer.name if viewer else "")))
+            ],
         )
 
+    # ---- who is served by whom ----
+
+    def key(self, session: Session) -> Key:
+        """Whose worker serves a session."""
+        if session.dedicated:
+            return Key(session.tenant.name, session.id)
+        return Key(session.tenant.name) if self.policy.by_tenant else EVERYBODY
+
     async def channel(self, session: Session, attaching: bool = False) -> Channel:
-        """The session's channel to the process that serves now, opened where there is none. Waits a little for a
-        process that is being replaced; raises `DEVICE_UNAVAILABLE` after that.
+        """The session's channel to the process that serves it now, opened where there is none; a process is started
+        where there is none. Waits a little for one that is being replaced; raises `DEVICE_UNAVAILABLE` after that.
 
         Raises `DEVICE_LOST`, once, where the session's last process was lost and nobody has told it; an Execute
         stream (`attaching`) is told by the generation that it attaches to."""
-        last = session.channels.get(self.ordinal)
-        if last is not None and last.loss is not None and not last.told and not attaching:
+        last = session.ended.get(self.ordinal)
+        if last is not None and last.loss is not None and not last.told:
             last.told = True
-            raise last.loss
+            if not attaching:
+                raise last.loss
         while True:
-            link = await self._serving()
-            if session.closing:
+            if session.closing:  # it gets no further worker, which nobody would end
                 raise refusals.session_expired()
-            channel = session.channels.get(self.ordinal)
-            if channel is not None and channel.link is link and channel.alive:
-                return channel
-            if link.loss is None:
-                channel = link.open_channel(session.opening())
-                session.channels[self.ordinal] = channel
+            worker = self._workers.get(self.key(session)) or await self._worker(session)
+            channel = await worker.channel(session)
+            if channel is not None:
                 return channel
 
-    async def _serving(self) -> DeviceLink:
-        deadline = time.monotonic() + self._policy.serving_wait
+    async def _worker(self, session: Session) -> Worker:
+        """The session's worker, made or adopted."""
+        key = self.key(session)
+        quota = session.tenant.quotas.device_bytes if key.tenant else 0  # everybody's worker counts each tenant itself
         while True:
-            if self.state == SERVING and self.link is not None:
-                return self.link
-            left = deadline - time.monotonic()
-            if left <= 0 or self.state == FENCED or self._stopping:
-                raise self._unavailable()
-            try:
-                await asyncio.wait_for(self._owner.changed(), left)
-            except TimeoutError:
-                continue
+            worker = self._workers.get(key)
+            if worker is not None:
+                return worker
+            if self._stopping is not None:
+                raise self._stopping
+            if self._fenced:
+                raise self._unavailable(self._fenced)
+            if self._vacant is not None:
+                worker, self._vacant = self._vacant, None
+                worker.adopt(key, quota)
+            elif await self._room():
+                continue  # something may have happened meanwhile
+            else:
+                worker = Worker(self, key, quota)
+            self._workers[key] = worker
+            self._refill()
+            return worker
 
-    def _unavailable(self) -> Refusal:
-        fenced = self.state == FENCED
-        return Refusal(
-            Reason.DEVICE_UNAVAILABLE,
-            f"Device {self.ordinal} (generation {self.generation}) is {STATE_NAMES[self.state]}: {self.detail}.",
-            fix="Use another device; the daemon's log says why this one failed." if fenced else "Try again.",
-            details={"device": self.ordinal, "generation": self.generation, "state": STATE_NAMES[self.state]},
-            retry_after_s=None if fenced else 0.5,
-        )
+    def _refill(self) -> None:
+        """Has a spare process where that is wanted."""
+        if (
+            self.policy.spare
+            and self._vacant is None
+            and self._stopping is None
+            and not self._fenced
+            and len(list(self.workers)) < self.policy.max_processes
+        ):
+            self._vacant = Worker(self, None)
 
-    # ---- the life of its processes ----
+    async def _room(self) -> bool:
+        """Makes sure that one more process may be started; whether that took time. Raises `DEVICE_UNAVAILABLE`."""
+        if len(list(self.workers)) < self.policy.max_processes:
+            return False
+        if not self._ending:
+            idle = [worker for key, worker in self._workers.items() if worker.holds_nothing and key != EVERYBODY]
+            if not idle:
+                raise Refusal(
+                    Reason.DEVICE_UNAVAILABLE,
+                    f"Device {self.ordinal} has {len(list(self.workers))} processes, each in use; the most is "
+                    f"{self.policy.max_processes}.",
+                    fix="Try again when another session has ended, or raise devices.max_processes.",
+                    details={"device": self.ordinal, "allowed": self.policy.max_processes},
+                    retry_after_s=1.0,
+                )
+            self._end(idle[0])
+        await self._owner.changed()
+        return True
 
-    async def run(self) -> None:
-        """Keeps a process serving until the device is stopped or fenced."""
-        while not self._stopping:
-            cause = await self._live()
-            if self._stopping or not self._again(cause):
-                return
-            await asyncio.sleep(self._pause())
-            self.generation += 1
+    def release(self, session: Session) -> None:
+        """A session has ended: so do the processes that were its own."""
+        worker = self._workers.get(self.key(session)) if session.dedicated else None
+        if worker is not None:
+            self._end(worker)
 
-    def _again(self, cause: Cause) -> bool:
-        now = time.monotonic()
-        self._losses.append(now)
-        while self._losses and now - self._losses[0] > self._policy.restart_window:
-            self._losses.popleft()
-        self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
-        if len(self._losses) <= self._policy.max_restarts:
-            return True
-        self._set(
-            FENCED,
-            f"its process ended {len(self._losses)} times within {self._policy.restart_window:g} s, last because "
-            f"{cause.text}",
-        )
-        log.error("device_fenced", device=self.ordinal, generation=self.generation, why=self.detail)
-        return False
+    def _end(self, worker: Worker) -> None:
+        task = worker.retire(last_words=self._stopping)
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
 
-    def _pause(self) -> float:
-        """At once at first; a process that fails again and again is given less and less."""
-        quick = len(self._losses) - 2
-        return 0.0 if quick <= 0 else min(2.0, 0.1 * 2 ** (quick - 1))
+    # ---- what workers need of it ----
 
-    async def _live(self) -> Cause:
-        """One process from its start to its end; returns why it ended, with everyone told."""
-        spec = dataclasses.replace(self.spec, generation=self.generation)
-        begin = time.monotonic()
+    async def enter(self, worker: Worker) -> DeviceSpec:
+        number = next(self._numbers)
+        tenant = worker.key.tenant if worker.key is not None else ""
+        granted = await self._grants.enter(number, tenant, worker.quota, uses=worker.key is not None)
+        return dataclasses.replace(self.spec, generation=number, memory_granted=granted, scrub=self.policy.scrub)
+
+    async def start_process(self, spec: DeviceSpec) -> Process:
         try:
-            process = await self._launcher.launch(spec)
-        except Exception as error:  # a fork or the forkserver failed: no process, the same consequences
-            cause = Cause("launch", f"it could not be started: {error}")
-            self._lost(None, cause)
-            return cause
-        self._process, self.pid = process, process.pid
-        if self._stopping:  # it was asked to while the process was being started
-            process.kill()
-        exited = asyncio.ensure_future(process.ended())
-        link = DeviceLink(self.ordinal, self.generation, self._owner.on_collective)
-        link.on_stats = partial(self.totals.observe, self.generation)
-        try:
-            if process.descriptors is not None:
-                link.descriptors = Descriptors(process.descriptors, self.ordinal)
-            await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=process.socket)
-            self.link = link
-            cause = await self._watch(link, exited, begin)
+            process = await Process.start(spec, self._launcher, self._owner.on_collective, self._observe)
         except BaseException:
-            process.kill()
+            self._grants.leave(spec.generation)
             raise
-        if self._stopping:
-            await self._bury(process, exited, link.descriptors)
-            link.fail(self._stopped(), [])
-        else:
-            if cause.label == "stuck":
-                process.report()
-                await asyncio.wait({exited}, timeout=REPORT_GRACE)
-            if cause.label != "fault":  # that one has just said that it ends by itself
-                process.kill()
-            self._lost(link, cause)
-            await self._bury(process, exited, link.descriptors)
-        self._process, self.pid = None, 0
-        return cause
+        self._grants.attach(process.link)
+        return process
 
-    async def _watch(self, link: DeviceLink, exited: asyncio.Future[int | None], begin: float) -> Cause:
-        """Waits for the process's readiness, then for its end."""
-        ends: set[asyncio.Future[Any]] = {link.closed, link.fault, exited}
-        await asyncio.wait({*ends, link.ready}, timeout=self._policy.start_timeout, return_when=asyncio.FIRST_COMPLETED)
-        if not link.ready.done() or any(end.done() for end in ends):
-            if any(end.done() for end in ends):
-                return await find_cause(link, exited)
-            return Cause("start_timeout", f"it was not ready within {self._policy.start_timeout:g} s of its start")
-        self.properties = link.ready.result()
-        await self._owner.before_serving(link)
-        self.last_pong = time.monotonic()
-        self._set(SERVING, "")
-        log.info(
-            "device_ready",
-            device=self.ordinal,
-            generation=self.generation,
-            pid=self.pid,
-            name=self.properties.name,
-            seconds=round(time.monotonic() - begin, 3),
-        )
-        pinger = asyncio.create_task(self._ping(link))
-        try:
-            await asyncio.wait({*ends, pinger}, return_when=asyncio.FIRST_COMPLETED)
-            if pinger.done() and not any(end.done() for end in ends):
-                return Cause("stuck", f"it answered no ping for {self._policy.ping_timeout:g} s")
-            return await find_cause(link, exited)
-        finally:
-            pinger.cancel()
-            await asyncio.gather(pinger, return_exceptions=True)
+    def _observe(self, generation: int, stats: dict[str, Any]) -> None:
+        self.totals.observe(generation, stats)
+        self._grants.hear(generation, stats)
 
-    async def _ping(self, link: DeviceLink) -> None:
-        """Returns when a ping was not answered in time."""
-        while True:
-            try:
-                await asyncio.wait_for(link.ping(), self._policy.ping_timeout)
-            except TimeoutError:
-                return
-            self.last_pong = time.monotonic()
-            with contextlib.suppress(TimeoutError):  # so that little of what it has counted is lost with it
-                await asyncio.wait_for(link.stats(), self._policy.ping_timeout)
-            await asyncio.sleep(self._policy.ping_interval)
+    def learn(self, process: Process) -> None:
+        self.properties = process.properties
+        self._known = True
+        self._failures.clear()
+        self._grants.learn(process.properties.total_memory)
 
-    def _lost(self, link: DeviceLink | None, cause: Cause) -> None:
-        self._set(LOST, cause.text)
-        log.error(
-            "device_lost", device=self.ordinal, generation=self.generation, why=cause.text, kernels=list(cause.kernels)
-        )
-        refusal = cause.refusal(self.ordinal, self.generation)
-        if link is not None:
-            link.fail(refusal, list(cause.kernels))
-        self.link = None
-        self._owner.device_lost(self.ordinal, cause.text)
+    async def prepare(self, process: Process, worker: Worker) -> None:
+        key = worker.key
+        assert key is not None
+        self.totals.belongs(process.generation, key.tenant)
+        self._grants.use(process.generation, key.tenant, worker.quota)
+        process.link.serves = lambda session: self.key(session) == key
+        await self._owner.before_serving(process.link)
 
-    async def _bury(
-        self, process: DeviceProcess, exited: asyncio.Future[int | None], descriptors: Descriptors | None
-    ) -> None:
-        """Returns when the process is gone; what it held on the device is free by then."""
-        _, pending = await asyncio.wait({exited}, timeout=EXIT_GRACE)
-        if pending:
-            process.kill()
-            await exited
-        process.socket.close()
-        if descriptors is not None:
-            descriptors.close()
+    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> bool:
+        generation = process.generation if process is not None else worker.generation
+        log.error("device_lost", device=self.ordinal, generation=generation, why=cause.text, kernels=list(cause.kernels))
+        self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
+        if process is not None:
+            self._owner.device_lost(process.link, cause.text)
+            for session in self._owner.sessions:
+                channel = session.channels.get(self.ordinal)
+                if channel is not None and channel.link is process.link:
+                    session.ended[self.ordinal] = session.channels.pop(self.ordinal)
+            process.link.fail(cause.refusal(self.ordinal, generation), list(cause.kernels))
+        if not ready:
+            self._failed_to_start(worker, cause)
+        if worker.state == FENCED or worker.key is None or self._vacant is None:
+            return False
+        spare, self._vacant = self._vacant, None
+        spare.adopt(worker.key, worker.quota, worker.losses)
+        self._workers[worker.key] = spare
+        self._ending.add(worker)
+        self._refill()
+        return True
 
-    def _stopped(self) -> Refusal:
-        return Refusal(Reason.DRAINING, "The daemon is stopping.", fix="Try again when it runs.", retry_after_s=1.0)
+    def _failed_to_start(self, worker: Worker, cause: Cause) -> None:
+        """A process that cannot be started while none serves speaks against the device."""
+        now = time.monotonic()
+        if self.running:
+            return
+        self._failures.append(now)
+        while self._failures and now - self._failures[0] > self.policy.restart_window:
+            self._failures.popleft()
+        if len(self._failures) > self.policy.max_restarts:
+            self._fenced = (
+                f"{len(self._failures)} processes failed to start within {self.policy.restart_window:g} s, the last "
+                f"because {cause.text}"
+            )
+            if worker.state != FENCED:
+                worker.fence(self._fenced)
 
-    def _set(self, state: node_pb2.DeviceState, detail: str) -> None:
-        self.state, self.detail = state, detail
+    def buried(self, generation: int) -> None:
+        self.totals.settle(generation)
+        self._grants.leave(generation)
+
+    def gone(self, worker: Worker) -> None:
+        self._ending.discard(worker)
+        if worker is self._vacant:
+            self._vacant = None
+        if worker.key is not None and self._workers.get(worker.key) is worker:
+            del self._workers[worker.key]
+        self.notify()
+
+    def notify(self) -> None:
+        for worker in [each for each in self._workers.values() if each.ending]:
+            assert worker.key is not None
+            self._ending.add(self._workers.pop(worker.key))
+        if self._vacant is not None and self._vacant.ending:
+            self._ending.add(self._vacant)
+            self._vacant = None
         self._owner.notify()
 
-    async def stop(self, at_once: bool = False) -> None:
-        """Asks the process to end; kills it where it does not."""
-        self._stopping = True
-        self._set(self.state, "the daemon is stopping")
-        process, link = self._process, self.link
-        if process is None:
-            return
-        if at_once or link is None or not link.ready.done():
-            process.kill()
+    async def changed(self) -> None:
+        await self._owner.changed()
+
+    # ---- its life ----
+
+    def start(self) -> None:
+        """Starts its first process: everybody's, or one that the first tenant to come takes over."""
+        if self.policy.by_tenant:
+            self._vacant = Worker(self, None)
         else:
-            link.send(Kind.SHUTDOWN)
-            ended = asyncio.ensure_future(process.ended())
-            _, pending = await asyncio.wait({ended}, timeout=self._policy.shutdown_timeout)
-            if pending:
-                log.warning("device_killed", device=self.ordinal, why="it did not end when asked to")
-                process.kill()
-        await process.ended()
+            self._workers[EVERYBODY] = Worker(self, EVERYBODY)
+            self._refill()
+
+    def restart(self) -> None:
+        """Ends every process, lifts fences, and starts again. For operators."""
+        log.warning("device_restart", device=self.ordinal, processes=len(list(self.workers)))
+        self._fenced = ""
+        self._failures.clear()
+        for worker in list(self.workers):
+            if not worker.ending:
+                worker.restart()
+        self.notify()
+
+    async def stop(self, at_once: bool = False) -> None:
+        """Asks all its processes to end; kills those that do not."""
+        self._stopping = Refusal(
+            Reason.DRAINING, "The daemon is stopping.", fix="Try again when it runs.", retry_after_s=1.0
+        )
+        await asyncio.gather(*(worker.retire(at_once, self._stopping) for worker in list(self.workers)), *self._ends)
+        self._grants.stop()
+
+    def _unavailable(self, why: str) -> Refusal:
+        return Refusal(
+            Reason.DEVICE_UNAVAILABLE,
+            f"Device {self.ordinal} is fenced: {why}.",
+            fix="Use another device; the daemon's log says why this one failed.",
+            details={"device": self.ordinal, "state": STATE_NAMES[FENCED]},
+        )

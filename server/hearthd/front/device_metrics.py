@@ -1,7 +1,7 @@
 """Prometheus families of what device processes count: names, units, help, labels.
 
-Every sample has the labels `device` (its ordinal) and `tenant`: a device process serves one tenant, and there is one,
-`default`, until there is authentication.
+Every sample has the labels `device` (its ordinal) and `tenant`: whom its process serves, `default` where that is
+everybody.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from hearthd.front.totals import Buckets, Counts, Number, numbers
+from hearthd.front.totals import Buckets, Counts, Number
 
-TENANT = "default"
+Place = tuple[int, str]
+"""A device's ordinal and a tenant."""
 
 _HELP = {
     "batches": "Batches executed.",
@@ -38,6 +39,9 @@ _HELP = {
     "allocated_bytes": "Bytes allocated, as requested.",
     "frees": "Buffers whose memory was given back.",
     "freed_bytes": "Bytes given back, as requested.",
+    "checkpoints": "Snapshots of durable buffers that were complete.",
+    "checkpointed_bytes": "Bytes copied to the host for them.",
+    "restored_buffers": "Durable buffers brought back after a loss.",
     "persistent_hits": "Allocations served from what a session keeps in a PERSISTENT window.",
     "out_of_memory": "Requests for memory that were refused.",
     "sync_points": "Syncs: a client waits for the device.",
@@ -78,6 +82,7 @@ _HELP = {
     "staging_bytes": "Host memory in copies under way.",
     "profiles_open": "Profiles that have not ended.",
     "traces_running": "Sessions that are being traced.",
+    "durable_bytes": "Host memory for copies of durable buffers.",
     "pinned_bytes": "Page-locked host memory held for copies.",
 }
 
@@ -94,17 +99,16 @@ _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 def families(
-    totals: Mapping[int, Counts], stats: Mapping[int, Mapping[str, Any]], taken: frozenset[str]
+    totals: Mapping[Place, Counts], stats: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]
 ) -> Iterator[Metric]:
-    """Of every device: its totals, and the gauges of the processes that answered; `taken`: names of others."""
+    """Of every device and tenant: totals, and the gauges of the processes that answered; `taken`: names of others."""
     yield from _operations("commands", "Commands that arrived.", {k: v.operations for k, v in totals.items()})
     failed = "Commands that failed, were skipped, or were answered with what failed before them."
     yield from _operations("command_errors", failed, {k: v.errors for k, v in totals.items()})
-    counters = {ordinal: dict(_without_operations(counts)) for ordinal, counts in totals.items()}
+    counters = {place: dict(_without_operations(counts)) for place, counts in totals.items()}
     yield from _plain("counter", counters, taken)
-    gauges = {ordinal: dict(numbers(answer.get("gauges"))) for ordinal, answer in stats.items()}
-    yield from _plain("gauge", gauges, taken)
-    yield from _histograms({ordinal: counts.histograms for ordinal, counts in totals.items()})
+    yield from _plain("gauge", stats, taken)
+    yield from _histograms({place: counts.histograms for place, counts in totals.items()})
 
 
 def _without_operations(counts: Counts) -> Iterator[tuple[str, Number]]:
@@ -113,20 +117,20 @@ def _without_operations(counts: Counts) -> Iterator[tuple[str, Number]]:
             yield name, value
 
 
-def _operations(name: str, text: str, by_device: Mapping[int, Mapping[str, Number]]) -> Iterator[Metric]:
+def _operations(name: str, text: str, by_place: Mapping[Place, Mapping[str, Number]]) -> Iterator[Metric]:
     metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", "operation"])
-    for ordinal, counts in by_device.items():
+    for (ordinal, tenant), counts in by_place.items():
         for operation, value in sorted(counts.items()):
-            metric.add_metric([str(ordinal), TENANT, operation], value)
+            metric.add_metric([str(ordinal), tenant, operation], value)
     if metric.samples:
         yield metric
 
 
-def _plain(kind: str, by_device: Mapping[int, Mapping[str, Number]], taken: frozenset[str]) -> Iterator[Metric]:
-    names: dict[str, list[tuple[int, Number]]] = {}
-    for ordinal, values in by_device.items():
+def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]) -> Iterator[Metric]:
+    names: dict[str, list[tuple[Place, Number]]] = {}
+    for place, values in by_place.items():
         for name, value in values.items():
-            names.setdefault(name.removesuffix("_total"), []).append((ordinal, value))
+            names.setdefault(name.removesuffix("_total"), []).append((place, value))
     family: Callable[..., Any] = _FAMILY[kind]
     for name, samples in sorted(names.items()):
         text = _HELP.get(name, f"Of the device process: {name.replace('_', ' ')}.")
@@ -139,19 +143,19 @@ def _plain(kind: str, by_device: Mapping[int, Mapping[str, Number]], taken: froz
             # A name of the front's own would appear twice on the page, which is then no valid exposition.
             full = f"hearth_device_process_{exported}"
         metric = family(full, text, labels=["device", "tenant"])
-        for ordinal, value in samples:
-            metric.add_metric([str(ordinal), TENANT], value * scale)
+        for (ordinal, tenant), value in samples:
+            metric.add_metric([str(ordinal), tenant], value * scale)
         yield metric
 
 
-def _histograms(by_device: Mapping[int, Mapping[str, Buckets]]) -> Iterator[Metric]:
-    for name in sorted({name for histograms in by_device.values() for name in histograms}):
+def _histograms(by_place: Mapping[Place, Mapping[str, Buckets]]) -> Iterator[Metric]:
+    for name in sorted({name for histograms in by_place.values() for name in histograms}):
         text = _HISTOGRAMS.get(name, f"Of the device process: {name.replace('_', ' ')}.")
         metric = HistogramMetricFamily(f"hearth_{name}_seconds", text, labels=["device", "tenant"])
-        for ordinal, histograms in by_device.items():
+        for (ordinal, tenant), histograms in by_place.items():
             if name in histograms:
                 known = histograms[name]
-                metric.add_metric([str(ordinal), TENANT], _cumulated(known), known.sum_ns / 1e9)
+                metric.add_metric([str(ordinal), tenant], _cumulated(known), known.sum_ns / 1e9)
         yield metric
 
 

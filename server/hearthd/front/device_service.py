@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto import rights
+from hearth_proto.reasons import Refusal
+from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front import calls, execute, refusals, transfer_streams
+from hearthd.front import calls, execute, refusals, resume, transfer_streams
 from hearthd.front.channel import Channel
+from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import CallObserver, guarded
-from hearthd.front.sessions import SessionTable
+from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 
 NAME = "hearth.v1.DeviceService"
+
+_TAKES_TIME = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLECTIVE, Right.ATTACH})
+"""Operations that need one of these are new work, and refused to whose GPU seconds are used up."""
 
 
 class Traffic(CallObserver, Protocol):
@@ -57,6 +64,9 @@ class DeviceService:
         self._limits = limits
         self._traffic = traffic
         self.attachments: set[execute.Attachment] = set()
+        self.publishing = PublishService(sessions, supervisor, self._using)
+        self.greeting: Callable[[], device_pb2.Event] | None = None
+        """What every new Execute stream is told first: that the daemon drains."""
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """What the gRPC server registers. Execute, Upload, Download and Read travel as bytes, undecoded."""
@@ -77,11 +87,19 @@ class DeviceService:
                 self._guard("Read", self._read), request_deserializer=device_pb2.ReadRequest.FromString
             ),
         }
+        handlers["TransferStatus"] = grpc.unary_unary_rpc_method_handler(
+            self._guard("TransferStatus", self._transfer_status),
+            request_deserializer=device_pb2.TransferStatusRequest.FromString,
+            response_serializer=calls.serialize,
+        )
         for call in calls.CALLS:
-            handle = calls.behaviour(call, self._using)
+            handle = calls.behaviour(
+                call, partial(self._using, operation=call.rpc, needed=rights.COMMANDS[call.command])
+            )
             if call.rpc == "LoadModule":
                 handle = self._check_code(handle)
             handlers[call.rpc] = calls.method_handler(call, self._guard(call.rpc, handle))
+        handlers.update(self.publishing.handlers(self._guard))
         return grpc.method_handlers_generic_handler(NAME, handlers)
 
     def announce(self, event: device_pb2.Event) -> None:
@@ -90,15 +108,36 @@ class DeviceService:
         for attachment in self.attachments:
             attachment.announce(payload)
 
+    def _greet(self, attachment: execute.Attachment) -> None:
+        if self.greeting is not None:
+            attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
+
     def _guard(self, method: str, behaviour: Any) -> Any:
         return guarded(NAME, method, behaviour, self._traffic)
 
-    async def _using(self, target: Any, work: Callable[[Channel], Awaitable[Any]]) -> Any:
-        """Runs `work` on the channel of a target (session token and device), keeping its session alive."""
+    async def _using(
+        self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
+    ) -> Any:
+        """Runs `work` on the channel of a target (session token and device), keeping its session alive. Raises
+        `PERMISSION_DENIED` where its tenant has not the rights that are needed."""
         session = self._sessions.find(target.session_token)
-        device = self._supervisor.find(target.device)
+        device = self._supervisor.find(target.device, session.tenant)
+        self._admit(session, operation, needed)
         with self._sessions.using(session):
-            return await work(await device.channel(session))
+            channel = await device.channel(session)
+            channel.batches.queue = session.queue
+            return await work(channel)
+
+    def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
+        """Raises what stands against the operation: a right that is missing, or time of devices that is used up (what
+        holds or reads results goes on)."""
+        try:
+            session.tenant.require(needed, operation)
+        except Refusal as refusal:
+            self._sessions.audit.refused(session, operation, refusal)
+            raise
+        if any(right in _TAKES_TIME for right in needed):
+            self._sessions.accounts.of(session.tenant).check_time()
 
     def _check_code(self, handle: Any) -> Any:
         async def checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
@@ -114,29 +153,34 @@ class DeviceService:
     async def _execute(self, _: Any, context: Context) -> None:
         attach = execute.parse_attach(await context.read())
         session = self._sessions.find(attach.session_token)
-        device = self._supervisor.find(attach.device)
+        device = self._supervisor.find(attach.device, session.tenant)
+        self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.using(session):
-            channel = await device.channel(session, attaching=True)
-            if channel.sink is not None:
-                raise Refusal(
-                    Reason.HANDLE_IN_USE,
-                    f"Session {session.id} already has an Execute stream on device {device.ordinal}.",
-                    fix="Use one Execute stream a session and device; end the other one first.",
-                    details={"session": session.id, "device": device.ordinal},
-                )
+            if attach.resume:
+                channel = resume.take_up(session, attach)
+            else:
+                channel = await device.channel(session, attaching=True)
+                resume.begin(session, device.ordinal, channel, attach.resumable, self._limits.window)
             window = self._limits.window
             attachment = execute.Attachment(context, session, channel, window, self._traffic.execute_traffic)
             channel.sink = attachment
             self.attachments.add(attachment)
             try:
-                await attachment.prepare()
+                if attach.resume:
+                    attachment.resume(attach.last_seq_acked)
+                self._greet(attachment)
+                if not attach.resume:
+                    await attachment.prepare()
                 await context.write(
                     device_pb2.ExecuteResponse(
                         attached=device_pb2.Attached(
                             generation=channel.link.generation,
-                            last_seq=channel.last_seq,
+                            last_seq=channel.batches.last,
                             max_batch_bytes=window.max_batch_bytes,
                             max_batches_in_flight=window.max_batches,
+                            max_unacked_bytes=window.max_unacked_bytes,
+                            resumed=attach.resume,
+                            durable=channel.durable,
                         )
                     ).SerializeToString()
                 )
@@ -156,19 +200,40 @@ class DeviceService:
 
         async def work(channel: Channel) -> device_pb2.UploadResponse:
             return await transfer_streams.upload(
-                first, messages, channel, head.transfer, self._limits.max_chunk_bytes, self._traffic.transfer_traffic
-            )
+                first, head, messages, channel, self._patience(head), self._limits.max_chunk_bytes,
+                self._traffic.transfer_traffic,
+            )  # fmt: skip
 
-        answer: device_pb2.UploadResponse = await self._using(head, work)
+        answer: device_pb2.UploadResponse = await self._using(head, work, "Upload", rights.CALLS["Upload"])
         return answer
 
     async def _download(self, request: device_pb2.DownloadRequest, context: Context) -> None:
         transfer_streams.check_transfer(request.transfer)
 
         async def work(channel: Channel) -> None:
-            await transfer_streams.download(context, channel, request.transfer, self._traffic.transfer_traffic)
+            await transfer_streams.download(
+                request, context, channel, self._patience(request), self._traffic.transfer_traffic
+            )
 
-        await self._using(request, work)
+        await self._using(request, work, "Download", rights.CALLS["Download"])
+
+    def _patience(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
+        """How long a transfer waits for another stream when its own breaks; seconds, 0: it does not."""
+        return self._sessions.find(request.session_token).lease if request.resumable else 0.0
+
+    async def _transfer_status(
+        self, request: device_pb2.TransferStatusRequest, context: Context
+    ) -> device_pb2.TransferStatusResponse:
+        transfer_streams.check_transfer(request.transfer)
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        channel = session.channels.get(device.ordinal)
+        if channel is None:
+            return device_pb2.TransferStatusResponse()
+        if request.give_up:
+            channel.transfers.give_up(request.transfer)
+        known, received, complete = channel.transfers.status(request.transfer)
+        return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
     async def _write(self, messages: Any, context: Context) -> Any:
         first = await anext(messages, None)
@@ -184,10 +249,10 @@ class DeviceService:
                 self._traffic.transfer_traffic,
             )  # fmt: skip
 
-        return await self._using(first.target, work)
+        return await self._using(first.target, work, "Write", rights.COMMANDS["write"])
 
     async def _read(self, request: device_pb2.ReadRequest, context: Context) -> None:
         async def work(channel: Channel) -> None:
             await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
 
-        await self._using(request.target, work)
+        await self._using(request.target, work, "Read", rights.COMMANDS["read"])

@@ -14,11 +14,14 @@ from google.protobuf.message import DecodeError
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import refusals
-from hearthd.front.channel import EVENT_TAG, Channel
+from hearthd.front.channel import Channel
 from hearthd.front.refusals import Context
+from hearthd.front.replies import Replies
 from hearthd.front.sessions import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
+_RECEIVED_TAG = b"\x1a"
+"""First byte of an ExecuteRequest that says what has come: field 3, length-delimited."""
 _SETTLE = 5.0
 _ACK_DELAY = 0.002
 """An ack waits this long for company, unless an eighth of the window is waiting: each message costs both ends a
@@ -35,9 +38,16 @@ class Window:
     max_batches: int = 64
     max_unacked_bytes: int = 32 << 20
     max_queued_bytes: int = 32 << 20
-    """Responses that wait for the client to read them: beyond, no more of its batches are taken."""
+    """Responses that wait for the client to read them, or (where it attached resumably) to say that they came: beyond,
+    no more of its batches are taken."""
+    max_kept: int = 8192
+    """How many responses may wait for a resumable client to say that they came."""
     max_queued_hard: int = 256 << 20
     """Beyond, the stream is ended: its client sends but does not read."""
+
+    def replies(self) -> Replies:
+        """Room for what a resumable client has not said to have."""
+        return Replies(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
 
 
 def parse_attach(message: object) -> device_pb2.Attach:
@@ -74,25 +84,25 @@ class Attachment:
         self._channel = channel
         self._window = window
         self._on_traffic = on_traffic
-        self._sizes: deque[int] = deque()  # of the batches that are not acknowledged, oldest first
-        self._unacked_bytes = 0
-        self._sent = 0
-        self._acked = 0
         self._ack_sent = 0
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._held: deque[bytes] = deque()  # batches that the window does not let pass yet
+        self._held_bytes = 0
+        self._waiting: asyncio.Task[None] | None = None
         self._wake_out: asyncio.Future[None] | None = None
         self._wake_in: asyncio.Future[None] | None = None
         self._end: Refusal | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_words = _LAST_WORDS
         self._half_closed = False
+        self._took = False
 
     # ---- called by the channel ----
 
     def on_response(self, payload: bytes) -> None:
-        if payload and payload[0] == EVENT_TAG:
-            self._on_event(payload)
         self._queue(payload)
         if self._queued_bytes > self._window.max_queued_hard:
             self.on_lost(
@@ -104,17 +114,17 @@ class Attachment:
                 ),
                 b"",
             )
+        replies = self._channel.replies
+        if replies is not None and replies.overrun is not None:
+            self.on_lost(replies.overrun, b"")
 
     def on_ack(self, seq: int) -> None:
-        for _ in range(min(seq - self._acked, len(self._sizes))):
-            self._unacked_bytes -= self._sizes.popleft()
-        if seq > self._acked:
-            self._acked = seq
-            if seq - self._ack_sent >= self._window.max_batches // 8:
-                self._make_ack_due()
-            elif self._ack_timer is None:
-                self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY, self._make_ack_due)
-            self._wake_reader()
+        if seq - self._ack_sent >= self._window.max_batches // 8:
+            self._make_ack_due()
+        elif self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY, self._make_ack_due)
+        if self._held:
+            self._advance()
 
     def _make_ack_due(self) -> None:
         if self._ack_timer is not None:
@@ -123,46 +133,76 @@ class Attachment:
         self._ack_due = True
         self._wake_writer()
 
+    def on_room(self) -> None:
+        self._advance()
+
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
         if self._end is not None:
             return
         self._end = refusal
         if event:
             self._queue(event)
+        if not self._ended.done():
+            self._ended.set_result(None)
         self._wake_writer()
         self._wake_reader()
 
-    def _on_event(self, payload: bytes) -> None:
-        event = device_pb2.ExecuteResponse.FromString(payload).event
-        if event.WhichOneof("kind") == "protocol_error" and self._sizes:
-            # That message was no batch and gets no ack: it must not hold a place in the window for ever.
-            self._unacked_bytes -= self._sizes.popleft()
-            self._sent -= 1
-            self._wake_reader()
+    def displace(self) -> None:
+        self._out.clear()
+        self._last_words = 0.0
+        self.on_lost(
+            Refusal(
+                Reason.HANDLE_IN_USE,
+                f"Session {self.session.id} goes on in another Execute stream.",
+                fix="Use one Execute stream a session and device.",
+                details={"session": self.session.id},
+            ),
+            b"",
+        )
 
     # ---- called by the service ----
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no message of it has been taken: a client that attaches again has perhaps not heard that it was
+        attached."""
+        return not self._took
+
     def announce(self, event: bytes) -> None:
         """Sends an event of the front's own."""
-        self._queue(event)
+        if self._channel.sink is self:
+            self._channel.say(event)
 
     async def prepare(self) -> None:
         """Waits, within bounds, for the batches of an earlier stream: their acks must not count for this one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.settled(), _SETTLE)
-        self._sent = self._acked = self._ack_sent = self._channel.last_seq
+        self._ack_sent = self._channel.batches.last
+
+    def resume(self, acked: int) -> None:
+        """Goes on where an earlier stream broke: what did not come is sent again. `acked`: what the client knows to be
+        acknowledged."""
+        replies, batches = self._channel.replies, self._channel.batches
+        assert replies is not None
+        for payload in replies:
+            self._queue(payload)
+        self._ack_sent = min(acked, batches.acked)
+        if batches.acked > self._ack_sent:
+            self._make_ack_due()
+        if self._channel.loss is not None:
+            self.on_lost(self._channel.loss, b"")
 
     def detach(self) -> None:
         """Lets another stream have the channel."""
         if self._channel.sink is self:
-            self._channel.detach(self._sent if self._sizes else 0)
+            self._channel.sink = None
 
     async def run(self) -> None:
         """Carries the stream until either side ends it; raises the refusal that ended it."""
         reader = asyncio.create_task(self._pump_in(), name="execute-in")
         writer = asyncio.create_task(self._pump_out(), name="execute-out")
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reader, writer, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and self._end is None:
                 writer.result()
             if reader.done():
@@ -172,51 +212,118 @@ class Attachment:
                 except Refusal as refusal:
                     self._end = self._end or refusal
                 self._wake_writer()
-            await asyncio.wait({writer}, timeout=_LAST_WORDS if self._end else None)
+            if self._end is None:
+                await asyncio.wait({writer, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if self._end is not None:
+                await asyncio.wait({writer}, timeout=self._last_words)
                 raise self._end
             writer.result()
         finally:
             self.detach()
             if self._ack_timer is not None:
                 self._ack_timer.cancel()
-            for task in (reader, writer):
+            tasks = [task for task in (reader, writer, self._waiting) if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- in ----
 
     async def _pump_in(self) -> None:
         read = self._context.read
-        channel, window, sizes = self._channel, self._window, self._sizes
-        link = channel.link
+        channel, window = self._channel, self._window
+        batches, held = channel.batches, self._held
         eof = EOF
         while self._end is None:
             message: bytes = await read()
-            if message is eof or self._end is not None:
+            if self._end is not None:
                 return
+            if message is eof:
+                break
+            self._took = True
+            if message[:1] == _RECEIVED_TAG:
+                self._on_received(message)
+                continue
             size = len(message)
             if size > window.max_batch_bytes:
                 raise refusals.too_large("A message of Execute", size, window.max_batch_bytes, "max_batch_bytes")
-            sizes.append(size)
-            self._unacked_bytes += size
-            self._sent += 1
-            channel.send_batch(message)
-            self._on_traffic(1, size, 0)
-            if link.paused:
-                await link.drain()
-            while self._full() and self._end is None:
-                self._wake_in = asyncio.get_running_loop().create_future()
-                await self._wake_in
+            if not held and not self._blocked():
+                self._pass_on(message)
+                continue
+            held.append(message)
+            self._held_bytes += size
+            self._advance()
+            # It reads on, for behind the batches the client says what came, and others may wait for that. A client that
+            # keeps to its window has no more under way than is taken here.
+            while self._end is None and (
+                len(batches) + len(held) > window.max_batches
+                or (batches.bytes + self._held_bytes > window.max_unacked_bytes and len(held) > 1)
+            ):
+                await self._room()
+        replies = channel.replies
+        while held and self._end is None and not (replies is not None and replies.full):
+            await self._room()
 
-    def _full(self) -> bool:
+    def _pass_on(self, message: bytes) -> None:
+        self._channel.send_batch(message)
+        self._on_traffic(1, len(message), 0)
+
+    def _blocked(self) -> bool:
+        """Whether no batch can be passed on just now."""
+        channel, window = self._channel, self._window
+        batches, replies = channel.batches, channel.replies
         return (
-            len(self._sizes) >= self._window.max_batches
-            or self._unacked_bytes >= self._window.max_unacked_bytes
-            or self._queued_bytes >= self._window.max_queued_bytes
+            len(batches) >= window.max_batches
+            or batches.bytes >= window.max_unacked_bytes
+            or self._queued_bytes >= window.max_queued_bytes
+            or channel.link.paused
+            or self.session.queue.full
+            or (replies is not None and replies.full)
         )
+
+    def _advance(self) -> None:
+        """Passes on what was held back, as far as that goes now."""
+        held = self._held
+        while held and self._end is None and not self._blocked():
+            message = held.popleft()
+            self._held_bytes -= len(message)
+            self._pass_on(message)
+        if held and self._waiting is None and (self._channel.link.paused or self.session.queue.full):
+            self._waiting = asyncio.create_task(self._wait_for_others(), name="execute-room")
+        self._wake_reader()
+
+    async def _wait_for_others(self) -> None:
+        """Goes on when the device process, and the other sessions of the tenant, leave room for more."""
+        with contextlib.suppress(Refusal):  # of a loss, which ends the stream by itself
+            while self._channel.link.paused or self.session.queue.full:
+                await self._channel.link.drain()
+                await self.session.queue.room()
+        self._waiting = None
+        self._advance()
+
+    async def _room(self) -> None:
+        self._wake_in = asyncio.get_running_loop().create_future()
+        await self._wake_in
+
+    def _on_received(self, message: bytes) -> None:
+        try:
+            received = device_pb2.ExecuteRequest.FromString(message).received
+        except DecodeError as error:
+            raise refusals.malformed(
+                f"A message of Execute is no ExecuteRequest: {error}.", "Send ExecuteRequest messages."
+            ) from None
+        if self._channel.replies is not None:
+            self._channel.replies.release(received.responses)
+        for progress in received.transfers:
+            self._channel.transfers.came(progress.transfer, progress.bytes)
+        self._advance()
+
+    # ---- out ----
 
     async def _pump_out(self) -> None:
         write = self._context.write
         out = self._out
+        batches = self._channel.batches
         while True:
             # A snapshot, then the ack: under a steady flow of responses acks would otherwise never get their turn.
             for _ in range(len(out)):
@@ -226,13 +333,14 @@ class Attachment:
                 self._on_traffic(0, 0, len(payload))
             if self._ack_due:
                 self._ack_due = False
-                self._ack_sent = self._acked
-                await write(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=self._acked)).SerializeToString())
-                self._wake_reader()
+                self._ack_sent = batches.acked
+                ack = device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=self._ack_sent))
+                await write(ack.SerializeToString())
+            if self._held:
+                self._advance()
             if not out and not self._ack_due:
-                if self._end is not None or (self._half_closed and not self._sizes and self._ack_sent == self._acked):
+                if self._end is not None or (self._half_closed and not batches and self._ack_sent >= batches.acked):
                     return
-                self._wake_reader()
                 self._wake_out = asyncio.get_running_loop().create_future()
                 await self._wake_out
 

@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
 from hearth_proto.reasons import Refusal
 from hearthd import version
-from hearthd.front import health
+from hearthd.front import gauges, health
 from hearthd.front.addresses import Address
+from hearthd.front.auth import Authenticator
 from hearthd.front.listen import listen_error
 from hearthd.front.metrics import Metrics
 from hearthd.front.nvml import Nvml, Reading
 from hearthd.front.sessions import SessionTable
-from hearthd.front.supervisor import SERVING, STATE_NAMES, Device, Supervisor
+from hearthd.front.supervisor import STATE_NAMES, Device, Supervisor
+from hearthd.front.tenants import EVERYONE, Tenant, sees_tenant
+from hearthd.front.tls import Certificates
 
-STATS_TIMEOUT = 1.0
+_HEALTH = ("/healthz", "/readyz")
+_VIEWER = "viewer"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """/healthz, /readyz, /metrics and /status."""
+    """/healthz, /readyz, /metrics and /status. Where it is `guarded`, all but health asks for a tenant's token."""
 
-    def __init__(self, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        metrics: Metrics,
+        auth: Authenticator,
+        *,
+        guarded: bool = False,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._auth = auth
+        self._guarded = guarded
+        self._certificates = certificates
         self._supervisor = supervisor
         self._sessions = sessions
         self._metrics = metrics
@@ -35,7 +54,11 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
 
     def application(self) -> web.Application:
-        app = web.Application()
+        @web.middleware
+        async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._admit(request, handler)
+
+        app = web.Application(middlewares=[admit])
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -50,7 +73,8 @@ class HttpServer:
         """Listens; returns the address with its port. Raises `ListenError`."""
         self._runner = web.AppRunner(self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, address.host, address.port)
+        context = self._certificates.http() if self._certificates is not None else None
+        site = web.TCPSite(self._runner, address.host, address.port, ssl_context=context)
         try:
             await site.start()
         except OSError as error:
@@ -61,6 +85,22 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
         self._nvml.close()
+
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Finds out who asks, unless everybody may."""
+        if self._certificates is not None:
+            self._certificates.look()
+        if self._guarded and request.path not in _HEALTH:
+            try:
+                peer = f"http:{request.remote or ''}"
+                caller = await self._auth.bearer(request.headers.get("Authorization"), peer, request.path)
+            except Refusal as refusal:
+                headers = {"WWW-Authenticate": 'Bearer realm="hearth"'}
+                if refusal.retry_after_s:
+                    headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
+                return web.json_response({"error": refusal.message, "fix": refusal.fix}, status=401, headers=headers)
+            request[_VIEWER] = caller.tenant
+        return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -78,12 +118,14 @@ class HttpServer:
         return web.json_response(body, status=200 if ready else 503)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        stats, readings = await asyncio.gather(self._stats(), self._readings())
-        page = self._metrics.exposition(self._supervisor, self._sessions, stats, readings)
+        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._readings())
+        viewer = request.get(_VIEWER, EVERYONE)
+        page = self._metrics.exposition(self._supervisor, self._sessions, stats, readings, viewer)
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _status(self, request: web.Request) -> web.Response:
-        stats, readings = await asyncio.gather(self._stats(), self._readings())
+        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._readings())
+        viewer = request.get(_VIEWER, EVERYONE)
         body = {
             "node": socket.gethostname(),
             "version": version(),
@@ -92,8 +134,25 @@ class HttpServer:
             "ready": health.ready(self._supervisor, self._sessions.draining),
             "draining": self._sessions.draining,
             "devices": [
-                self._device(device, stats.get(device.ordinal, {}), readings.get(device.ordinal))
-                for device in self._supervisor
+                self._device(
+                    device,
+                    gauges.together(each for (ordinal, _), each in stats.items() if ordinal == device.ordinal),
+                    readings.get(device.ordinal),
+                    viewer,
+                )
+                for device in self._supervisor.visible(viewer)
+            ],
+            "tenants": [
+                {
+                    "name": account.tenant.name,
+                    "sessions": len(account.sessions),
+                    "device_seconds": round(account.device_ns / 1e9, 6),
+                    "device_seconds_allowed": account.tenant.quotas.gpu_seconds or None,
+                    "queued_commands": account.queue.commands,
+                    "queued_bytes": account.queue.bytes,
+                }
+                for account in self._sessions.accounts
+                if sees_tenant(viewer, account.tenant.name)
             ],
             "sessions": [
                 {
@@ -104,13 +163,17 @@ class HttpServer:
                     "connected": session.connections > 0,
                     "lease_left_seconds": round(self._sessions.lease_left(session), 3),
                     "devices": sorted(session.channels),
+                    "tenant": session.tenant.name,
+                    "dedicated": session.dedicated,
+                    "device_seconds": round(session.device_ns / 1e9, 6),
                 }
                 for session in self._sessions
+                if sees_tenant(viewer, session.tenant.name)
             ],
         }
         return web.json_response(body)
 
-    def _device(self, device: Device, stats: dict[str, Any], reading: Reading | None) -> dict[str, Any]:
+    def _device(self, device: Device, stats: gauges.Gauges, reading: Reading | None, viewer: Tenant) -> dict[str, Any]:
         properties = device.properties
         return {
             "ordinal": device.ordinal,
@@ -128,22 +191,20 @@ class HttpServer:
             },
             "gpu": dataclasses.asdict(reading) if reading else None,
             "counters": device.totals.counts().counters,
-            "gauges": stats.get("gauges", {}),
+            "gauges": dict(stats),
+            "processes": [
+                {
+                    "pid": worker.pid,
+                    "generation": worker.generation,
+                    "state": STATE_NAMES[worker.state],
+                    "detail": worker.detail,
+                    "tenant": worker.key.tenant if worker.key is not None else None,
+                    "session": worker.key.session if worker.key is not None else "",
+                }
+                for worker in device.workers
+                if worker.key is None or sees_tenant(viewer, worker.key.tenant)
+            ],
         }
-
-    async def _stats(self) -> dict[int, dict[str, Any]]:
-        """What every device process that answers in time says of itself."""
-
-        async def ask(device: Device) -> tuple[int, dict[str, Any]]:
-            link = device.link
-            if device.state != SERVING or link is None:
-                return device.ordinal, {}
-            try:
-                return device.ordinal, await asyncio.wait_for(link.stats(), STATS_TIMEOUT)
-            except (TimeoutError, Refusal, ValueError):
-                return device.ordinal, {}
-
-        return dict(await asyncio.gather(*(ask(device) for device in self._supervisor)))
 
     async def _readings(self) -> dict[int, Reading]:
         gpus = {d.ordinal: d.properties.uuid for d in self._supervisor if d.properties.backend == "cuda"}

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import socket
-import threading
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -71,17 +71,7 @@ class ForkServerLauncher:
 
     def warm_up(self) -> None:
         """Starts the forkserver, whose imports then run beside the front's own start."""
-        if threading.current_thread() is not threading.main_thread():
-            forkserver.ensure_running()
-            return
-        # A Ctrl-C in a terminal, and many a service manager, signals the whole process group: only the front shall act
-        # on it. The forkserver and the device processes inherit this, and are told to end by the front.
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            forkserver.ensure_running()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        _run_forkserver()
 
     async def launch(self, spec: DeviceSpec) -> DeviceProcess:
         """Starts one device process; returns before it is ready."""
@@ -89,6 +79,7 @@ class ForkServerLauncher:
         return await loop.run_in_executor(self._executor, self._start, spec)
 
     def _start(self, spec: DeviceSpec) -> _Child:
+        _run_forkserver()  # another one, where it has ended
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (ours, theirs):  # a chunk of a transfer at once, as far as the system lets us
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BUFFER)
@@ -153,10 +144,47 @@ _UNKNOWN = 255
 """What `multiprocessing` reports where the forkserver ended before its child."""
 
 
+def _run_forkserver() -> None:
+    """Starts the forkserver where none runs, and takes its socket out of the file system, where it would stay behind
+    if this process were killed: the descriptor that is kept leads there as well."""
+    resource_tracker.ensure_running()  # lets the signals through, so it has to come first
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FRONT)
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
+    before = server._forkserver_pid, server._forkserver_address
+    with tempfile.TemporaryDirectory(prefix="hearth-forkserver-") as folder:
+        config["tempdir"] = folder
+        try:
+            forkserver.ensure_running()
+            if server._forkserver_pid != before[0]:
+                _leave(before[1])
+                place = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+                server._forkserver_address = f"{_BY_DESCRIPTOR}{place}"
+        finally:
+            config.pop("tempdir", None)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+_BY_DESCRIPTOR = "/proc/self/fd/"
+_FOR_THE_FRONT = (signal.SIGINT, signal.SIGTERM)
+"""A Ctrl-C in a terminal, and many a service manager, signals the whole process group: only the front shall act on it.
+The forkserver inherits that they are blocked, and its children ignore them; all are told to end by the front. Blocked
+and not ignored while the forkserver is started, so that a signal that comes just then is not lost."""
+
+
+def _leave(address: str | None) -> None:
+    """Lets go of the descriptor behind the address of a forkserver that has ended."""
+    if address is not None and address.startswith(_BY_DESCRIPTOR):
+        os.close(int(address.removeprefix(_BY_DESCRIPTOR)))
+
+
 def _stop_servers() -> None:
+    address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
     for owner, name in ((forkserver, "_forkserver"), (resource_tracker, "_resource_tracker")):
         server: Any = getattr(owner, name, None)
         stop = getattr(server, "_stop", None)
         if stop is not None:
             with contextlib.suppress(OSError, ValueError):
                 stop()
+    _leave(address)
+    forkserver._forkserver._forkserver_address = None  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ from hearth_proto.reasons import Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.channel import Channel
 from hearthd.front.descriptors import Descriptors
+from hearthd.front.sessions import Session
 
 log = structlog.get_logger("hearthd.link")
 
@@ -31,7 +32,7 @@ _HIGH_WATER = 4 << 20
 
 _ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED)
 """Frames that answer an `ask` by their id, or come by themselves, with id 0, and go to who listens."""
-_NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT)
+_NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED)
 
 CollectiveSink = Callable[[int, "DeviceLink", dict[str, Any]], None]
 
@@ -51,6 +52,10 @@ class DeviceLink(asyncio.Protocol):
         self.channels: dict[int, Channel] = {}
         self.on_stats: Callable[[dict[str, Any]], None] = lambda stats: None
         """Told of everything that the device process says it has counted."""
+        self.emptied: Callable[[], None] = lambda: None
+        """Told when its last channel has been closed."""
+        self.serves: Callable[[Session], bool] = lambda session: True
+        """Whether a session is one of those that this process is for; true of none while it is vacant."""
         self._on_collective = on_collective
         self._reader = frames.FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -62,7 +67,7 @@ class DeviceLink(asyncio.Protocol):
         self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
         self.descriptors: Descriptors | None = None
         """The socket beside the link, where open files are handed over."""
-        self._listeners: dict[int, Callable[[Frame], None]] = {}
+        self._listeners: dict[int, list[Callable[[Frame], None]]] = {}
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.ACK: self._on_ack,
             Kind.RESPONSE: self._on_response,
@@ -107,7 +112,8 @@ class DeviceLink(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._close(str(exc) if exc is not None else "")
+        # A process that ends while it is written to breaks the pipe: how it ended says more.
+        self._close("" if exc is None or isinstance(exc, ConnectionError) else str(exc))
 
     def abandon(self, why: str) -> None:
         """Gives the link up; the supervisor ends the process."""
@@ -159,7 +165,7 @@ class DeviceLink(asyncio.Protocol):
 
     def listen(self, kind: Kind, listener: Callable[[Frame], None]) -> None:
         """`listener` takes the frames of this kind that answer no `ask`."""
-        self._listeners[kind] = listener
+        self._listeners.setdefault(kind, []).append(listener)
 
     async def ask(self, kind: Kind, body: dict[str, Any], channel: int = 0) -> dict[str, Any]:
         """The JSON that the device process answers to one frame; raises the loss when it is gone meanwhile.
@@ -257,6 +263,8 @@ class DeviceLink(asyncio.Protocol):
         channel = self.channels.pop(frame.channel, None)
         if channel is not None:
             channel.on_closed()
+            if not self.channels:
+                self.emptied()
 
     def _on_answer(self, frame: Frame) -> None:
         answer = self._answers.get(frame.id)
@@ -269,8 +277,7 @@ class DeviceLink(asyncio.Protocol):
             if not answer.done():
                 answer.set_result(frame.payload)
             return
-        listener = self._listeners.get(frame.kind)
-        if listener is not None:
+        for listener in self._listeners.get(frame.kind, ()):
             listener(frame)
 
     def _on_stats(self, frame: Frame) -> None:

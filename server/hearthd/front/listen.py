@@ -45,8 +45,10 @@ def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
 class UnixSocket:
     """The right to a Unix socket's path, held by a lock beside it for as long as the daemon lives."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, public: bool = False) -> None:
+        """`public`: other users of the host may connect."""
         self.path = Path(path)
+        self._directory_mode = 0o755 if public else 0o700
         self._lock_path = Path(f"{path}.lock")
         self._lock = -1
         self._ours = False
@@ -58,7 +60,7 @@ class UnixSocket:
         directory = self.path.parent
         try:
             if not directory.exists():
-                directory.mkdir(mode=0o700, parents=True)
+                directory.mkdir(mode=self._directory_mode, parents=True)
                 self._made = directory
             self._take_lock()
             self._remove_stale()

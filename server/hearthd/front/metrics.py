@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,9 +11,11 @@ from prometheus_client.registry import Collector
 
 from hearthd import version
 from hearthd.front import device_metrics
+from hearthd.front.gauges import Gauges
 from hearthd.front.nvml import Reading
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import SERVING, Supervisor
+from hearthd.front.tenants import EVERYONE, Right, Tenant, sees_tenant
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
@@ -22,7 +23,8 @@ _OWN = frozenset({
     "hearth_build_info", "hearth_sessions", "hearth_draining", "hearth_device_up", "hearth_device_generation",
     "hearth_device_restarts", "hearth_gpu_memory_used_bytes", "hearth_gpu_memory_total_bytes",
     "hearth_gpu_utilization_ratio", "hearth_gpu_temperature_celsius", "hearth_gpu_power_watts",
-    "hearth_gpu_sm_clock_hertz",
+    "hearth_gpu_sm_clock_hertz", "hearth_tenant_sessions", "hearth_tenant_device_seconds",
+    "hearth_tenant_queued_commands", "hearth_tenant_queued_bytes", "hearth_audit_lost_events",
 })  # fmt: skip
 
 
@@ -40,6 +42,9 @@ class Metrics:
             "grpc_server_handling_seconds", "From the begin of a call to its end.", labels, buckets=_BUCKETS,
             registry=self.registry,
         )  # fmt: skip
+        self._auth_failures = Counter(
+            "hearth_authentication_failures", "Calls with missing or wrong credentials.", registry=self.registry
+        )
         stream = ("stream",)
         received = Counter(
             "hearth_front_received_bytes", "Bytes received on Execute and transfer streams.", stream,
@@ -52,6 +57,9 @@ class Metrics:
         self._batches_inc = batches.inc
         self._execute_in, self._execute_out = received.labels("execute").inc, sent.labels("execute").inc
         self._transfer_in, self._transfer_out = received.labels("transfer").inc, sent.labels("transfer").inc
+
+    def authentication_failed(self) -> None:
+        self._auth_failures.inc()
 
     def call_started(self, service: str, method: str) -> None:
         self._started.labels(service, method).inc()
@@ -77,13 +85,23 @@ class Metrics:
         self,
         supervisor: Supervisor,
         sessions: SessionTable,
-        stats: Mapping[int, Mapping[str, Any]],
+        stats: Mapping[device_metrics.Place, Gauges],
         readings: Mapping[int, Reading],
+        viewer: Tenant = EVERYONE,
     ) -> bytes:
-        """The whole page: own counters, then what was asked for this scrape."""
+        """The whole page: own counters, then what was asked for this scrape. What names tenants is shown as far as
+        `viewer` may know of them."""
         page = CollectorRegistry()
-        totals = {device.ordinal: device.totals.counts() for device in supervisor}
-        families = [*_own(supervisor, sessions), *device_metrics.families(totals, stats, _OWN), *_of_nvml(readings)]
+        totals = {
+            (device.ordinal, tenant): counts
+            for device in supervisor
+            for tenant, counts in device.totals.by_tenant().items()
+        }
+        families = [*_own(supervisor, sessions), *_of_tenants(sessions)]
+        families += [*device_metrics.families(totals, stats, _OWN), *_of_nvml(readings)]
+        if not viewer.may(Right.ADMIN):
+            for family in families:
+                family.samples = [each for each in family.samples if sees_tenant(viewer, each.labels.get("tenant", ""))]
         page.register(_Families(families))
         return generate_latest(self.registry) + generate_latest(page)
 
@@ -116,6 +134,24 @@ def _own(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
         for reason, count in sorted(device.restarts.items()):
             restarts.add_metric([label, reason], count)
     yield from (up, generation, restarts)
+
+
+def _of_tenants(sessions: SessionTable) -> Iterator[Metric]:
+    labels = ["tenant"]
+    opened = GaugeMetricFamily("hearth_tenant_sessions", "Open sessions.", labels=labels)
+    seconds = CounterMetricFamily("hearth_tenant_device_seconds", "Time of devices that was used.", labels=labels)
+    commands = GaugeMetricFamily("hearth_tenant_queued_commands", "Batches and calls not yet executed.", labels=labels)
+    queued = GaugeMetricFamily("hearth_tenant_queued_bytes", "Their bytes.", labels=labels)
+    for account in sessions.accounts:
+        name = [account.tenant.name]
+        opened.add_metric(name, len(account.sessions))
+        seconds.add_metric(name, account.device_ns / 1e9)
+        commands.add_metric(name, account.queue.commands)
+        queued.add_metric(name, account.queue.bytes)
+    yield from (opened, seconds, commands, queued)
+    yield CounterMetricFamily(
+        "hearth_audit_lost_events", "Events that the audit log could not take.", value=sessions.audit.lost
+    )
 
 
 def _of_nvml(readings: Mapping[int, Reading]) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""NodeService: what the node has, and the sessions on it."""
+"""NodeService: what the node has, and the sessions on it, as far as the caller may see them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import grpc
 import structlog
 
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.rights import Right
 from hearth_proto.v1 import node_pb2
 from hearthd import version
+from hearthd.front import refusals
+from hearthd.front.auth import Authenticator
 from hearthd.front.calls import serialize
 from hearthd.front.device_service import Limits
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import CallObserver, guarded
-from hearthd.front.sessions import SessionTable, negotiate
+from hearthd.front.sessions import Session, SessionTable, negotiate
 from hearthd.front.supervisor import Supervisor
+from hearthd.front.tenants import Caller, Tenant, sees_tenant
 
 log = structlog.get_logger("hearthd.node")
 
@@ -35,12 +40,14 @@ class NodeService:
         limits: Limits,
         observer: CallObserver,
         on_drain: Callable[[], None],
+        auth: Authenticator,
     ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
         self._limits = limits
         self._observer = observer
         self._on_drain = on_drain
+        self._auth = auth
         self._node = socket.gethostname()
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -52,6 +59,8 @@ class NodeService:
             "CloseSession": self.close_session,
             "ListSessions": self.list_sessions,
             "Drain": self.drain,
+            "EndSession": self.end_session,
+            "RestartDevice": self.restart_device,
         }
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
@@ -64,18 +73,33 @@ class NodeService:
         return grpc.method_handlers_generic_handler(NAME, handlers)
 
     async def describe(self, request: node_pb2.DescribeRequest, context: Context) -> node_pb2.DescribeResponse:
+        caller = await self._auth.caller(context, "Describe")
         return node_pb2.DescribeResponse(
             node=self._node,
             server_version=version(),
             protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-            devices=self._devices(),
+            devices=self._devices(caller.tenant),
             features=FEATURES,
             draining=self._sessions.draining,
         )
 
     async def open_session(self, request: node_pb2.OpenSessionRequest, context: Context) -> Any:
+        caller = await self._auth.caller(context, "OpenSession", by_session=False)
         protocol = negotiate(request.protocol.min, request.protocol.max)
-        session, token = self._sessions.open(request.client_name, request.client_version)
+        dedicated = _dedicated(request.isolation)
+        try:
+            if dedicated:
+                caller.tenant.require((Right.DEDICATED,), "open a dedicated session")
+            session, token = self._sessions.open(
+                request.client_name,
+                request.client_version,
+                caller,
+                dedicated=dedicated,
+                launch_timeout=request.launch_timeout_ns / 1e9,
+            )
+        except Refusal as refusal:
+            self._refused(caller, "OpenSession", refusal)
+            raise
         return node_pb2.OpenSessionResponse(
             session_id=session.id,
             session_token=token,
@@ -83,9 +107,11 @@ class NodeService:
             server_version=version(),
             lease_ns=_ns(session.lease),
             limits=self._limits.message(),
-            devices=self._devices(),
+            devices=self._devices(caller.tenant),
             features=FEATURES,
             node=self._node,
+            tenant=caller.tenant.name,
+            isolation=_isolation(session),
         )
 
     async def renew_session(self, request: node_pb2.RenewSessionRequest, context: Context) -> Any:
@@ -98,6 +124,7 @@ class NodeService:
         return node_pb2.CloseSessionResponse()
 
     async def list_sessions(self, request: node_pb2.ListSessionsRequest, context: Context) -> Any:
+        caller = await self._auth.caller(context, "ListSessions")
         return node_pb2.ListSessionsResponse(
             sessions=[
                 node_pb2.SessionInfo(
@@ -107,17 +134,73 @@ class NodeService:
                     connected=session.connections > 0,
                     lease_left_ns=0 if session.connections else _ns(self._sessions.lease_left(session)),
                     devices=sorted(session.channels),
+                    tenant=session.tenant.name,
+                    isolation=_isolation(session),
+                    device_ns=session.device_ns,
                 )
                 for session in self._sessions
+                if sees_tenant(caller.tenant, session.tenant.name)
             ]
         )
 
+    # ---- for operators ----
+
     async def drain(self, request: node_pb2.DrainRequest, context: Context) -> node_pb2.DrainResponse:
+        caller = await self._operator(context, "Drain")
+        self._sessions.audit.record("drain", caller=caller, sessions=len(self._sessions))
         self._on_drain()
         return node_pb2.DrainResponse(sessions=len(self._sessions))
 
-    def _devices(self) -> list[node_pb2.Device]:
-        return [device.describe() for device in self._supervisor]
+    async def end_session(self, request: node_pb2.EndSessionRequest, context: Context) -> Any:
+        """Somebody's own session needs no right; others' are as if they were not there without `Right.ADMIN`."""
+        caller = await self._auth.caller(context, "EndSession")
+        found = [session for session in self._sessions if session.id == request.session_id]
+        if not found or not sees_tenant(caller.tenant, found[0].tenant.name):
+            refusal = refusals.session_not_found(request.session_id)
+            self._refused(caller, "EndSession", refusal)
+            raise refusal
+        session = found[0]
+        self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
+        await self._sessions.close(session, f"tenant {caller.tenant.name} ended it")
+        return node_pb2.EndSessionResponse()
+
+    async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:
+        caller = await self._operator(context, "RestartDevice")
+        device = self._supervisor.find(request.device, caller.tenant)
+        self._sessions.audit.record("restart_device", caller=caller, device=device.ordinal)
+        device.restart()
+        return node_pb2.RestartDeviceResponse()
+
+    async def _operator(self, context: Context, method: str) -> Caller:
+        """Raises `PERMISSION_DENIED` where the caller may not do what operators do."""
+        caller = await self._auth.caller(context, method)
+        try:
+            caller.tenant.require((Right.ADMIN,), method)
+        except Refusal as refusal:
+            self._refused(caller, method, refusal)
+            raise
+        return caller
+
+    def _refused(self, caller: Caller, operation: str, refusal: Refusal) -> None:
+        self._sessions.audit.refused(caller, operation, refusal)
+
+    def _devices(self, tenant: Tenant) -> list[node_pb2.Device]:
+        return [device.describe(tenant) for device in self._supervisor.visible(tenant)]
+
+
+def _dedicated(isolation: int) -> bool:
+    if isolation not in node_pb2.Isolation.values():
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"OpenSession.isolation is {isolation}; there are {', '.join(node_pb2.Isolation.keys())}.",
+            fix="Leave it out for the daemon's default.",
+            details={"requested": isolation},
+        )
+    return isolation == node_pb2.ISOLATION_DEDICATED
+
+
+def _isolation(session: Session) -> node_pb2.Isolation:
+    return node_pb2.ISOLATION_DEDICATED if session.dedicated else node_pb2.ISOLATION_SHARED
 
 
 def _ns(seconds: float) -> int:

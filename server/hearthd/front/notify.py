@@ -10,6 +10,10 @@ from collections.abc import Callable, Mapping
 import sdnotify
 
 
+_EXTENSION_US = 15_000_000
+"""How long systemd is asked to wait from each word of a stopping daemon on: more than a clean stop takes."""
+
+
 class Notifier:
     """READY, STOPPING, STATUS, and the watchdog while the daemon is well."""
 
@@ -23,6 +27,10 @@ class Notifier:
     def tell(self, state: str) -> None:
         if self._notifier is not None:
             self._notifier.notify(state)
+
+    def stopping(self, status: str) -> None:
+        """It is on its way out and shall not be killed yet; said again and again, it may take as long as it likes."""
+        self.tell(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     async def watchdog(self, healthy: Callable[[], bool]) -> None:
         """Pats the watchdog at half its time, from the loop that serves, as long as `healthy` says so."""

@@ -79,6 +79,16 @@ def session_expired() -> Refusal:
     )
 
 
+def session_not_found(session_id: str) -> Refusal:
+    """Of a public id; the same words whether the session is somebody else's or nobody's."""
+    return Refusal(
+        Reason.INVALID_HANDLE,
+        f"There is no session {session_id[:64]!r} here.",
+        fix="Use a session_id that NodeService.ListSessions lists.",
+        details={"requested": session_id[:64]},
+    )
+
+
 def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
     known = ", ".join(map(str, ordinals)) or "none"
     return Refusal(

@@ -13,12 +13,14 @@ from typing import Any
 
 import structlog
 
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, rights
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import refusals
+from hearthd.front.audit import Audit
 from hearthd.front.channel import Channel
 from hearthd.front.queues import Queue
-from hearthd.front.tenants import EVERYONE, Tenant
+from hearthd.front.quotas import Accounts
+from hearthd.front.tenants import ANYBODY, EVERYONE, Caller, Tenant
 
 log = structlog.get_logger("hearthd.sessions")
 
@@ -38,6 +40,10 @@ class Session:
     touched: float
     key: bytes
     tenant: Tenant = EVERYONE
+    caller: Caller = ANYBODY
+    """Who opened it."""
+    until: float = float("inf")
+    """When the credential with which it was opened expires, and the session with it."""
     dedicated: bool = False
     """Whether it has device processes of its own."""
     launch_timeout: float = 0.0
@@ -57,7 +63,9 @@ class Session:
     def opening(self) -> dict[str, Any]:
         """What a device process is told of it (the payload of OPEN)."""
         tenant, quotas = self.tenant, self.tenant.quotas
+        restricted = {} if rights.OF_COMMANDS <= tenant.rights else {"rights": sorted(tenant.rights)}
         return {
+            **restricted,
             "session": self.id,
             "client": self.client_name,
             "tenant": tenant.name,
@@ -71,8 +79,8 @@ class Session:
 
     @property
     def deadline(self) -> float:
-        """When it expires; never while it is in use."""
-        return float("inf") if self.connections else self.touched + self.lease
+        """When it expires; while it is in use, only with the credential that opened it."""
+        return self.until if self.connections else min(self.until, self.touched + self.lease)
 
 
 class SessionTable:
@@ -84,12 +92,16 @@ class SessionTable:
         limit: int = 1024,
         clock: Callable[[], float] = time.monotonic,
         on_close: Callable[[str], None] = lambda session_id: None,
+        on_closed: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self.lease = lease
         self._limit = limit
         self._clock = clock
         self._on_close = on_close
+        self._on_closed = on_closed
         self._sessions: dict[bytes, Session] = {}
+        self.accounts = Accounts()
+        self.audit = Audit()
         self.draining = False
         self.drain_left: Callable[[], float] = lambda: 0.0
         self.emptied = asyncio.Event()
@@ -101,8 +113,16 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    def open(self, client_name: str, client_version: str) -> tuple[Session, str]:
-        """A new session and its token. Raises `DRAINING` and `SESSION_LIMIT`."""
+    def open(
+        self,
+        client_name: str,
+        client_version: str,
+        caller: Caller = ANYBODY,
+        *,
+        dedicated: bool = False,
+        launch_timeout: float = 0.0,
+    ) -> tuple[Session, str]:
+        """A new session and its token. Raises `DRAINING`, `SESSION_LIMIT` and `QUOTA_EXCEEDED`."""
         if self.draining:
             raise Refusal(
                 Reason.DRAINING,
@@ -118,6 +138,7 @@ class SessionTable:
                 details={"requested": len(self._sessions) + 1, "allowed": self._limit},
                 retry_after_s=1.0,
             )
+        account = self.accounts.admit(caller.tenant)
         token = secrets.token_urlsafe(24)
         session = Session(
             id=secrets.token_hex(4),
@@ -127,10 +148,18 @@ class SessionTable:
             lease=self.lease,
             touched=self._clock(),
             key=_key(token),
+            tenant=caller.tenant,
+            caller=caller,
+            until=self._clock() + max(0.0, caller.expires - time.time()),
+            dedicated=dedicated,
+            launch_timeout=launch_timeout,
+            queue=account.queue,
         )
         self._sessions[session.key] = session
+        self.accounts.opened(session)
         self.emptied.clear()
-        log.info("session_open", session=session.id, client=session.client_name)
+        log.info("session_open", session=session.id, client=session.client_name, tenant=session.tenant.name)
+        self.audit.record("session_open", session, client=session.client_name, dedicated=dedicated)
         return session, token
 
     def find(self, token: str) -> Session:
@@ -160,7 +189,7 @@ class SessionTable:
         return session.lease if session.connections else max(0.0, session.deadline - self._clock())
 
     def expired(self) -> list[Session]:
-        """Those whose lease has run out."""
+        """Those whose lease has run out, or whose credential has expired."""
         now = self._clock()
         return [session for session in self if session.deadline <= now and not session.closing]
 
@@ -170,6 +199,8 @@ class SessionTable:
             return
         session.closing = True
         self._sessions.pop(session.key, None)
+        self.accounts.closed(session)
+        self.audit.record("session_close", session, why=why, device_seconds=round(session.device_ns / 1e9, 6))
         if not self._sessions:
             self.emptied.set()
         self._on_close(session.id)
@@ -186,6 +217,7 @@ class SessionTable:
                 task.cancel()
             if late:
                 log.warning("session_close_slow", session=session.id, devices=len(late), seconds=patience)
+        self._on_closed(session)
         log.info("session_close", session=session.id, client=session.client_name, why=why)
 
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
-from hearthd.front.units import parse_bytes, parse_seconds
-
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+from hearthd.front.section import Bytes, Seconds, Section
+from hearthd.front.tenant_settings import TenantSettings, check_distinct
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class Listen(_Section):
+class Listen(Section):
     """Addresses are `host:port` (port 0: any free one); an empty string switches a listener off."""
 
     grpc: str = "127.0.0.1:7421"
@@ -44,7 +38,7 @@ class Listen(_Section):
         return value
 
 
-class Devices(_Section):
+class Devices(Section):
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     visible: Literal["all"] | tuple[int, ...] = "all"
     cpu_count: int = Field(default=2, ge=1, le=64)
@@ -55,6 +49,11 @@ class Devices(_Section):
     ping_timeout: Seconds = Field(default=10.0, gt=0)
     max_restarts: int = Field(default=5, ge=0)
     restart_window: Seconds = Field(default=60.0, gt=0)
+    isolation: Literal["tenant", "shared"] = "tenant"  # a process for each tenant, or one for all of them
+    idle_timeout: Seconds = Field(default=60.0, ge=0)  # of a process that holds nothing for its tenant; 0: it stays
+    context_memory: Bytes = Field(default=640 << 20, ge=0)  # what a process on a GPU takes before it allocates anything
+    max_processes: int = Field(default=8, ge=1, le=256)  # of each device
+    spare: bool = False  # one more process for each device, ready for who comes or loses its own
 
     @field_validator("visible", mode="before")
     @classmethod
@@ -77,34 +76,35 @@ class Devices(_Section):
         return value
 
 
-class Sessions(_Section):
+class Sessions(Section):
     lease: Seconds = Field(default=30.0, gt=0)
     max: int = Field(default=1024, ge=1)
+    durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for durable buffers, in all; 0: a quarter of the host's
 
 
-class Launch(_Section):
+class Launch(Section):
     timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
 
 
-class Collectives(_Section):
+class Collectives(Section):
     timeout: Seconds = Field(default=30.0, gt=0)
 
 
-class Cache(_Section):
+class Cache(Section):
     """Compiled modules on disk."""
 
     dir: str = "auto"  # "auto": $CACHE_DIRECTORY, $XDG_CACHE_HOME/hearth or ~/.cache/hearth; "": no cache
     max_bytes: Bytes = Field(default=1 << 30, ge=0)
 
 
-class Profile(_Section):
+class Profile(Section):
     """What costs time at every command, and so is off: for a device process under a profiler's eyes."""
 
     nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
     cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
 
 
-class Compile(_Section):
+class Compile(Section):
     """What one compile may take; a device process compiles in processes of their own."""
 
     timeout: Seconds = Field(default=120.0, gt=0)
@@ -112,12 +112,12 @@ class Compile(_Section):
     workers: int = Field(default=2, ge=1, le=64)  # at once, for each device; one more for each further session
 
 
-class Log(_Section):
+class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
 
 
-class Limits(_Section):
+class Limits(Section):
     max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
     max_chunk_bytes: Bytes = Field(default=1 << 20, ge=1 << 12, le=16 << 20)
     max_batch_bytes: Bytes = Field(default=8 << 20, ge=1 << 12, le=31 << 20)
@@ -126,7 +126,51 @@ class Limits(_Section):
     max_code_bytes: Bytes = Field(default=16 << 20, ge=1 << 10, le=31 << 20)
 
 
-class Config(_Section):
+class Tls(Section):
+    """TLS for gRPC over TCP, and for HTTP beyond loopback. Unix sockets stay plain."""
+
+    certificate: str = ""  # PEM: the daemon's certificate, and those between it and its CA; "": no TLS
+    key: str = ""  # PEM, for its owner only
+    client_ca: str = ""  # PEM: whose certificates clients have to show
+    require_client_certificate: bool = False
+
+    @model_validator(mode="after")
+    def _complete(self) -> Tls:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError(
+                f"certificate and key belong together; {'key' if self.certificate else 'certificate'} is missing"
+            )
+        if self.client_ca and not self.certificate:
+            raise ValueError("client_ca needs certificate and key: client certificates are shown over TLS")
+        if bool(self.client_ca) != self.require_client_certificate:
+            # gRPC's Python server either requires a client's certificate or does not ask for one.
+            raise ValueError("client_ca and require_client_certificate = true belong together")
+        return self
+
+
+class Auth(Section):
+    """How callers are told apart; see `[[tenants]]`."""
+
+    max_failures: int = Field(default=10, ge=1, le=10000)  # of one peer within a minute; further ones are answered late
+    failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
+    ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)  # of what a Unix socket's user is identified by
+    http_on_loopback: bool = True  # whether /metrics and /status are free for all of this host
+
+
+class AuditLog(Section):
+    """Who did what, one JSON object a line, chained by hashes (`hearthd audit verify`)."""
+
+    path: str = ""  # "": none
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value and not Path(value).is_absolute():
+            raise ValueError(f"{value!r} is no absolute path")
+        return value
+
+
+class Config(Section):
     """The daemon's whole configuration."""
 
     listen: Listen = Listen()
@@ -139,8 +183,33 @@ class Config(_Section):
     profile: Profile = Profile()
     log: Log = Log()
     limits: Limits = Limits()
+    tls: Tls = Tls()
+    auth: Auth = Auth()
+    audit: AuditLog = AuditLog()
+    tenants: tuple[TenantSettings, ...] = ()
     insecure: bool = False
     drain_timeout: Seconds = Field(default=10.0, ge=0)
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _tables(cls, value: Any) -> Any:
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise ValueError("tenants are tables of the file: write [[tenants]] and their settings below it")
+        return value
+
+    @model_validator(mode="after")
+    def _identities(self) -> Config:
+        check_distinct(self.tenants)
+        for tenant in self.tenants:
+            if tenant.certificates and not self.tls.client_ca:
+                raise ValueError(
+                    f"tenant {tenant.name!r} has certificates: set tls.client_ca and tls.require_client_certificate"
+                )
+            if (tenant.users or tenant.groups) and not self.listen.unix:
+                raise ValueError(
+                    f"tenant {tenant.name!r} has users or groups, known on the Unix socket only: set listen.unix"
+                )
+        return self
 
     @model_validator(mode="after")
     def _exposure(self) -> Config:
@@ -152,11 +221,13 @@ class Config(_Section):
         return self
 
     def _refuse_exposed(self, name: str, address: Address) -> None:
-        if not self.insecure:
+        lacking = [what for what, there in (("TLS", self.tls.certificate), ("tenants", self.tenants)) if not there]
+        if lacking and not self.insecure:
             raise ValueError(
                 f"listen.{name} = {str(address)!r} is reachable from other hosts, and whoever reaches it may run "
-                "anything on the devices: there is no authentication yet; listen on 127.0.0.1, or set insecure = true "
-                "on a network that only trusted people reach"
+                f"anything on the devices: that needs TLS ([tls] certificate, key) and authentication ([[tenants]]), "
+                f"and there is no {' and no '.join(lacking)}; set them, listen on 127.0.0.1, or set insecure = true on "
+                "a network that only trusted people reach"
             )
         if self.devices.backend == "cpu":
             refuse_cpu_exposed(self, name, str(address))

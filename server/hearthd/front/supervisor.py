@@ -1,17 +1,24 @@
-"""Device processes: one task a device, and everyone who wants to know of its changes."""
+"""All devices of the node, and everyone who wants to know of their changes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+import structlog
+
+from hearth_proto.reasons import Refusal
 from hearthd.front import refusals
 from hearthd.front.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, Policy
 from hearthd.front.launcher import Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
+from hearthd.front.sessions import Session
+from hearthd.front.tenants import EVERYONE, Tenant
 from hearthd.spec import DeviceSpec
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Policy", "Supervisor"]
+
+log = structlog.get_logger("hearthd.supervisor")
 
 
 class Supervisor:
@@ -23,36 +30,53 @@ class Supervisor:
         launcher: Launcher,
         policy: Policy,
         on_collective: CollectiveSink | None = None,
-        on_lost: Callable[[int, str], None] = lambda ordinal, why: None,
+        on_lost: Callable[[DeviceLink, str], None] = lambda link, why: None,
     ) -> None:
         self.on_collective = on_collective
         self.device_lost = on_lost
+        self.sessions: Iterable[Session] = ()
+        """All that are open."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
-        """Called, in order, with the link of each process that is ready, before it serves."""
+        """Called, in order, with the link of each process that is ready, before it serves; `link.serves` says for
+        which sessions that will be."""
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
         self._change: asyncio.Future[None] | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self.devices.values())
 
-    def find(self, ordinal: int) -> Device:
+    def find(self, ordinal: int, tenant: Tenant = EVERYONE) -> Device:
+        """A device that the tenant may use; one that it may not use is not there."""
         device = self.devices.get(ordinal)
-        if device is None:
-            raise refusals.device_not_found(ordinal, self.devices)
+        if device is None or not tenant.sees(ordinal):
+            raise refusals.device_not_found(ordinal, (each.ordinal for each in self.visible(tenant)))
         return device
 
+    def visible(self, tenant: Tenant) -> list[Device]:
+        """The devices that a tenant may use."""
+        return [device for device in self if tenant.sees(device.ordinal)]
+
     def start(self) -> None:
-        """Starts every device's process, in parallel."""
+        """Starts every device's first process, in parallel."""
         for device in self:
-            self._tasks[device.ordinal] = asyncio.create_task(device.run(), name=f"device-{device.ordinal}")
+            device.start()
+
+    def release(self, session: Session) -> None:
+        """A session has ended: so do the processes that were its own."""
+        for device in self:
+            device.release(session)
 
     async def before_serving(self, link: DeviceLink) -> None:
         for prepare in self.prepare:
-            await prepare(link)
+            try:
+                await prepare(link)
+            except Refusal as refusal:  # what could not be brought back answers for itself; the device serves
+                log.error("device_prepare", device=link.ordinal, generation=link.generation, error=refusal.message)
+            except Exception:
+                log.exception("device_prepare", device=link.ordinal, generation=link.generation)
 
     async def settled(self) -> None:
         """Returns when no device is starting for the first time any more."""
@@ -79,10 +103,4 @@ class Supervisor:
     async def stop(self, at_once: bool = False) -> None:
         """Ends every device process and the forkserver."""
         await asyncio.gather(*(device.stop(at_once) for device in self))
-        for task in self._tasks.values():  # one may sleep before a restart, or wait for a launch
-            if not task.done():
-                _, pending = await asyncio.wait({task}, timeout=self.policy.shutdown_timeout)
-                if pending:
-                    task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._launcher.stop()

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import enum
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from hearth_proto import rights
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.rights import EVERYTHING, Right
+
+__all__ = [
+    "ALL", "ANYBODY", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
+    "User", "sees_tenant", "token_key",
+]  # fmt: skip
 
 ALL: frozenset[int] | None = None
 """Every device."""
-
-
-class Right(enum.StrEnum):
-    """What a tenant may be allowed. Names as they stand in the configuration."""
-
-    ALLOCATE = "allocate"  # memory: allocate, free, fill, copy
-    READ = "read"
-    WRITE = "write"
-    LAUNCH = "launch"  # modules, kernels, graphs, dispatch
-    COLLECTIVE = "collective"
-    PROFILE = "profile"  # profiles and traces
-    PUBLISH = "publish"  # publish buffers to others
-    ATTACH = "attach"  # attach what others published
-    DEDICATED = "dedicated"  # device processes of its own
-    ADMIN = "admin"  # see everybody's sessions, end them, drain, restart devices
-
-
-EVERYTHING = frozenset(Right)
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,151 @@ class Tenant:
     def may(self, right: Right) -> bool:
         return right in self.rights
 
+    def require(self, needed: Collection[Right], operation: str) -> None:
+        """Raises `PERMISSION_DENIED` where it has not all of these."""
+        lacking = rights.missing(needed, self.rights)
+        if lacking:
+            raise rights.permission_denied(operation, lacking, self.name)
+
+    def sees(self, ordinal: int) -> bool:
+        """Whether it may use the device. One that it may not use does not exist for it."""
+        return self.devices is None or ordinal in self.devices
+
+
+def sees_tenant(viewer: Tenant, name: str) -> bool:
+    """Whether what is a tenant's (sessions, processes) exists for another: its own does, and all for an operator. An
+    empty name is nobody's, shared by all."""
+    return name in ("", viewer.name) or viewer.may(Right.ADMIN)
+
 
 EVERYONE = Tenant("default")
 """The one tenant of a daemon without authentication."""
+
+
+# ---- identities ----
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A token, as far as the daemon knows it: never the token itself."""
+
+    key: bytes
+    """SHA-256 of the token. A token has 256 random bits, so there is nothing to guess that salt or a slow hash would
+    have to protect, as they protect passwords."""
+    name: str = ""
+    """For the audit log."""
+    expires: float = float("inf")
+    """Unix time."""
+
+
+@dataclass(frozen=True)
+class User:
+    """Who is at the other end of a Unix socket, as the kernel says."""
+
+    uid: int
+    gids: frozenset[int] = frozenset()
+    """All groups, the primary one included."""
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, found out once a call."""
+
+    tenant: Tenant
+    credential: str = ""
+    """How it was identified: `token ci`, `certificate ci.example.org`, `user 1000`; empty without authentication."""
+    peer: str = ""
+    """gRPC's name of the other end."""
+    uid: int | None = None
+    expires: float = float("inf")
+    """Unix time until which the credential is good."""
+
+
+ANYBODY = Caller(EVERYONE)
+
+
+class Directory:
+    """Which identity is which tenant. Immutable: a new configuration is a new directory."""
+
+    def __init__(
+        self,
+        tenants: Iterable[Tenant] = (),
+        tokens: Mapping[Credential, Tenant] | None = None,
+        certificates: Mapping[str, Tenant] | None = None,
+        users: Mapping[int, Tenant] | None = None,
+        groups: Mapping[int, Tenant] | None = None,
+    ) -> None:
+        self.tenants = {tenant.name: tenant for tenant in tenants}
+        # Looked up by hash, so that the time it takes tells nothing about tokens that are there.
+        self._tokens = {credential.key: (credential, tenant) for credential, tenant in (tokens or {}).items()}
+        self._certificates = dict(certificates or {})
+        self._users = dict(users or {})
+        self._groups = dict(groups or {})
+
+    @property
+    def open(self) -> bool:
+        """Whether there are no tenants: everybody is `EVERYONE`."""
+        return not self.tenants
+
+    @property
+    def by_user(self) -> bool:
+        """Whether anybody is known by user or group."""
+        return bool(self._users or self._groups)
+
+    @property
+    def accepts(self) -> str:
+        """What a caller can show, for errors."""
+        kinds = (
+            (self._tokens, "a token"),
+            (self._certificates, "a client certificate"),
+            (self._users or self._groups, "its user on the Unix socket"),
+        )
+        return " or ".join(name for known, name in kinds if known)
+
+    def token(self, token: str, now: float) -> tuple[Tenant, Credential]:
+        """Raises `UNAUTHENTICATED`, with the same words whatever is wrong with the token but its date."""
+        found = self._tokens.get(token_key(token))
+        if found is None:
+            raise unauthenticated("The token is not known here.", "Use the token that the daemon's operator gave you.")
+        credential, tenant = found
+        if credential.expires <= now:
+            raise unauthenticated(
+                "The token has expired.", "Ask the daemon's operator for a new one (`hearthd token` makes one)."
+            )
+        return tenant, credential
+
+    def certificate(self, names: Iterable[str]) -> tuple[Tenant, str]:
+        """By the names in a client certificate that the TLS layer has verified. Raises `UNAUTHENTICATED`."""
+        names = list(names)
+        found = {self._certificates[name].name: (self._certificates[name], name) for name in names
+                 if name in self._certificates}  # fmt: skip
+        if len(found) != 1:
+            what = "is no tenant's" if not found else f"is that of several tenants ({', '.join(sorted(found))})"
+            raise unauthenticated(
+                f"The client certificate (for {', '.join(names) or 'nobody'}) {what}.",
+                "Use another certificate, or have its name added to `certificates` of a tenant.",
+            )
+        return next(iter(found.values()))
+
+    def user(self, user: User) -> tuple[Tenant, str]:
+        """By user, else by the first group in the order of the configuration. Raises `UNAUTHENTICATED`."""
+        tenant = self._users.get(user.uid)
+        if tenant is not None:
+            return tenant, f"user {user.uid}"
+        for gid, tenant in self._groups.items():
+            if gid in user.gids:
+                return tenant, f"user {user.uid} of group {gid}"
+        raise unauthenticated(
+            f"User {user.uid} of this host is no tenant's.",
+            "Use a token, or have the user or one of its groups added to `users` or `groups` of a tenant.",
+        )
+
+
+def token_key(token: str) -> bytes:
+    """What the configuration keeps of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def unauthenticated(message: str, fix: str) -> Refusal:
+    return Refusal(Reason.UNAUTHENTICATED, message, fix=fix)

@@ -1,13 +1,14 @@
-"""What the processes of one device have counted, one after another: totals that never go down.
+"""What the processes of one device have counted: totals that never go down.
 
-A device process counts from 0. What the last one was known to have counted when it was lost stays, and the next one's
-counts come on top. A process that crashes takes with it what it counted since it was asked last: the front asks with
+A device process counts from 0. What one was known to have counted when it ended stays, and the next one's counts come
+on top. A process that crashes takes with it what it counted since it was asked last: the front asks with
 every ping, and a process that gives up its device says it by itself.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,25 +55,51 @@ class Counts:
         )
 
 
+EVERYBODY = "default"
+"""Whose the counts of a process are that serves nobody in particular."""
+_REMEMBERED = 64
+
+
 class Totals:
-    """Of one device."""
+    """Of one device, whose processes come and go, several at a time."""
 
     def __init__(self) -> None:
-        self._before = Counts()
-        self._last = Counts()
-        self._generation = 0
+        self._before: dict[str, Counts] = {}
+        self._last: dict[int, Counts] = {}
+        self._tenants: dict[int, str] = {}
+        self._over: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def belongs(self, generation: int, tenant: str) -> None:
+        """What the process of this generation counts is the tenant's."""
+        self._tenants[generation] = tenant or EVERYBODY
 
     def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:
-        """What the process of this generation says it has counted so far. Late words of an older one are ignored."""
-        if generation < self._generation:
-            return
-        if generation > self._generation:
-            self._before = self._before.plus(self._last)
-            self._generation = generation
-        self._last = Counts.of(snapshot)
+        """What the process of this generation says it has counted so far. Late words of one that is gone are
+        ignored."""
+        if generation not in self._over:
+            self._last[generation] = Counts.of(snapshot)
+
+    def settle(self, generation: int) -> None:
+        """The process is gone: what it has counted stays."""
+        self._over.append(generation)
+        tenant = self._tenants.pop(generation, EVERYBODY)
+        last = self._last.pop(generation, None)
+        if last is not None:
+            self._before[tenant] = self._before.get(tenant, Counts()).plus(last)
+
+    def by_tenant(self) -> dict[str, Counts]:
+        found = dict(self._before)
+        for generation, last in sorted(self._last.items()):
+            tenant = self._tenants.get(generation, EVERYBODY)
+            found[tenant] = found.get(tenant, Counts()).plus(last)
+        return found
 
     def counts(self) -> Counts:
-        return self._before.plus(self._last)
+        """Of all tenants together."""
+        total = Counts()
+        for counts in self.by_tenant().values():
+            total = total.plus(counts)
+        return total
 
 
 def numbers(values: object) -> Iterator[tuple[str, Number]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from hearth_proto.chunks import upload_data, upload_request
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front import refusals
@@ -66,45 +67,100 @@ def _broken() -> Refusal:
 
 
 async def upload(
-    first: bytes, messages: AsyncIterator[bytes], channel: Channel, transfer: int, most: int, on_bytes: OnBytes
-) -> device_pb2.UploadResponse:
-    """Passes the messages of an Upload on; answers when all of them are on their way."""
-    flow = channel.upload(transfer)
-    received = 0
+    first: bytes, head: device_pb2.UploadRequest, messages: AsyncIterator[bytes], channel: Channel, patience: float,
+    most: int, on_bytes: OnBytes,
+) -> device_pb2.UploadResponse:  # fmt: skip
+    """Passes the messages of an Upload on; answers when all of them are on their way. With `patience` (seconds) it is
+    resumable: it may have been begun, and waits so long for another stream where this one breaks."""
+    if patience:
+        begun = channel.transfers.resumable_upload(head.transfer, patience, head.size, head.offset)
+        if begun is None:
+            return device_pb2.UploadResponse(received=channel.transfers.status(head.transfer)[1])
+        flow = begun
+    else:
+        flow = channel.transfers.upload(head.transfer)
+    skip = flow.skip(head.offset) if patience else 0
+    stream = flow.take_up()
 
     async def pass_on() -> None:
-        nonlocal received
+        nonlocal skip
         message: bytes | None = first
         while message is not None:
             if len(message) > most + SLACK:
                 raise refusals.too_large("A message of Upload", len(message), most, "max_chunk_bytes")
             size = data_length(message)
+            if skip:
+                message, size, skip = _without(message, size, skip)
             if size:
-                await flow.send(message)
-                received += size
+                await flow.send(message, size)
                 on_bytes(size, 0)
+            if flow.resumable and flow.passed >= flow.size:
+                break
             message = await anext(messages, None)
-        await _really_over()
+        if not flow.resumable:
+            await _really_over()
+        elif flow.passed != flow.size:
+            raise _incomplete(flow)
         await flow.finish()
 
     why = _broken()
     try:
         await flow.carry(pass_on())
+        if patience:
+            channel.transfers.completed(head.transfer, flow.passed)
+    except _Incomplete:
+        raise
     except Refusal as refusal:
         why = refusal
+        flow.spoil(stream)
         raise
     finally:
-        flow.close(why)
-    return device_pb2.UploadResponse(received=received)
+        flow.leave(stream, why)
+    return device_pb2.UploadResponse(received=flow.passed)
 
 
-async def download(context: Context, channel: Channel, transfer: int, on_bytes: OnBytes) -> None:
-    """Writes the chunks of a transfer to the client, as they come."""
-    flow = channel.download(transfer)
+class _Incomplete(Refusal):
+    """The stream ended in time for another to go on."""
+
+
+def _incomplete(flow: Upload) -> Refusal:
+    if flow.passed > flow.size:
+        return Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"The upload announces {flow.size} bytes, and brought {flow.passed}.",
+            fix="Set UploadRequest.size, in the first message, to the bytes of the whole transfer.",
+            details={"requested": flow.passed, "allowed": flow.size},
+        )
+    return _Incomplete(
+        Reason.TRANSFER_ABORTED,
+        f"The stream ended after {flow.passed} of {flow.size} bytes.",
+        fix="Open another Upload with the same transfer and `offset`.",
+        details={"received": flow.passed, "size": flow.size},
+    )
+
+
+def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
+    """The message without its first `skip` bytes of data, how many it has left, and how many are still to be skipped."""
+    if size <= skip:
+        return b"", 0, skip - size
+    return upload_request(b"", upload_data(message)[skip:]), size - skip, 0
+
+
+async def download(
+    request: device_pb2.DownloadRequest, context: Context, channel: Channel, patience: float, on_bytes: OnBytes
+) -> None:
+    """Writes the chunks of a transfer to the client, as they come. `patience`: as in `upload`."""
+    if patience:
+        flow = channel.transfers.resumable_download(request.transfer, patience, request.offset)
+    else:
+        flow = channel.transfers.download(request.transfer)
+    stream = flow.take_up()
     try:
+        if patience:
+            flow.go_on(request.offset)
         await flow.carry(_write_chunks(flow, context, on_bytes))
     finally:
-        flow.close(_broken())
+        flow.leave(stream, _broken())
 
 
 async def _really_over() -> None:
@@ -142,7 +198,7 @@ async def write(
     announced = commands_pb2.Write(
         buffer=command.buffer, offset=command.offset, transfer=transfer, size=size, rows=rows
     )
-    flow = channel.upload(transfer)
+    flow = channel.transfers.upload(transfer)
     result = asyncio.create_task(submit(channel, build_command("write", announced, stream)))
     sender = asyncio.create_task(flow.carry(_send_chunks(flow, data, messages, size, most, on_bytes)))
     why = _broken()
@@ -177,7 +233,7 @@ async def _send_chunks(
         view = memoryview(piece)
         for start in range(0, len(piece), most):
             chunk = device_pb2.UploadRequest(data=bytes(view[start : start + most]))
-            await flow.send(chunk.SerializeToString())
+            await flow.send(chunk.SerializeToString(), len(chunk.data))
         sent += len(piece)
         on_bytes(len(piece), 0)
         message = await anext(messages, None)
@@ -207,7 +263,7 @@ async def read(request: device_pb2.ReadRequest, context: Context, channel: Chann
     transfer = next(_minted)
     command = build_command("read", request.command, request.target.stream)
     command.read.transfer = transfer
-    flow = channel.download(transfer)
+    flow = channel.transfers.download(transfer)
     result = asyncio.create_task(submit(channel, command))
 
     def on_result(task: asyncio.Task[commands_pb2.Result]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from fake_daemon import FakeDaemon
 
 import hearth
-from hearth import session
+from hearth import outgoing
 from hearth_proto import reasons
 
 ONE = ((1,), (1,))
@@ -54,7 +54,7 @@ def test_launches_gather_in_batches_under_load(gpu: hearth.Device, daemon: FakeD
 def test_the_window_is_kept_and_who_submits_too_much_waits(
     gpu: hearth.Device, daemon: FakeDaemon, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(session, "QUEUE_COMMANDS", 50)
+    monkeypatch.setattr(outgoing, "QUEUE_COMMANDS", 50)
     f = kernel(gpu)
     gpu.synchronize()
     daemon.gate.clear()

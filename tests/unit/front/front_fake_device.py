@@ -142,6 +142,9 @@ class FakeDevice:
             self._pump(channel, frame.id)
         elif frame.kind == Kind.ABORT:
             self.aborted[frame.id] = frame.payload
+        elif frame.kind == Kind.LIMIT:
+            limit = json.loads(frame.payload)["bytes"]
+            self.send(Kind.HELD, json.dumps({"limit": limit, "reserved": 0, "in_use": 0}).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self.collectives.append(json.loads(frame.payload))
 

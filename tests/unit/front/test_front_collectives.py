@@ -173,7 +173,8 @@ def test_any_interleaving_runs_each_operation_once_in_one_order(
 
     def answer() -> None:
         while waiting:
-            device, body = waiting.pop(0)
+            device, body, process = waiting.pop(0)
+            assert process == 100 + device
             comms.add(body["comm"])
             reply = {"op": "joined", "comm": body["comm"]}
             if body["op"] == "create_id":
@@ -182,12 +183,12 @@ def test_any_interleaving_runs_each_operation_once_in_one_order(
             else:
                 assert body["unique_id"] == "abc" and body["ranks"] == len(devices)
                 assert sorted(devices)[body["rank"]] == device
-            deliver(communicators.message(device, reply))
+            deliver(communicators.message(device, reply, process))
 
     for device, sequence in steps:
         different = sequence in odd and device == devices[0]
         body = part(devices, sequence, channel=10 + device, **({"count": 99} if different else {}))
-        sends, match = matcher.present("s", device, body, 0.0)
+        sends, match = matcher.present("s", device, body, 0.0, process=100 + device)
         deliver(sends)
         if match is not None:
             deliver(communicators.submit(match))
@@ -280,3 +281,37 @@ def test_a_closed_session_leaves_the_communicator() -> None:
 def test_stray_messages_do_no_harm(device: int, op: str, comm: int) -> None:
     communicators = Communicators()
     assert communicators.message(device, {"op": op, "comm": comm, "unique_id": "x"}) == []
+
+
+def on(processes: tuple[int, int], session: str, sequence: int = 1) -> Match:
+    match = complete(sequence, session=session)
+    match.processes = dict(enumerate(processes))
+    return match
+
+
+def test_processes_of_a_device_have_communicators_of_their_own() -> None:
+    """Two sessions on the same devices, one of them in processes of its own."""
+    communicators = Communicators()
+    assert communicators.submit(on((1, 1), "s")) == [Send(0, {"op": "create_id", "comm": 1, "ranks": 2}, 1)]
+    assert communicators.submit(on((2, 3), "t")) == [Send(0, {"op": "create_id", "comm": 2, "ranks": 2}, 2)]
+    assert communicators.message(0, {"op": "id", "comm": 2, "unique_id": "u"}, 1) == [], "another process's"
+    sends = communicators.message(0, {"op": "id", "comm": 2, "unique_id": "u"}, 2)
+    assert [(send.device, send.process, send.body["op"]) for send in sends] == [(0, 2, "join"), (1, 3, "join")]
+    communicators.message(0, {"op": "joined", "comm": 2}, 2)
+    assert communicators.message(1, {"op": "joined", "comm": 2}, 1) == []
+    sends = communicators.message(1, {"op": "joined", "comm": 2}, 3)
+    assert [(send.device, send.process, send.body["op"]) for send in sends] == [(0, 2, "go"), (1, 3, "go")]
+    sends = communicators.device_lost(0, "boom", 1)
+    assert [(send.device, send.process) for send in sends if send.body["op"] == "abort"] == [(1, 1)]
+    assert [send.body["op"] for send in communicators.submit(on((2, 3), "t", 2))] == ["go", "go"]
+
+
+def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
+    matcher = Matcher(range(2))
+    matcher.present("s", 0, part([0, 1], channel=10), 0.0, process=1)
+    matcher.present("t", 0, part([0, 1], channel=20), 0.0, process=2)
+    sends = matcher.device_lost(1, "it was killed by SIGSEGV", {"s"})
+    assert [(send.device, send.process, send.body["channel"]) for send in sends] == [(0, 1, 10)]
+    assert len(matcher) == 1
+    assert matcher.device_lost(0, "it was killed by SIGSEGV", {"t"}) == [], "the part that had come is gone with it"
+    assert len(matcher) == 0

@@ -40,8 +40,23 @@ def test_late_words_of_an_older_process_are_ignored() -> None:
     totals = Totals()
     totals.observe(1, snapshot(5))
     totals.observe(2, snapshot(1))
+    totals.settle(1)
     totals.observe(1, snapshot(9))
     assert totals.counts().counters["launches"] == 6
+
+
+def test_processes_at_once_count_together_and_each_for_its_tenant() -> None:
+    totals = Totals()
+    totals.belongs(1, "x")
+    totals.belongs(2, "y")
+    totals.observe(1, snapshot(5))
+    totals.observe(2, snapshot(1))
+    totals.observe(1, snapshot(6))
+    totals.settle(2)
+    totals.belongs(3, "y")
+    totals.observe(3, snapshot(2))
+    assert totals.counts().counters["launches"] == 9
+    assert {tenant: counts.counters["launches"] for tenant, counts in totals.by_tenant().items()} == {"x": 6, "y": 3}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), min_size=1))
@@ -50,6 +65,7 @@ def test_totals_never_go_down(steps: list[tuple[int, int]]) -> None:
     generation, value, before = 1, 0, 0.0
     for restart, more in steps:
         if restart == 0:
+            totals.settle(generation)
             generation, value = generation + 1, 0
         value += more
         totals.observe(generation, snapshot(value))
@@ -99,12 +115,22 @@ def page(
     totals: dict[int, Counts], stats: dict[int, dict[str, Any]] | None = None, taken: frozenset[str] = frozenset()
 ) -> str:
     registry = CollectorRegistry()
-    registry.register(Page(list(device_metrics.families(totals, stats or {}, taken))))
+    registry.register(
+        Page(
+            list(
+                device_metrics.families(
+                    {(ordinal, "default"): counts for ordinal, counts in totals.items()},
+                    {(ordinal, "default"): gauges for ordinal, gauges in (stats or {}).items()},
+                    taken,
+                )
+            )
+        )
+    )
     return generate_latest(registry).decode()
 
 
 def test_names_units_and_labels() -> None:
-    text = page({0: Counts.of(snapshot(4)), 1: Counts.of(snapshot(2))}, {0: {"gauges": {"sessions": 3}}})
+    text = page({0: Counts.of(snapshot(4)), 1: Counts.of(snapshot(2))}, {0: {"sessions": 3}})
     found = {
         (
             sample.name,

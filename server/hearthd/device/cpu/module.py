@@ -79,10 +79,24 @@ def load_runtime(toolchain: Toolchain | None = None) -> ctypes.CDLL:
         return _runtimes[path]
 
 
+class _Code:
+    """A library that is loaded as long as somebody holds this: functions do, and launches that are queued."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library: ctypes.CDLL | None = library
+
+    def close(self) -> None:
+        library, self._library = self._library, None
+        if library is not None:
+            _ctypes.dlclose(library._handle)  # ctypes itself never does
+
+    __del__ = close
+
+
 class CpuFunction:
     """A kernel of a loaded module."""
 
-    def __init__(self, module: CpuModule, kernel: _Kernel, static_shared_bytes: int) -> None:
+    def __init__(self, code: _Code, runtime: ctypes.CDLL, kernel: _Kernel, static_shared_bytes: int) -> None:
         self.name: str = kernel.name.decode()
         self.params: tuple[tuple[int, int], ...] = tuple(
             (kernel.params[i].offset, kernel.params[i].size) for i in range(kernel.param_count)
@@ -91,9 +105,9 @@ class CpuFunction:
         self.uses_fibers = bool(kernel.uses_fibers)
         self.max_threads_per_block: int = min(1024, kernel.max_threads)
         self.static_shared_bytes = static_shared_bytes
-        self._module = module  # the code must stay loaded
+        self._code = code  # it must stay loaded
         self._address = ctypes.addressof(kernel)
-        self._launch = module.runtime.hearth_launch
+        self._launch = runtime.hearth_launch
 
     def launch(
         self,
@@ -140,13 +154,14 @@ class CpuModule:
     """A module loaded from the image that `compile_source` made.
 
     `functions` and `globals` are by name: `extern "C"` kernels by their own, others by the name expressions given to
-    the compiler, exactly as given. Raises `Refusal` (MODULE_INVALID) when the image is not one of this machine's.
+    the compiler, exactly as given. The code is unloaded with the last reference to the module and its functions.
+    Raises `Refusal` (MODULE_INVALID) when the image is not one of this machine's.
     """
 
     def __init__(self, image: bytes, toolchain: Toolchain | None = None) -> None:
         self.runtime = load_runtime(toolchain)
         library = _load(image)
-        self._library: ctypes.CDLL | None = library
+        self._code = _Code(library)
         try:
             table = _Module.in_dll(library, "hearth_module")
         except ValueError:
@@ -172,7 +187,7 @@ class CpuModule:
         for i in range(table.kernel_count):
             kernel = table.kernels[i]
             names = kernel.shared_in.decode().split()
-            yield CpuFunction(self, kernel, sum(_shared_of(name, shared) for name in names))
+            yield CpuFunction(self._code, self.runtime, kernel, sum(_shared_of(name, shared) for name in names))
 
     def function(self, name: str) -> CpuFunction:
         """The kernel `name`; raises `Refusal` (FUNCTION_NOT_FOUND) that lists what there is."""
@@ -201,12 +216,10 @@ class CpuModule:
         return found
 
     def close(self) -> None:
-        """Unload the code. Only when none of its kernels runs and none will be launched."""
-        library, self._library = self._library, None
-        if library is not None:
-            self.functions = {}
-            self.globals = {}
-            _ctypes.dlclose(library._handle)
+        """Unload the code now. Only when none of its kernels runs and none will be launched."""
+        self.functions = {}
+        self.globals = {}
+        self._code.close()
 
 
 def _load(image: bytes) -> ctypes.CDLL:

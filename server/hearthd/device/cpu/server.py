@@ -17,7 +17,9 @@ from hearthd.device.cpu.graphs import GraphOperations
 from hearthd.device.cpu.launch import LaunchOperations
 from hearthd.device.cpu.memory import CpuMemory, Heap, HostPool
 from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
+from hearthd.device.cpu.shared_memory import SharedMemoryOperations
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
+from hearthd.device.policy.budget import GRANULARITY
 from hearthd.device.server import DeviceFault, MemoryInfo
 from hearthd.spec import DeviceSpec
 
@@ -31,7 +33,7 @@ COMPUTE_CAPABILITY = (7, 0)
 """That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
 
 
-class CpuServer(CopyOperations, LaunchOperations, GraphOperations):
+class CpuServer(CopyOperations, SharedMemoryOperations, LaunchOperations, GraphOperations):
     """One virtual device. Streams are threads; events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec) -> None:
@@ -79,6 +81,13 @@ class CpuServer(CopyOperations, LaunchOperations, GraphOperations):
 
     def memory_info(self) -> MemoryInfo:
         return self._heap.info()
+
+    def memory_held(self) -> tuple[int, int]:
+        return self._heap.in_use, self._heap.in_use
+
+    @property
+    def memory_grain(self) -> int:
+        return GRANULARITY
 
     def trim(self) -> None:
         self._heap.trim()

@@ -23,6 +23,10 @@ from hearthd.device.cuda.streams import Stream
 from hearthd.device.policy.budget import out_of_memory, rounded
 
 
+GRAIN = 32 << 20
+"""Bytes; a memory pool of the driver grows by multiples of this (`cudaMemPoolAttrReservedMemCurrent`)."""
+
+
 class Memory:
     """A device allocation. `reserved` is its size as `rounded` says; empty ones have address 0."""
 
@@ -41,6 +45,7 @@ class Pool(ABC):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = 0
+        self._outside = 0
         self._live: dict[int, Memory] = {}
 
     @abstractmethod
@@ -57,6 +62,20 @@ class Pool(ABC):
     @abstractmethod
     def trim(self) -> None: ...
 
+    def held(self) -> tuple[int, int]:
+        """Bytes held of the device, used or not, and in use."""
+        return self.reserved() + self._outside, self._held
+
+    def check(self, size: int, reserved: int) -> None:
+        """Raises Refusal(OUT_OF_MEMORY) where the limit leaves no room for so much memory beside the pool's."""
+        if self._limit and self._held + reserved > self._limit:
+            raise out_of_memory(size, self.info(), self._limit)
+
+    def count(self, more: int) -> None:
+        """So many bytes more, or less, are held outside of the pool, and count with what it holds."""
+        self._held += more
+        self._outside += more
+
     def allocate(self, size: int, stream: Stream) -> Memory:
         """Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt, Refusal(INVALID_ARGUMENT) below 0."""
         if size <= 0:
@@ -64,8 +83,7 @@ class Pool(ABC):
                 raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
             return Memory(0, 0, 0)
         reserved = rounded(size)
-        if self._limit and self._held + reserved > self._limit:
-            raise out_of_memory(size, self.info(), self._limit)
+        self.check(size, reserved)
         try:
             address, owner = self._take(reserved, stream)
         except CudaError as error:
@@ -91,7 +109,8 @@ class Pool(ABC):
     def info(self) -> server.MemoryInfo:
         try:
             free, total = runtime.memGetInfo()
-            return server.MemoryInfo(free=free, total=total, reserved=self.reserved(), in_use=self._held)
+            reserved = self.reserved() + self._outside
+            return server.MemoryInfo(free=free, total=total, reserved=reserved, in_use=self._held)
         except CudaError as error:
             raise translate(error, "asking for the device's free memory") from error
 
@@ -217,6 +236,16 @@ class MemoryOperations(CopyOperations):
 
     def memory_info(self) -> server.MemoryInfo:
         return self.pool.info()
+
+    def memory_held(self) -> tuple[int, int]:
+        try:
+            return self.pool.held()
+        except CudaError as error:
+            raise translate(error, "asking for what the pool holds") from error
+
+    @property
+    def memory_grain(self) -> int:
+        return GRAIN
 
     def trim(self) -> None:
         try:

@@ -18,6 +18,7 @@ from hearthd.device.cuda.launch import LaunchOperations
 from hearthd.device.cuda.memory import ArenaPool, MemoryOperations, Pool, StreamOrderedPool
 from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.occupancy import OccupancyOperations
+from hearthd.device.cuda.shared_memory import SharedMemoryOperations
 from hearthd.device.cuda.streams import StreamOperations
 from hearthd.device.cuda.tensor_maps import TensorMapOperations
 from hearthd.spec import DeviceSpec
@@ -30,7 +31,13 @@ MEMORY_ALIGNMENT = 256
 
 
 class CudaServer(
-    MemoryOperations, StreamOperations, LaunchOperations, OccupancyOperations, TensorMapOperations, GraphOperations
+    MemoryOperations,
+    SharedMemoryOperations,
+    StreamOperations,
+    LaunchOperations,
+    OccupancyOperations,
+    TensorMapOperations,
+    GraphOperations,
 ):
     """Implements `ComputeServer`. The device's primary context becomes current on the calling thread, which stays the
     only one to call anything but `compiler` and the blocking half of `communicators`."""
@@ -39,7 +46,7 @@ class CudaServer(
         """Raises Refusal(DEVICE_NOT_FOUND), Refusal(DEVICE_UNAVAILABLE), DeviceFault."""
         StreamOperations.__init__(self)
         LaunchOperations.__init__(self)
-        index = spec.index
+        self._index = index = spec.index
         try:
             count = runtime.getDeviceCount()
             if not 0 <= index < count:

@@ -52,6 +52,51 @@ def check_budget(required: int, info: MemoryInfo, limit: int) -> None:
         raise out_of_memory(required, info, limit, largest=allowed)
 
 
+def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusal:
+    """Says of `size` bytes that the process may not hold them now: the device is shared with other processes."""
+    most = ceiling(info, limit)
+    if size > most:
+        return out_of_memory(size, info, limit)
+    largest = max(0, granted - info.in_use)
+    return Refusal(
+        Reason.OUT_OF_MEMORY,
+        f"{size} bytes do not fit now: this process has been granted {granted} of the device's {most}, of which "
+        f"{info.in_use} are in use; the rest is in use by other processes",
+        fix="free buffers that are no longer needed, or wait until others have",
+        details={
+            "requested": size,
+            "free": info.free,
+            "total": most,
+            "reserved": info.reserved,
+            "in_use": info.in_use,
+            "largest": largest,
+            "granted": granted,
+            **({"limit": limit} if limit else {}),
+            "fits": "not now",
+        },
+    )
+
+
+def over_quota(size: int, quota: int, in_use: int, granted: int | None = None) -> Refusal:
+    """Says of `size` bytes that the tenant may not have them; `granted`: to this process, where that is what it lacks.
+    """
+    never = size > quota
+    return Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{size} bytes of device memory were asked for; the tenant may have {quota} on a device, of which {in_use} are "
+        "in use",
+        fix="ask for less" if never else "free buffers that are no longer needed, in any session of the tenant",
+        details={
+            "requested": size,
+            "allowed": quota,
+            "in_use": in_use,
+            "quota": "device_bytes",
+            **({"granted": granted} if granted is not None else {}),
+            "fits": "never" if never else "not now",
+        },
+    )
+
+
 def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | None = None) -> Refusal:
     """Says of `size` bytes that they can never be had, or not now, with all the numbers."""
     most = ceiling(info, limit)

@@ -38,6 +38,8 @@ REASONS = {
     "wait_event": "events are no part of graphs",
     "dispatch": "the host takes part in it",
     "launch_graph": "a graph holds launches, copies and fills, not other graphs",
+    "set_durable": "nothing has run yet that could be copied",
+    "checkpoint": "nothing has run yet that could be copied",
     "update_graph": "it would come between launches that are not made yet",
     "all_reduce": "the other ranks' parts are not in the graph",
     "sync_collective": "the other ranks' parts are not in the graph",

@@ -1,0 +1,103 @@
+"""Why a session could not be opened, in words that say what to do."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from hearth.errors import AuthenticationError, ConnectError, HearthError, TimeoutError
+
+if TYPE_CHECKING:
+    from hearth.credentials import Credentials
+    from hearth.target import Target
+
+_PROBE_S = 2.0
+
+_NAME = "Hostname Verification Check failed"
+_DISTRUST = ("CERTIFICATE_VERIFY_FAILED", _NAME)
+"""What gRPC says where the daemon's certificate is not accepted."""
+
+PLAIN = "plain"
+TLS = "tls"
+WANTS_CERTIFICATE = "wants certificate"
+
+
+def explain(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
+    """The error to raise in the place of what opening a session raised."""
+    if isinstance(error, AuthenticationError):
+        return type(error)(
+            f"{error.message} (At {target.address}, from {target.origin}; shown: {credentials.shown}.)",
+            reason=error.reason,
+            fix=error.fix,
+            details=error.details,
+            retry_after=error.retry_after,
+        )
+    return _unreached(error, target, credentials) if isinstance(error, ConnectError | TimeoutError) else error
+
+
+def _unreached(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
+    where = f"{'https://' if target.tls else ''}{target.address} (from {target.origin})"
+    if target.tls and any(text in error.message for text in _DISTRUST):
+        return AuthenticationError(
+            f"the certificate of the daemon at {where} is not trusted: {_verification(error.message)}.",
+            reason="UNAUTHENTICATED",
+            fix="pass ca= (or HEARTH_CA) with the authority that issued it, and connect by a name that stands in it.",
+        )
+    spoken = _probe(target) if target.address[:5] != "unix:" else ""
+    if target.tls and spoken == WANTS_CERTIFICATE:
+        return AuthenticationError(
+            f"the daemon at {where} asks for a client's certificate and did not accept what was shown: "
+            f"{credentials.shown}.",
+            reason="UNAUTHENTICATED",
+            fix="pass certificate= and key= (or HEARTH_CERTIFICATE and HEARTH_KEY), issued by its client_ca.",
+        )
+    if target.tls and spoken == PLAIN:
+        return ConnectError(
+            f"the daemon at {where} does not speak TLS.",
+            reason="DEVICE_UNAVAILABLE",
+            fix=f'write "{target.address}" without https://, or configure [tls] there.',
+        )
+    if not target.tls and spoken in (TLS, WANTS_CERTIFICATE):
+        return ConnectError(
+            f"the daemon at {where} speaks TLS, and was reached without.",
+            reason="DEVICE_UNAVAILABLE",
+            fix=f'write "https://{target.address}".',
+        )
+    return ConnectError(
+        f"no daemon answers at {where}: {error.message}",
+        reason="DEVICE_UNAVAILABLE",
+        fix="start one with `hearthd serve`, or say where it is: hearth.connect('host:7421') or HEARTH_TARGET.",
+        retry_after=error.retry_after,
+    )
+
+
+def _verification(text: str) -> str:
+    """The reason in gRPC's text."""
+    if _NAME in text:
+        return "it is for another name"
+    _, found, rest = text.partition("CERTIFICATE_VERIFY_FAILED")
+    reason = rest.lstrip(": ").partition("]")[0].partition(";")[0].strip(" .)")
+    return reason[:120] if found and reason else "its verification failed"
+
+
+def _probe(target: Target) -> str:
+    """What is spoken at an address that was connected to in vain; empty where nobody answers."""
+    host, _, port = target.address.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as plain:
+            plain.settimeout(_PROBE_S)
+            with context.wrap_socket(plain, server_hostname=host.strip("[]")) as secured:
+                # A daemon greets at once (HTTP/2's settings); one that misses a certificate hangs up, with or without
+                # an alert.
+                return TLS if secured.recv(1) else WANTS_CERTIFICATE
+    except ssl.SSLError as error:
+        if "CERTIFICATE_REQUIRED" in (error.reason or "") or "ALERT" in (error.reason or ""):
+            return WANTS_CERTIFICATE
+        return PLAIN
+    except (TimeoutError, OSError):
+        return ""

@@ -1,0 +1,173 @@
+"""The Execute stream of an attachment: one after another, where the connection breaks.
+
+Only the receiving thread looks at a stream's end. Where the daemon had no say in it, it opens another and goes on,
+within the session's lease; who submits or waits notices nothing but the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from hearth.errors import ConnectError, DeviceLostError, HearthError
+from hearth.patience import Patience
+from hearth_proto.v1 import device_pb2
+
+if TYPE_CHECKING:
+    from hearth.session import Session
+    from hearth.transport.base import Responses, Transport
+
+ATTACH_S = 3.0
+"""A stream that was opened and is not attached by then is given up for another."""
+_ABSENT_S = 1.0
+"""How long a daemon may be certain to have ended before nobody waits for it any more: it might be another's turn."""
+_REMEMBERED = 1000
+
+
+class Driver(Protocol):
+    """The attachment, which has the lock; calls from the sending and the receiving thread."""
+
+    session: Session
+    over: threading.Event
+
+    def begin(self) -> int:
+        """Another stream begins: those before send nothing any more. Its number."""
+
+    def take(self, stream: int) -> bytes | None:
+        """Waits for the next request of this stream; None: there is none any more."""
+
+    def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
+        """Takes a response; what it ends the attachment with, if it does."""
+
+    def suspend(self, error: HearthError) -> None:
+        """The stream broke."""
+
+    def end(self, error: HearthError) -> None:
+        """The attachment is over."""
+
+
+class Execute:
+    """Opened once; its thread ends with the attachment."""
+
+    def __init__(self, driver: Driver, transport: Transport, token: str, device: int, lease: float) -> None:
+        self.outages: deque[float] = deque(maxlen=_REMEMBERED)
+        """How long the last ones were, from the break to the next attach, in seconds."""
+        self._driver = driver
+        self._transport = transport
+        self._token = token
+        self._device = device
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._responses: Responses | None = None
+
+    def open(self) -> None:
+        """Sends the first attach; what is answered goes to the driver."""
+        responses = self._attach()
+        name = f"hearth-receive-{self._device}"
+        threading.Thread(target=self._run, args=(responses,), name=name, daemon=True).start()
+
+    def cancel(self) -> None:
+        """Drops the stream; the driver is over by now."""
+        with self._lock:
+            responses = self._responses
+        if responses is not None:
+            responses.cancel()
+
+    def _attach(self) -> Responses:
+        """Opens a stream. Raises `HearthError`."""
+        number = self._driver.begin()
+        attach = self._driver.session.attach(self._token, self._device)
+        responses = self._transport.execute(self._requests(number, attach))
+        with self._lock:
+            self._responses = responses
+        if self._driver.over.is_set():  # since `cancel` looked
+            responses.cancel()
+        return responses
+
+    def _requests(self, number: int, attach: bytes) -> Iterator[bytes]:
+        """What gRPC's sending thread asks for."""
+        yield attach
+        while (request := self._driver.take(number)) is not None:
+            yield request
+
+    def _run(self, responses: Responses) -> None:
+        stream = iter(responses)
+        try:
+            while True:
+                error = self._receive(stream)
+                if not error.broken or not self._driver.session.attached or self._driver.over.is_set():
+                    break
+                stream = self._again(error)
+        except HearthError as refused:
+            error = refused
+        except Exception as unexpected:  # a receiver that dies silently would leave every waiter waiting
+            error = HearthError(f"the connection failed: {unexpected!r}.", reason="INTERNAL")
+        if isinstance(error, DeviceLostError):
+            self._driver.session.device_lost = True
+        self._driver.end(error)
+
+    def _receive(self, stream: Iterator[device_pb2.ExecuteResponse]) -> HearthError:
+        """Takes the responses to their end; why they ended."""
+        deliver = self._driver.deliver
+        try:
+            for response in stream:
+                error = deliver(response)
+                if error is not None:
+                    return error
+        except HearthError as ended:
+            return ended
+        error = ConnectError("the daemon ended the stream.", reason="DEVICE_UNAVAILABLE", fix="connect again.")
+        error.broken = True
+        return error
+
+    def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
+        """Goes on in another stream. Raises what the daemon says against it; `ConnectError` when the lease is over."""
+        driver, patience, began = self._driver, Patience(self._lease), time.monotonic()
+        driver.suspend(broken)
+        there = began  # when the daemon was last seen, or could have been
+        while True:
+            try:
+                stream = self._try()
+                self.outages.append(time.monotonic() - began)
+                return stream
+            except HearthError as error:
+                if not error.broken or driver.over.is_set():
+                    raise
+            if not self._transport.absent():
+                there = time.monotonic()
+            pause = patience.pause()
+            if pause is None or time.monotonic() - there > _ABSENT_S:
+                raise self._lost(broken, time.monotonic() - began)
+            driver.over.wait(pause)
+
+    def _try(self) -> Iterator[device_pb2.ExecuteResponse]:
+        """One attempt to attach again."""
+        responses = self._attach()
+        overdue = threading.Timer(ATTACH_S, responses.cancel)
+        overdue.daemon = True
+        overdue.start()
+        try:
+            stream = iter(responses)
+            for response in stream:
+                error = self._driver.deliver(response)
+                if error is not None:
+                    raise error
+                return stream
+        finally:
+            overdue.cancel()
+        error = ConnectError("the daemon ended the stream.", reason="DEVICE_UNAVAILABLE", fix="connect again.")
+        error.broken = True
+        raise error
+
+    def _lost(self, broken: HearthError, seconds: float) -> ConnectError:
+        return ConnectError(
+            f"the connection to {self._transport.target} broke and was not back within {seconds:.3g} s: "
+            f"{broken.message}",
+            reason="DEVICE_UNAVAILABLE",
+            fix="look whether the daemon runs and can be reached, then connect again; what the session held on the "
+            f"device is freed when it stays away for its lease, {self._lease:g} s.",
+            details={"lease_s": f"{self._lease:g}"},
+        )

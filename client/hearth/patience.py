@@ -1,0 +1,28 @@
+"""How long, and in which steps, something that broke is tried again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+FIRST_S = 0.005
+MOST_S = 0.5
+
+
+class Patience:
+    """Pauses that grow from none to half a second, until `seconds` have passed."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._pause = 0.0
+
+    def pause(self) -> float | None:
+        """Seconds to wait before the next attempt; None: there is no time for another."""
+        left = self._deadline - self._clock()
+        if left <= 0:
+            return None
+        pause, self._pause = self._pause, min(MOST_S, max(FIRST_S, 2 * self._pause))
+        return min(left, pause * random.uniform(0.75, 1.25))  # many clients have lost the same daemon

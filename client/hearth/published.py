@@ -1,0 +1,237 @@
+"""Published buffers: one copy of the weights for many clients.
+
+An array is published under a name, and attached under that name by other sessions, read-only. While it is published or
+attached, nobody writes to it, its publisher included. The name ends with `Device.unpublish`, with the publisher's
+session or with its device process; the memory lives until the last of name, publisher and attached arrays is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from hearth import shapes
+from hearth.array import DeviceArray
+from hearth.errors import ArgumentError, BufferLostError, DtypeError, HearthError, UnsupportedError
+from hearth.memory import Memory
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+if TYPE_CHECKING:
+    from hearth.connection import Connection
+    from hearth.device import Device
+
+_MAX_AXES = 64
+"""NumPy's own limit."""
+_PLAIN = re.compile(r"[<>|=]?(b1|[iufc][0-9]{1,2}|[SU][0-9]{1,9}|[mM]8(\[[0-9a-zA-Z]{1,8}\])?)")
+_NAMED = re.compile(r"[a-z][a-z0-9_]{2,31}")
+"""Those of packages: bfloat16 and its like."""
+
+
+@dataclass(frozen=True)
+class PublishedArray:
+    """What can be attached; `shape` and `dtype` are None where its publisher does not say, or says what cannot be."""
+
+    name: str
+    tenant: str
+    """Whose it is."""
+    nbytes: int
+    shape: tuple[int, ...] | None
+    dtype: np.dtype[Any] | None
+    attached: int
+    """Sessions that have it attached."""
+
+
+class Published:
+    """The part of `Device` that publishes and attaches."""
+
+    _connection: Connection
+
+    def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
+        """Lets other sessions attach the array under `name`, once the work before is done: those of this tenant, and
+        those of `tenants` (``"*"``: of all).
+
+        The array stays usable, read-only. Its name holds the memory: freeing the array does not end it.
+        Raises what failed before, and `InvalidHandleError` (``NAME_IN_USE``), `ArgumentError`, `UnsupportedError`.
+        """
+        if not isinstance(array, DeviceArray):
+            raise DtypeError(
+                f"publish takes a DeviceArray, not a {type(array).__name__}.",
+                reason="INVALID_ARGUMENT",
+                fix="upload it with gpu.asarray(...).",
+            )
+        if array._connection is not self._connection:
+            raise UnsupportedError(
+                f"{array!r} belongs to another device or session.", reason="UNSUPPORTED", fix="array.publish(name)"
+            )
+        if isinstance(tenants, str):
+            tenants = (tenants,)
+        _check_whole(array)
+        array._usable()
+        self._connection.report(_sync_all(), barrier=True)
+        self._call(
+            "Publish",
+            device_pb2.PublishRequest(
+                target=self._target(),
+                buffer=array._memory.handle,
+                name=name,
+                tenants=tenants,
+                description=describe(array.shape, array.dtype),
+            ),
+            device_pb2.PublishResponse,
+        )
+
+    def unpublish(self, name: str) -> None:
+        """Ends a name of this tenant, whichever of its sessions gave it. Arrays that are attached stay.
+
+        Raises `InvalidHandleError` (``NOT_PUBLISHED``).
+        """
+        request = device_pb2.UnpublishRequest(target=self._target(), name=name)
+        self._call("Unpublish", request, device_pb2.UnpublishResponse)
+
+    def attach(
+        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
+    ) -> DeviceArray:
+        """The array that `tenant` (None: this session's own) published under `name`, to be read.
+
+        `shape` and `dtype`: how to see it, instead of as its publisher did. Raises `InvalidHandleError`
+        (``NOT_PUBLISHED``) where there is none or it is not for this tenant, `ArgumentError` where it does not hold
+        such an array.
+        """
+        connection = self._connection
+        given = (None if shape is None else shapes.shape_of(shape), None if dtype is None else shapes.dtype_of(dtype))
+        attachment = connection.attachment()
+        handle = connection.mint()
+        answer = self._call(
+            "AttachBuffer",
+            device_pb2.AttachBufferRequest(target=self._target(), buffer=handle, name=name, tenant=tenant or ""),
+            device_pb2.AttachBufferResponse,
+        )
+        space = attachment.space
+        if space is None or answer.generation != space.generation:
+            raise BufferLostError(
+                f"device {connection.ordinal} lost its process while {name!r} was attached.",
+                reason="BUFFER_LOST",
+                fix="attach it again.",
+            )
+        memory = Memory(space, handle, answer.size)
+        try:
+            found = _seen_as(name, answer.size, parse(answer.description), given)
+        except HearthError:
+            memory.free()
+            raise
+        return DeviceArray(cast("Device", self), memory, 0, *found)
+
+    def published(self) -> list[PublishedArray]:
+        """What this session may attach on the device, of its own tenant first."""
+        request = device_pb2.ListPublishedRequest(target=self._target())
+        answer = self._call("ListPublished", request, device_pb2.ListPublishedResponse)
+        found = []
+        for each in answer.buffers:
+            described = parse(each.description)
+            if described is not None and shapes.bytes_of(*described) != each.size:
+                described = None
+            shape, dtype = described or (None, None)
+            found.append(PublishedArray(each.name, each.tenant, each.size, shape, dtype, each.attached))
+        return found
+
+    def _target(self) -> device_pb2.Target:
+        return device_pb2.Target(session_token=self._connection.token, device=self._connection.ordinal)
+
+    def _call(self, method: str, request: Any, response_type: Any) -> Any:
+        connection = self._connection
+        if connection.refusal is not None:
+            raise connection.refusal.again()
+        return connection.transport.call_device(method, request, response_type, connection.timeout)
+
+
+def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Shape and dtype for who attaches. Raises `UnsupportedError` for a dtype that a name does not describe."""
+    name = dtype.str if dtype.kind != "V" else dtype.name
+    if _dtype_named(name) != dtype:
+        raise UnsupportedError(
+            f"dtype {dtype} cannot be described to others by a name.",
+            reason="UNSUPPORTED",
+            fix="publish it as bytes: x.view(np.uint8).publish(name); who attaches gives shape= and dtype=.",
+        )
+    return json.dumps({"dtype": name, "shape": shape}, separators=(",", ":")).encode()
+
+
+def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Shape and dtype that a publisher describes; None where it describes no array: it may be anybody, in any words."""
+    try:
+        said = json.loads(description)
+        shape, name = said["shape"], said["dtype"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(shape, list) or len(shape) > _MAX_AXES or not isinstance(name, str):
+        return None
+    if not all(type(axis) is int and 0 <= axis < 2**63 for axis in shape):
+        return None
+    dtype = _dtype_named(name)
+    if dtype is None or math.prod(shape) * dtype.itemsize >= 2**63:
+        return None
+    return tuple(shape), dtype
+
+
+def _dtype_named(name: str) -> np.dtype[Any] | None:
+    """The dtype of plain elements that a name describes: no fields, no Python objects."""
+    plain = _PLAIN.fullmatch(name) is not None
+    if not plain and _NAMED.fullmatch(name) is None:
+        return None
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not dtype.itemsize or dtype.hasobject or not (plain or dtype.kind == "V"):
+        return None
+    return dtype
+
+
+def _seen_as(
+    name: str,
+    size: int,
+    described: tuple[tuple[int, ...], np.dtype[Any]] | None,
+    given: tuple[tuple[int, ...] | None, np.dtype[Any] | None],
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of `size` bytes, as asked for or else as described. Raises `ArgumentError`."""
+    shape, dtype = given
+    if dtype is None:
+        if described is None:
+            raise ArgumentError(
+                f"{name!r} is {size} bytes, and its publisher does not say of what.",
+                reason="INVALID_ARGUMENT",
+                fix="say it: gpu.attach(name, shape=..., dtype=...).",
+            )
+        dtype = described[1]
+    if shape is None:
+        shape = described[0] if described is not None and given[1] is None else (size // dtype.itemsize,)
+    if shapes.bytes_of(shape, dtype) != size:
+        raise ArgumentError(
+            f"{name!r} is {size} bytes; shape {shape} of {dtype} takes {shapes.bytes_of(shape, dtype)}.",
+            reason="INVALID_ARGUMENT",
+            fix="give shape= and dtype= that fit.",
+        )
+    return shape, dtype
+
+
+def _check_whole(array: DeviceArray) -> None:
+    """Raises `ArgumentError` for a part of a buffer."""
+    if array._offset or array._strides is not None or array.nbytes != array._memory.size:
+        raise ArgumentError(
+            f"{array!r} is a part of a buffer of {array._memory.size} bytes, or has gaps; only whole buffers are "
+            "published.",
+            reason="INVALID_ARGUMENT",
+            fix="publish a copy of its own: x.copy().publish(name).",
+        )
+
+
+def _sync_all() -> commands_pb2.Command:
+    command = commands_pb2.Command()
+    command.sync.all_streams = True
+    return command

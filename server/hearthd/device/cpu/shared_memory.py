@@ -1,0 +1,117 @@
+"""Memory of the CPU device that other processes map: memfd segments, which disappear with their last user.
+
+Who attaches maps its segment read-only, and the seals see to it that it cannot be made writable again: a kernel that
+writes all the same gets a SIGSEGV, in its own process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.memory import Heap
+from hearthd.device.policy.budget import out_of_memory
+
+F_ADD_SEALS = 1033
+F_GET_SEALS = 1034
+SEALS = 0x1 | 0x2 | 0x4 | 0x10
+"""F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE (Linux 5.1): who has it mapped to write keeps that,
+nobody else can get it."""
+
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class SharedMemory:
+    """A mapped segment. `file` is -1 where it is another process's."""
+
+    __slots__ = ("address", "counted", "file", "protected", "reserved", "size")
+
+    def __init__(self, address: int, size: int, reserved: int, file: int, protected: bool) -> None:
+        self.address = address
+        self.size = size
+        self.reserved = reserved
+        self.file = file
+        self.protected = protected
+        self.counted = False
+        """Whether it counts as memory of this process."""
+
+
+class SharedMemoryOperations:
+    """The part of CpuServer that shares memory with other processes."""
+
+    _heap: Heap
+
+    def create_shared(self, size: int) -> SharedMemory:
+        reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        heap = self._heap
+        if heap.in_use + reserved > heap.limit:
+            raise out_of_memory(size, heap.info(), heap.limit)
+        try:
+            file = os.memfd_create("hearth-published", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise _refused(size, error) from error
+        try:
+            os.ftruncate(file, reserved)
+            address = _map(file, reserved, mmap.PROT_READ | mmap.PROT_WRITE)
+            fcntl.fcntl(file, F_ADD_SEALS, SEALS)
+        except OSError as error:
+            os.close(file)
+            raise _refused(size, error) from error
+        memory = SharedMemory(address, size, reserved, file, protected=False)
+        self.own_shared(memory)
+        return memory
+
+    def export_shared(self, memory: SharedMemory) -> int:
+        return os.dup(memory.file)
+
+    def import_shared(self, file: int, size: int) -> SharedMemory:
+        reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            # Else whoever made it could cut it short, and reading would end this process.
+            sealed = fcntl.fcntl(file, F_GET_SEALS) & SEALS == SEALS
+            if not sealed or os.fstat(file).st_size < reserved:
+                raise OSError(errno.EINVAL, "it is no sealed segment of that size")
+            address = _map(file, reserved, mmap.PROT_READ)
+        except OSError as error:
+            raise _refused(size, error) from error
+        return SharedMemory(address, size, reserved, -1, protected=True)
+
+    def own_shared(self, memory: SharedMemory) -> None:
+        if not memory.counted:
+            memory.counted = True
+            self._heap.in_use += memory.reserved
+
+    def release_shared(self, memory: SharedMemory) -> None:
+        if memory.counted:
+            memory.counted = False
+            self._heap.in_use -= memory.reserved
+        if memory.file >= 0:
+            os.close(memory.file)
+        _libc.munmap(memory.address, memory.reserved)
+
+
+def _map(file: int, size: int, protection: int) -> int:
+    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, file, 0)
+    if address is None or address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(address)
+
+
+def _refused(size: int, error: OSError) -> Refusal:
+    number = error.errno or 0
+    reason = Reason.OUT_OF_MEMORY if number in (errno.ENOMEM, errno.EMFILE, errno.ENFILE) else Reason.INTERNAL
+    return Refusal(
+        reason,
+        f"{size} bytes could not be shared with another process: {error}",
+        fix="free what is no longer needed, or raise the limits of the process",
+        details={"requested": size, "errno": number},
+    )

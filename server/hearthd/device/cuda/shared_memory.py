@@ -1,0 +1,188 @@
+"""Memory that other processes map: CUDA's virtual memory management, its handles passed as open files.
+
+Legacy CUDA IPC (`cudaIpcGetMemHandle`) takes `cudaMalloc` memory alone and dies with the process that exported it;
+physical memory of `cuMemCreate` lives as long as any process maps it, and each maps it with access of its own: who
+attaches may only read, so that a kernel that writes all the same faults, in its own process.
+
+None of these calls is documented to wait for work on the device. They do take the driver's lock and edit page tables:
+some hundreds of microseconds for each GiB, on the device-handle thread.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from cuda.bindings import driver
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cuda.errors import CudaError, checked, is_fatal, translate
+from hearthd.device.cuda.memory import Pool
+
+_POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_SUPPORTED = (
+    driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED,
+    driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+)
+
+
+class SharedMemory:
+    """A mapped allocation. `handle` is None where another process made it: the mapping alone keeps it."""
+
+    __slots__ = ("address", "counted", "handle", "protected", "reserved", "size")
+
+    def __init__(self, address: int, size: int, reserved: int, handle: Any, protected: bool) -> None:
+        self.address = address
+        self.size = size
+        self.reserved = reserved
+        self.handle = handle
+        self.protected = protected
+        self.counted = False
+        """Whether it counts as memory of this process."""
+
+
+class SharedMemoryOperations:
+    """The part of CudaServer that shares memory with other processes."""
+
+    pool: Pool
+    _index: int
+
+    def create_shared(self, size: int) -> SharedMemory:
+        index = self._index
+        self._check_shared()
+        try:
+            properties = _properties(index)
+            reserved = _padded(size, properties)
+            self.pool.check(size, reserved)
+            try:
+                (handle,) = checked(driver.cuMemCreate(reserved, properties, 0))
+            except CudaError as error:
+                if is_fatal(int(getattr(error, "status", 0))):
+                    raise
+                self.pool.trim()  # what the pool keeps unused is the device's that is missing
+                (handle,) = checked(driver.cuMemCreate(reserved, properties, 0))
+        except CudaError as error:
+            raise translate(error, f"creating {size} bytes to be shared", details={"requested": size}) from error
+        try:
+            address = _map(handle, reserved)
+            try:
+                _allow(address, reserved, index, write=True)
+            except CudaError:
+                _unmap(address, reserved)
+                raise
+        except CudaError as error:
+            with suppress(*CudaError):
+                checked(driver.cuMemRelease(handle))
+            raise translate(error, f"mapping {size} bytes to be shared") from error
+        memory = SharedMemory(address, size, reserved, handle, protected=False)
+        self.own_shared(memory)
+        return memory
+
+    def export_shared(self, memory: SharedMemory) -> int:
+        try:
+            (file,) = checked(driver.cuMemExportToShareableHandle(memory.handle, _POSIX, 0))
+        except CudaError as error:
+            raise translate(error, f"exporting {memory.size} bytes") from error
+        return int(file)  # type: ignore[call-overload, no-any-return]
+
+    def import_shared(self, file: int, size: int) -> SharedMemory:
+        index = self._index
+        self._check_shared()
+        try:
+            reserved = _padded(size, _properties(index))
+            (handle,) = checked(driver.cuMemImportFromShareableHandle(file, _POSIX))
+            try:
+                address = _map(handle, reserved)
+            finally:
+                checked(driver.cuMemRelease(handle))  # the mapping keeps it
+        except CudaError as error:
+            raise translate(error, f"mapping {size} bytes of another process") from error
+        try:
+            protected = _protect(address, reserved, index)
+        except CudaError as error:
+            with suppress(*CudaError):
+                _unmap(address, reserved)
+            raise translate(error, f"making {size} bytes of another process accessible") from error
+        return SharedMemory(address, size, reserved, None, protected)
+
+    def own_shared(self, memory: SharedMemory) -> None:
+        if not memory.counted:
+            memory.counted = True
+            self.pool.count(memory.reserved)
+
+    def release_shared(self, memory: SharedMemory) -> None:
+        try:
+            _unmap(memory.address, memory.reserved)
+            if memory.handle is not None:
+                checked(driver.cuMemRelease(memory.handle))
+        except CudaError as error:
+            raise translate(error, f"unmapping {memory.size} bytes that were shared") from error
+        finally:
+            if memory.counted:
+                memory.counted = False
+                self.pool.count(-memory.reserved)
+
+    def _check_shared(self) -> None:
+        """Raises Refusal(UNSUPPORTED) where the device has no memory that can be shared like this."""
+        for attribute in _SUPPORTED:
+            (device,) = checked(driver.cuDeviceGet(self._index))
+            (has,) = checked(driver.cuDeviceGetAttribute(attribute, device))
+            if not has:
+                raise Refusal(
+                    Reason.UNSUPPORTED,
+                    f"CUDA device {self._index} cannot share memory between processes ({attribute.name} is 0)",
+                    fix='use sessions of one process: isolation="shared", or no dedicated sessions',
+                )
+
+
+def _properties(index: int) -> Any:
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = index
+    properties.requestedHandleTypes = _POSIX
+    return properties
+
+
+def _padded(size: int, properties: Any) -> int:
+    minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    (found,) = checked(driver.cuMemGetAllocationGranularity(properties, minimum))
+    granularity = int(found)  # type: ignore[call-overload]
+    return int(-(-size // granularity) * granularity)
+
+
+def _map(handle: Any, size: int) -> int:
+    (reserved,) = checked(driver.cuMemAddressReserve(size, 0, 0, 0))
+    address = int(reserved)  # type: ignore[call-overload]
+    try:
+        checked(driver.cuMemMap(address, size, 0, handle, 0))
+    except CudaError:
+        checked(driver.cuMemAddressFree(address, size))
+        raise
+    return int(address)
+
+
+def _unmap(address: int, size: int) -> None:
+    checked(driver.cuMemUnmap(address, size))
+    checked(driver.cuMemAddressFree(address, size))
+
+
+def _allow(address: int, size: int, index: int, *, write: bool) -> None:
+    flags = driver.CUmemAccess_flags
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = index
+    access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if write else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+    checked(driver.cuMemSetAccess(address, size, [access], 1))
+
+
+def _protect(address: int, size: int, index: int) -> bool:
+    """Makes the memory readable and no more; False where the driver has no such access, and it is writable as well."""
+    try:
+        _allow(address, size, index, write=False)
+    except CudaError as error:
+        if is_fatal(int(getattr(error, "status", 0))):
+            raise
+        _allow(address, size, index, write=True)
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""Reads and writes of files in memory, one after another, beside the device-handle thread.
+
+Filling a page for the first time takes longer than the device takes to deliver it, so the thread that serves everybody
+does not do it. `pwrite` rather than a mapping: the system's refusals come as errors, not as SIGBUS, and no kernel of
+the CPU backend can write there by mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+
+Done = Callable[[OSError | None], None]
+"""Called on the device-handle thread, with what went wrong."""
+
+
+class FileThread:
+    """Called from the device-handle thread alone. The memory given stays the thread's until `done` is called."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self._post = post
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._started = False
+
+    def write(self, file: int, data: memoryview, offset: int, done: Done) -> None:
+        """All of `data`, from `offset` on."""
+
+        def work() -> None:
+            self._tell(done, lambda: _write(file, data, offset))
+
+        self._put(work)
+
+    def read(self, file: int, into: memoryview, offset: int, done: Done) -> None:
+        """Fills `into` from `offset` on; OSError where the file ends before."""
+
+        def work() -> None:
+            self._tell(done, lambda: _read(file, into, offset))
+
+        self._put(work)
+
+    def close(self, file: int) -> None:
+        """Closes the file behind all that was asked for before."""
+        self._put(lambda: os.close(file))
+
+    def _tell(self, done: Done, move: Callable[[], None]) -> None:
+        try:
+            move()
+        except OSError as error:
+            self._post(partial(done, error))
+        else:
+            self._post(partial(done, None))
+
+    def _put(self, work: Callable[[], None]) -> None:
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, name="snapshot-files", daemon=True).start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    while data:
+        done = os.pwrite(file, data, offset)
+        data, offset = data[done:], offset + done
+
+
+def _read(file: int, into: memoryview, offset: int) -> None:
+    while into:
+        done = os.preadv(file, [into], offset)
+        if not done:
+            raise OSError(f"the file ends at {offset}, {len(into)} bytes before the copy does")
+        into, offset = into[done:], offset + done

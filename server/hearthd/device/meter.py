@@ -1,0 +1,112 @@
+"""Whose the device's time is: at every moment it is shared out among those who have work on it.
+
+Work of two sessions that is on the device at once may run side by side, or one behind the other: nobody can tell from
+outside, so each pays half. What is charged adds up to the time in which the device had work at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from hearth_proto.frames import Kind
+from hearthd.device.outbox import Outbox
+from hearthd.device.telemetry import Telemetry
+
+TELL_S = 1.0
+"""How often the front is told, while there is something to tell."""
+
+
+class Payer(Protocol):
+    """Who pays: a session's `hearthd.device.backlog.Backlog`."""
+
+    used: float
+    """Seconds so far."""
+
+    @property
+    def session_id(self) -> str: ...
+
+
+P = TypeVar("P", bound=Payer)
+
+
+class Meter(Generic[P]):
+    """Belongs to the device-handle thread. `charge` is told of every bit of time and who paid it."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        telemetry: Telemetry,
+        charge: Callable[[P, float], None] = lambda payer, seconds: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._outbox = outbox
+        self._telemetry = telemetry
+        self._charge = charge
+        self.clock = clock
+        self._under_way: dict[P, int] = {}
+        self._untold: dict[str, float] = {}
+        self._now = clock()
+        self._told = self._now
+
+    def advance(self) -> float:
+        """Shares out the time since the last call; what time it is."""
+        now = self.clock()
+        if self._under_way:
+            part = (now - self._now) / len(self._under_way)
+            untold = self._untold
+            for payer in self._under_way:
+                payer.used += part
+                untold[payer.session_id] = untold.get(payer.session_id, 0.0) + part
+                self._charge(payer, part)
+            self._telemetry.device_busy_ns += int((now - self._now) * 1e9)
+        self._now = now
+        return now
+
+    def begin(self, payer: P) -> None:
+        """It has work on the device from now on; to be ended as often as it was begun."""
+        now = self.advance()
+        if not (self._under_way or self._untold):
+            self._told = now
+        self._under_way[payer] = self._under_way.get(payer, 0) + 1
+
+    def end(self, payer: P) -> None:
+        """A piece of its work is done."""
+        self.advance()
+        left = self._under_way.get(payer, 0) - 1
+        if left > 0:
+            self._under_way[payer] = left
+        else:
+            self._under_way.pop(payer, None)
+
+    def tell(self) -> None:
+        """Tells the front what nobody has told it."""
+        self._told = self.advance()
+        told = {session: int(seconds * 1e9) for session, seconds in self._untold.items()}
+        for session, nanoseconds in told.items():  # what is lost by rounding stays to be told
+            self._untold[session] -= nanoseconds / 1e9
+        told = {session: nanoseconds for session, nanoseconds in told.items() if nanoseconds}
+        if told:
+            self._outbox.put(Kind.METER, json.dumps(told).encode())
+
+    def forget(self, payer: P) -> None:
+        """Its session is over: the front is told the rest now."""
+        self.advance()
+        self._under_way.pop(payer, None)
+        self.tell()
+        self._untold.pop(payer.session_id, None)
+
+    def poll(self, asleep: float | None) -> float | None:
+        """Tells the front when it is time; how long to sleep, not beyond the next time."""
+        if not (self._under_way or self._untold):
+            return asleep
+        left = self._told + TELL_S - self.clock()
+        if left <= 0:
+            self.tell()
+            left = TELL_S
+            if not self._under_way:
+                self._untold.clear()
+                return asleep
+        return left if asleep is None else min(asleep, left)

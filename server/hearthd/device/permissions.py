@@ -1,0 +1,53 @@
+"""Which commands a session may send. Batches pass through the front undecoded, so it is here that they are checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from hearth_proto import rights
+from hearth_proto.frames import Kind
+
+
+class Permissions:
+    """Of a session that has not the right to everything; others have none of this, and no command of theirs is looked
+    at twice."""
+
+    def __init__(self, granted: Collection[str]) -> None:
+        self.granted = frozenset(granted)
+        self.allowed = rights.allowed(self.granted)
+        self.reported: set[str] = set()
+
+
+def of(info: Mapping[str, Any]) -> Permissions | None:
+    """From the payload of OPEN."""
+    return Permissions(info["rights"]) if "rights" in info else None
+
+
+class Subject(Protocol):
+    channel: int
+    tenant: str
+    permissions: Permissions | None
+
+
+class Out(Protocol):
+    def put(self, kind: int, payload: bytes = b"", *, channel: int = 0) -> None: ...
+
+
+def check(out: Out, session: Subject, kind: str) -> None:
+    """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send; the front, which keeps the audit
+    log, is told once of each kind."""
+    permissions = session.permissions
+    if permissions is None or kind in permissions.allowed:
+        return
+    lacking = rights.missing(rights.COMMANDS.get(kind, ()), permissions.granted)
+    operation = "launch" if kind == "launches" else kind
+    if operation not in permissions.reported:
+        permissions.reported.add(operation)
+        out.put(
+            Kind.DENIED,
+            json.dumps({"operation": operation, "right": ", ".join(lacking)}).encode(),
+            channel=session.channel,
+        )
+    raise rights.permission_denied(operation, lacking, session.tenant)

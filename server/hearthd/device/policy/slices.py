@@ -1,0 +1,44 @@
+"""How much of a session's work goes to the device in one go. Pure; seconds of device time, and numbers of commands."""
+
+from __future__ import annotations
+
+SLICE_S = 1e-3
+"""What one slice should take: as long as others may have to wait for a turn that is theirs."""
+
+AHEAD = 2
+"""Slices of the one whose turn it is that may be on the device, so that it does not run dry."""
+
+MOST = 256
+"""Commands of one slice, however short they are."""
+
+FIRST = 2
+"""Commands of a session of which nothing is known yet."""
+
+_NEW = 0.3
+"""The weight of the last slice in what a command is expected to take."""
+
+
+class Pace:
+    """What a session's commands take, as far as it is known."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Of one command; 0: nobody knows."""
+
+    def learn(self, count: int, seconds: float) -> None:
+        """So many commands took so long."""
+        if count > 0:
+            each = max(seconds / count, 1e-7)
+            self.seconds += (each - self.seconds) * (_NEW if self.seconds else 1.0)
+
+    def most(self, on_device: int, limit: float = SLICE_S) -> int:
+        """How many commands may follow those that are on the device, so that all together take `limit` seconds.
+
+        At least one where there is none, however long it takes.
+        """
+        if not self.seconds:
+            return max(FIRST - on_device, 0)
+        left = int(limit / self.seconds) - on_device
+        return min(left, MOST) if left > 0 else int(not on_device)

@@ -1,0 +1,248 @@
+"""Published buffers in one process: EXPORT frames of whoever publishes, IMPORT frames of whoever attaches.
+
+Within the process a published buffer is shared as it lies. When the first session of another process attaches it, its
+contents are copied, once, into memory that other processes can map; the handles of this process follow one by one, each
+behind its session's work under way, and the last one gives the old memory back. Nobody writes meanwhile, so both copies
+are the same, and none of them waits for another.
+
+The front knows who has what and says when it is over (`forget`); here is counted only what this process has.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import status_pb2
+from hearthd.device.context import Device
+from hearthd.device.descriptors import Descriptors
+from hearthd.device.exporting import FILE, Exporting
+from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.places import NOTHING, MappedPlace, Place, PoolPlace
+from hearthd.device.policy.ordering import Usage
+from hearthd.device.published import ATTACHED, Replies, Shared, check_publishable, closed
+from hearthd.device.reservations import Reservations
+from hearthd.device.server import DeviceFault, SharedMemory
+from hearthd.device.tables import Buffer, ReadOnly, Session
+
+
+class Publishing:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, reservations: Reservations, session_of: Callable[[int], Session | None]) -> None:
+        self._device = device
+        self._reservations = reservations
+        self._session_of = session_of
+        self._known: dict[int, Shared] = {}
+        self._attachments: dict[object, int] = {}
+        """The number of each attached buffer of this process."""
+        self._exporting = Exporting(
+            device,
+            self._known,
+            self._map_place,
+            partial(self._answer, Kind.EXPORTED),
+            partial(self._refuse, Kind.EXPORTED),
+        )
+        self._files: dict[int, int] = {}
+        """Those that have come before the frame that asks for them."""
+        self._expected: dict[int, Frame] = {}
+
+    def listen(self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: Descriptors | None) -> None:
+        """Takes its frames, and the files beside them, from now on."""
+        control(Kind.EXPORT, self._export_frame)
+        control(Kind.IMPORT, self._import_frame)
+        self._exporting.descriptors = descriptors
+        if descriptors is not None:
+            descriptors.on(FILE, self._file_arrived)
+
+    def gauges(self) -> dict[str, int]:
+        return {
+            "buffers_published": sum(shared.publisher is not None for shared in self._known.values()),
+            "buffers_attached": len(self._attachments),
+        }
+
+    def close(self, session: Session) -> None:
+        """The session is over, and so are the names that it gave; what is attached stays."""
+        ended = [shared for shared in self._known.values() if shared.publisher is session]
+        for shared in ended:
+            shared.publisher = None
+            shared.place.leave(shared)
+        if ended:
+            self._tell(ended=[shared.number for shared in ended])
+
+    # ---- publishing ----
+
+    def _export_frame(self, frame: Frame) -> None:
+        body = json.loads(frame.payload)
+        what, number = body["op"], body["memory"]
+        try:
+            if what == "publish":
+                self._publish(frame, number, body["buffer"], body["name"])
+            elif what == "export":
+                self._exporting.export(frame.id, number, body["file"])
+            elif what == "forget":
+                self._forget(number)
+            elif what == "bear":
+                self._bear(number)
+        except Refusal as refusal:
+            self._refuse(Kind.EXPORTED, frame.id, refusal.to_status())
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._refuse(Kind.EXPORTED, frame.id, internal_error(what, error).to_status())
+
+    def _publish(self, frame: Frame, number: int, handle: int, name: str) -> None:
+        session = self._session_of(frame.channel)
+        if session is None:
+            raise closed()
+        buffer = session.buffers.find(handle)
+        replies = Replies(partial(self._refuse, Kind.EXPORTED))
+        origin = Origin(replies, session, session.streams.items[0], "publish", call=frame.id)
+        origin.capture = None  # it is no part of what the stream records
+        run = partial(self._name, frame.id, session, buffer, number, name)
+        submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
+
+    def _name(self, call: int, session: Session, buffer: Buffer, number: int, name: str) -> bool:
+        """Behind all that was asked of the buffer before; nobody can write to it from now on."""
+        check_publishable(buffer)
+        if buffer.place is None:
+            buffer.place = PoolPlace(self._reservations, buffer.reservation, session, buffer)
+            buffer.place.join(buffer, session)
+            buffer.reservation = None
+        place: Place = buffer.place
+        shared = Shared(number, buffer.size)
+        shared.publisher, shared.buffer, shared.place = session, buffer, place
+        self._known[number] = shared
+        self._take_in(place, number)
+        place.join(shared, session)
+        buffer.read_only = ReadOnly(
+            f"is published as {name!r}, or was and is still attached by others",
+            "unpublish it, and have those free it that attached it, or write to a copy",
+        )
+        session.shares = True
+        session.recall.forget()  # launches that wrote to it
+        self._behind(place.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
+        return True
+
+    def _forget(self, number: int) -> None:
+        """The name is gone and nobody has it attached any more: it is the publisher's own again."""
+        shared = self._known.pop(number, None)
+        if shared is None:
+            return
+        if shared.buffer is not None and shared.publisher is not None:
+            shared.buffer.read_only = None
+            shared.publisher.recall.forget()
+        if shared in shared.place.holders:
+            shared.place.leave(shared)
+
+    def _bear(self, number: int) -> None:
+        """The memory counts with this process from now on."""
+        shared = self._known.get(number)
+        if shared is not None and isinstance(shared.place, MappedPlace) and shared.place.bearer is None:
+            if shared.place.shared is not NOTHING:
+                self._device.server.own_shared(shared.place.shared)
+            shared.place.bear()
+
+    # ---- attaching ----
+
+    def _import_frame(self, frame: Frame) -> None:
+        body = json.loads(frame.payload)
+        file = body.get("file")
+        if file and file not in self._files:
+            self._expected[file] = frame  # the two sockets keep no order between them
+            return
+        descriptor = self._files.pop(file, -1) if file else -1
+        try:
+            self._attach(frame, body, descriptor)
+        except Refusal as refusal:
+            self._refuse(Kind.IMPORTED, frame.id, refusal.to_status())
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._refuse(Kind.IMPORTED, frame.id, internal_error("attach", error).to_status())
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _file_arrived(self, body: dict[str, Any], descriptors: list[int]) -> None:
+        for surplus in descriptors[1:]:
+            os.close(surplus)
+        self._files[body["file"]] = descriptors[0]
+        frame = self._expected.pop(body["file"], None)
+        if frame is not None:
+            self._import_frame(frame)
+
+    def _attach(self, frame: Frame, body: dict[str, Any], descriptor: int) -> None:
+        session, number, size, handle = self._session_of(frame.channel), body["memory"], body["size"], body["buffer"]
+        if session is None:
+            raise closed()
+        session.buffers.check_new(handle)
+        shared = self._known.get(number)
+        if shared is None:
+            if "file" not in body:
+                self._answer(Kind.IMPORTED, frame.id, {"missing": True})
+                return
+            memory = self._device.server.import_shared(descriptor, size) if size else NOTHING
+            shared = self._known[number] = Shared(number, size)
+            shared.place = self._map_place(memory, shared, None)
+        place = shared.place
+        buffer = Buffer(handle, shared.size)
+        buffer.address, buffer.usage, buffer.place, buffer.read_only = place.address, place.usage, place, ATTACHED
+        place.join(buffer, session)
+        self._attachments[buffer] = body["attachment"]
+        session.buffers.add(handle, buffer)
+        session.shares = True
+        protected = place.shared is not None and place.shared.protected
+        self._answer(Kind.IMPORTED, frame.id, {"protected": protected})
+
+    # ---- the end ----
+
+    def _map_place(self, memory: SharedMemory, shared: Shared, bearer: Session | None) -> MappedPlace:
+        place = MappedPlace(memory, shared.size, bearer, self._unmap)
+        self._take_in(place, shared.number)
+        return place
+
+    def _take_in(self, place: Place, number: int) -> None:
+        place.number = number
+        place.on_leave = self._left
+
+    def _left(self, place: Place, holder: object) -> None:
+        attachment = self._attachments.pop(holder, None)
+        if attachment is not None:
+            self._behind(place.usage, partial(self._tell, detached=[attachment]))
+        shared = self._known.get(place.number)
+        if shared is not None and shared.place is place and not place.holders:
+            del self._known[place.number]
+
+    def _unmap(self, place: MappedPlace) -> None:
+        def unmap() -> None:
+            if place.shared is not NOTHING:
+                self._device.server.release_shared(place.shared)
+            self._tell(left=[place.number])
+            self._device.kick(None)
+
+        self._behind(place.usage, unmap)
+
+    def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
+        """`callback` when every use so far is over."""
+        tracks = self._device.tracks
+        tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
+
+    # ---- to the front ----
+
+    def _answer(self, kind: Kind, call: int, body: dict[str, Any]) -> None:
+        self._device.outbox.put(kind, json.dumps(body).encode(), id=call)
+
+    def _refuse(self, kind: Kind, call: int, status: status_pb2.Status) -> None:
+        if call:
+            self._answer(kind, call, {"error": base64.b64encode(status.SerializeToString()).decode()})
+
+    def _tell(self, **news: list[int]) -> None:
+        """What has ended here by itself: attachments, names, or all that the process had of a memory."""
+        self._answer(Kind.IMPORTED, 0, news)

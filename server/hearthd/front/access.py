@@ -1,0 +1,101 @@
+"""Who gets in, assembled from the configuration: tenants, TLS, the identity socket, the audit log."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from hearth_proto import rights
+from hearth_proto.frames import Frame, Kind
+from hearthd.config import Config, tenants
+from hearthd.front.addresses import Address
+from hearthd.front.audit import Audit, AuditError
+from hearthd.front.auth import Authenticator, FailureObserver
+from hearthd.front.http import HttpServer
+from hearthd.front.identity import IdentitySocket, Tickets, identity_path
+from hearthd.front.listen import ListenError
+from hearthd.front.tls import Certificates, TlsError
+
+if TYPE_CHECKING:
+    from hearthd.front.link import DeviceLink
+    from hearthd.front.metrics import Metrics
+    from hearthd.front.sessions import SessionTable
+    from hearthd.front.supervisor import Supervisor
+
+
+class Access:
+    """Made with the daemon, opened before it listens, closed when it is over."""
+
+    def __init__(self, config: Config, sessions: SessionTable, observer: FailureObserver) -> None:
+        self.audit = sessions.audit = Audit(config.audit.path)
+        self.auth = Authenticator(
+            tenants(config),
+            sessions,
+            self.audit,
+            observer,
+            max_failures=config.auth.max_failures,
+            failure_delay=config.auth.failure_delay,
+        )
+        self.certificates: Certificates | None = None
+        """None: no TLS."""
+        self._config = config
+        self._sessions = sessions
+        self._tickets = Tickets(config.auth.ticket_lifetime)
+        self.auth.redeem = self._tickets.redeem
+        self._identity: IdentitySocket | None = None
+
+    def open(self) -> None:
+        """Raises `ListenError` where a file that the configuration names cannot be used."""
+        tls = self._config.tls
+        try:
+            self.audit.open()
+            if tls.certificate:
+                self.certificates = Certificates(tls.certificate, tls.key, tls.client_ca)
+        except (AuditError, TlsError) as error:
+            raise ListenError(str(error)) from None
+        self.audit.record("start")
+
+    @property
+    def by_user(self) -> bool:
+        """Whether other users of this host may connect to the Unix socket: they are asked who they are."""
+        return self.auth.directory.by_user
+
+    def add_port(self, server: grpc.aio.Server, address: Address) -> int:
+        """Has gRPC listen on TCP, with TLS where it is configured; the port."""
+        if self.certificates is not None:
+            return server.add_secure_port(str(address), self.certificates.grpc())
+        return server.add_insecure_port(str(address))
+
+    def http(self, address: Address, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics) -> HttpServer:
+        """The HTTP server for an address: on loopback without TLS, and open unless it is configured otherwise."""
+        free = self.auth.directory.open or (address.loopback and self._config.auth.http_on_loopback)
+        certificates = None if address.loopback else self.certificates
+        return HttpServer(supervisor, sessions, metrics, self.auth, guarded=not free, certificates=certificates)
+
+    async def listen_beside(self, path: str) -> None:
+        """The identity socket beside gRPC's, where tenants are known by user or group. Raises `ListenError`."""
+        if self.by_user:
+            self._identity = IdentitySocket(identity_path(path), self._tickets)
+            await self._identity.start()
+
+    async def watch(self, link: DeviceLink) -> None:
+        """Notes what a device process refuses a session."""
+        link.listen(Kind.DENIED, partial(self._denied, link))
+
+    def _denied(self, link: DeviceLink, frame: Frame) -> None:
+        channel = link.channels.get(frame.channel)
+        session = self._sessions.accounts.session(channel.session_id) if channel is not None else None
+        if session is not None:
+            body = json.loads(frame.payload)
+            refusal = rights.permission_denied(body["operation"], [body["right"]], session.tenant.name)
+            self.audit.refused(session, body["operation"], refusal)
+
+    async def close(self) -> None:
+        if self._identity is not None:
+            await self._identity.stop()
+            self._identity = None
+        self.audit.record("stop")
+        await self.audit.close()

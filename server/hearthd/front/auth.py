@@ -1,0 +1,186 @@
+"""Who calls: what a call shows, turned into a tenant once a call.
+
+What is looked at, in this order; the first that is there decides, and what is wrong is not helped by the next:
+metadata `authorization: Bearer <token>`, `hearth-ticket` (see `identity`), `hearth-session` (a session's token, for
+everything but opening a session), the client certificate of the TLS connection.
+
+Whoever fails often is answered late, and is written to the audit log no more; valid credentials are never held up, so
+that nobody can lock others out who come from the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.audit import Audit
+from hearthd.front.refusals import Context
+from hearthd.front.sessions import SessionTable
+from hearthd.front.tenants import EVERYONE, Caller, Directory, User, unauthenticated
+
+log = structlog.get_logger("hearthd.auth")
+
+AUTHORIZATION = "authorization"
+TICKET = "hearth-ticket"
+SESSION = "hearth-session"
+
+_WINDOW = 60.0
+_MOST_PEERS = 1024
+_MOST_LATE = 64
+"""Answers that may be held back at once; further ones go out at once, which costs the daemon less."""
+
+
+class FailureObserver(Protocol):
+    """Who counts failures."""
+
+    def authentication_failed(self) -> None: ...
+
+
+class Failures:
+    """How often each peer has failed within the last minute. Pure, bounded: the peers of long ago are forgotten."""
+
+    def __init__(self, most: int, window: float = _WINDOW) -> None:
+        self.most = most
+        self._window = window
+        self._peers: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def add(self, peer: str, now: float) -> int:
+        """One more; how many there are now."""
+        begin, count = self._peers.pop(peer, (now, 0))
+        if now - begin >= self._window:
+            begin, count = now, 0
+        self._peers[peer] = (begin, count + 1)
+        if len(self._peers) > _MOST_PEERS:
+            self._peers.popitem(last=False)
+        return count + 1
+
+
+class Authenticator:
+    """Belongs to the event loop. `directory` is replaced as a whole where the configuration changes."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        sessions: SessionTable,
+        audit: Audit,
+        observer: FailureObserver,
+        *,
+        max_failures: int = 10,
+        failure_delay: float = 1.0,
+    ) -> None:
+        self.directory = directory
+        self.redeem: Callable[[str], User | None] = lambda ticket: None
+        """Whose ticket it is: see `identity.IdentitySocket`."""
+        self._sessions = sessions
+        self._audit = audit
+        self._observer = observer
+        self._failures = Failures(max_failures)
+        self._delay = failure_delay
+        self._late = 0
+
+    async def caller(self, context: Context, method: str, *, by_session: bool = True) -> Caller:
+        """Who makes this call. Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for a session that is not there."""
+        peer = context.peer()
+        if self.directory.open:
+            return Caller(EVERYONE, peer=peer)
+        shown = {str(key): value for key, value in context.invocation_metadata() or ()}
+        try:
+            return self._identify(shown, peer, context.auth_context, by_session)
+        except Refusal as refusal:
+            if refusal.reason == Reason.UNAUTHENTICATED:
+                await self._failed(peer, method, refusal)
+            raise
+
+    async def bearer(self, header: str | None, peer: str, page: str) -> Caller:
+        """Who asks for a page over HTTP. Raises `UNAUTHENTICATED`."""
+        try:
+            if header is None:
+                raise self._nothing()
+            return self._token(header, peer)
+        except Refusal as refusal:
+            await self._failed(peer, page, refusal)
+            raise
+
+    def _identify(
+        self, shown: Mapping[str, Any], peer: str, auth_context: Callable[[], Mapping[str, Any]], by_session: bool
+    ) -> Caller:
+        if AUTHORIZATION in shown:
+            return self._token(_text(shown[AUTHORIZATION]), peer)
+        if TICKET in shown:
+            return self._user(_text(shown[TICKET]), peer)
+        if SESSION in shown and by_session:
+            return self._sessions.find(_text(shown[SESSION])).caller
+        names = certificate_names(auth_context())
+        if names:
+            tenant, name = self.directory.certificate(names)
+            return Caller(tenant, f"certificate {name}", peer)
+        raise self._nothing()
+
+    def _token(self, header: str, peer: str) -> Caller:
+        scheme, _, token = header.strip().partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise unauthenticated(
+                "What the call shows for authorization is no bearer token.", 'Send "authorization: Bearer <token>".'
+            )
+        tenant, credential = self.directory.token(token.strip(), time.time())
+        return Caller(tenant, f"token {credential.name}", peer, expires=credential.expires)
+
+    def _user(self, ticket: str, peer: str) -> Caller:
+        user = self.redeem(ticket)
+        if user is None:
+            raise unauthenticated(
+                "The ticket is not known here: used before, or too old.",
+                "Connect to the identity socket again; a ticket is good for one call, for some seconds.",
+            )
+        tenant, name = self.directory.user(user)
+        return Caller(tenant, name, peer, uid=user.uid)
+
+    def _nothing(self) -> Refusal:
+        return unauthenticated(
+            "This daemon serves its tenants only, and the call shows no credentials.",
+            f"Show {self.directory.accepts}: hearth.connect(token=...) or HEARTH_TOKEN, or "
+            '"authorization: Bearer <token>" in the metadata of the call.',
+        )
+
+    async def _failed(self, peer: str, method: str, refusal: Refusal) -> None:
+        self._observer.authentication_failed()
+        host = host_of(peer)
+        count = self._failures.add(host, time.monotonic())
+        if count <= self._failures.most:
+            log.warning("authentication_failed", peer=peer, method=method, why=refusal.message)
+            self._audit.record("authentication_failed", peer=peer, method=method, why=refusal.message)
+            return
+        if count == self._failures.most + 1:
+            log.warning("authentication_failures", peer=host, count=count, action="answered late, logged no more")
+            self._audit.record("authentication_failures", peer=host, count=count)
+        refusal.retry_after_s = self._delay
+        if self._late < _MOST_LATE:
+            self._late += 1
+            try:
+                await asyncio.sleep(self._delay)
+            finally:
+                self._late -= 1
+
+
+def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
+    """The names of a client certificate: its alternative names, or, where it has none, its common name."""
+    for key in ("x509_subject_alternative_name", "x509_common_name"):
+        names = [value.decode("utf-8", "replace") for value in auth_context.get(key) or ()]
+        if names:
+            return names
+    return []
+
+
+def host_of(peer: str) -> str:
+    """`ipv4:10.0.0.1:5000` without its port, which changes from connection to connection."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")

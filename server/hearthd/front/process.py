@@ -1,0 +1,152 @@
+"""One device process and its link, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import node_pb2
+from hearthd.front.descriptors import Descriptors
+from hearthd.front.launcher import DeviceProcess, Launcher
+from hearthd.front.link import CollectiveSink, DeviceLink
+from hearthd.front.loss import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
+from hearthd.spec import DeviceSpec
+
+Observer = Callable[[int, dict[str, Any]], None]
+"""Told the generation of a process and what it says it has counted."""
+
+
+class Process:
+    """Launched, linked, watched, buried."""
+
+    def __init__(self, started: DeviceProcess, link: DeviceLink, begin: float) -> None:
+        self.link = link
+        self.pid = started.pid
+        self.begin = begin
+        self.last_pong = begin
+        self._started = started
+        self._exited = asyncio.ensure_future(started.ended())
+
+    @staticmethod
+    async def start(
+        spec: DeviceSpec, launcher: Launcher, on_collective: CollectiveSink | None, observe: Observer
+    ) -> Process:
+        """A process that is not ready yet. Raises what keeps it from being started."""
+        begin = time.monotonic()
+        started = await launcher.launch(spec)
+        link = DeviceLink(spec.ordinal, spec.generation, on_collective)
+        link.on_stats = partial(observe, spec.generation)
+        try:
+            if started.descriptors is not None:
+                link.descriptors = Descriptors(started.descriptors, spec.ordinal)
+            await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=started.socket)
+        except BaseException:
+            started.kill()
+            raise
+        return Process(started, link, begin)
+
+    @property
+    def generation(self) -> int:
+        return self.link.generation
+
+    @property
+    def properties(self) -> node_pb2.DeviceProperties:
+        """Of its device; only where it is ready."""
+        return self.link.ready.result()
+
+    @property
+    def _ends(self) -> set[asyncio.Future[Any]]:
+        return {self.link.closed, self.link.fault, self._exited}
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return any(end.done() for end in self._ends)
+
+    async def until_ready(self, timeout: float) -> Cause | None:
+        """Returns when it is ready; why it never will be otherwise."""
+        ready = self.link.ready
+        await asyncio.wait({*self._ends, ready}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if self.over:
+            return await find_cause(self.link, self._exited)
+        if not ready.done():
+            return Cause("start_timeout", f"it was not ready within {timeout:g} s of its start")
+        self.last_pong = time.monotonic()
+        return None
+
+    async def until(self, other: asyncio.Future[Any]) -> Cause | None:
+        """Returns when `other` is done; why the process ended where it does so before."""
+        await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
+        return await find_cause(self.link, self._exited) if self.over else None
+
+    async def watch(self, interval: float, timeout: float, other: asyncio.Future[Any]) -> Cause | None:
+        """As `until`, with a ping every `interval` seconds that has to be answered within `timeout`."""
+        pinger = asyncio.create_task(self._ping(interval, timeout))
+        try:
+            await asyncio.wait({*self._ends, pinger, other}, return_when=asyncio.FIRST_COMPLETED)
+            if self.over:
+                return await find_cause(self.link, self._exited)
+            return Cause("stuck", f"it answered no ping for {timeout:g} s") if pinger.done() else None
+        finally:
+            pinger.cancel()
+            await asyncio.gather(pinger, return_exceptions=True)
+
+    async def _ping(self, interval: float, timeout: float) -> None:
+        """Returns when a ping was not answered in time."""
+        while True:
+            # Not `wait_for`, which forgets that it was cancelled where the answer comes in the same moment.
+            try:
+                async with asyncio.timeout(timeout):
+                    await self.link.ping()
+            except TimeoutError:
+                return
+            self.last_pong = time.monotonic()
+            with contextlib.suppress(TimeoutError):  # so that little of what it has counted is lost with it
+                async with asyncio.timeout(timeout):
+                    await self.link.stats()
+            await asyncio.sleep(interval)
+
+    # ---- its end ----
+
+    async def end(self, cause: Cause) -> None:
+        """Makes sure that a process that is lost ends now; `bury` waits for it."""
+        if cause.label == "stuck":
+            self._started.report()
+            await asyncio.wait({self._exited}, timeout=REPORT_GRACE)
+        if cause.label != "fault":  # that one has just said that it ends by itself
+            self._started.kill()
+
+    async def shut_down(self, timeout: float) -> bool:
+        """Asks it to finish what is queued and to end; kills it where it does not, and says so."""
+        obeyed = True
+        if not self.link.ready.done() or self.over:
+            self._started.kill()
+        else:
+            self.link.send(Kind.SHUTDOWN)
+            _, pending = await asyncio.wait({self._exited}, timeout=timeout)
+            if pending:
+                obeyed = False
+                self._started.kill()
+        await self._exited
+        return obeyed
+
+    def kill(self) -> None:
+        self._started.kill()
+
+    async def bury(self, last_words: Refusal | None = None) -> None:
+        """Returns when it is gone; what it held on the device is free by then. `last_words`: for who still waits."""
+        _, pending = await asyncio.wait({self._exited}, timeout=EXIT_GRACE)
+        if pending:
+            self._started.kill()
+            await self._exited
+        self._started.socket.close()
+        if self.link.descriptors is not None:
+            self.link.descriptors.close()
+        if last_words is not None:
+            self.link.fail(last_words, [])

@@ -1,0 +1,221 @@
+"""Published buffers: names, who may attach them, who has them. Pure: no I/O, and nothing of what the memory is.
+
+A publication lives as long as its name or an attachment. It lies in the process that published it (`home`); where that
+one lets go of the memory before others do, one of them bears it: memory counts once, with a process that has it.
+Processes are told apart by identity.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+
+ANYBODY = "*"
+MAX_NAME = 200
+MAX_GRANTS = 256
+MAX_DESCRIPTION = 4096
+MAX_PUBLICATIONS = 1024
+"""Names of one tenant on one device."""
+
+Process = Any
+"""Whatever stands for a device process: it is compared by identity, and nothing else."""
+
+
+@dataclass(eq=False)
+class Attachment:
+    """One attached buffer."""
+
+    number: int
+    session: str
+    process: Process
+
+
+@dataclass(eq=False)
+class Publication:
+    """One buffer under its name, and after that until nobody has it."""
+
+    number: int
+    tenant: str
+    device: int
+    name: str
+    grants: frozenset[str]
+    description: bytes
+    home: Process
+    channel: Any
+    """The publisher's way into `home`."""
+    size: int = 0
+    confirmed: bool = False
+    """Whether the process has published it; until then the name is only taken."""
+    named: bool = True
+    bearer: Process = None
+    """The process that the memory counts with."""
+    attachments: dict[int, Attachment] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        return not self.named and not self.attachments
+
+    @property
+    def sessions(self) -> int:
+        """How many have it attached."""
+        return len({attachment.session for attachment in self.attachments.values()})
+
+    def open_to(self, tenant: str) -> bool:
+        return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
+
+
+class Registry:
+    """All publications of a node."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, int, str], Publication] = {}
+        self._publications: dict[int, Publication] = {}
+        self._attachments: dict[int, Publication] = {}
+        self._numbers = itertools.count(1)
+
+    def __iter__(self) -> Iterator[Publication]:
+        """Also those whose name is gone, while they are attached."""
+        return iter(list(self._publications.values()))
+
+    def reserve(
+        self,
+        tenant: str,
+        device: int,
+        name: str,
+        home: Process,
+        channel: Any,
+        *,
+        grants: Sequence[str] = (),
+        description: bytes = b"",
+    ) -> Publication:
+        """Takes the name. Raises NAME_IN_USE, QUOTA_EXCEEDED, INVALID_ARGUMENT."""
+        check_name(name, "a published buffer")
+        for grant in grants:
+            check_name(grant, "a tenant")
+        if len(grants) > MAX_GRANTS:
+            raise _invalid(
+                f"{len(grants)} tenants are granted a buffer; the most is {MAX_GRANTS}", f'grant it to "{ANYBODY}"'
+            )
+        if len(description) > MAX_DESCRIPTION:
+            raise _invalid(
+                f"a description of {len(description)} bytes; the most is {MAX_DESCRIPTION}",
+                "put it in a buffer of its own",
+            )
+        key = (tenant, device, name)
+        if key in self._names:
+            raise Refusal(
+                Reason.NAME_IN_USE,
+                f"a buffer of tenant {tenant} is published as {name!r} on device {device} already",
+                fix="unpublish that one first, or use another name",
+                details={"name": name, "device": device},
+            )
+        if sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= MAX_PUBLICATIONS:
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"{MAX_PUBLICATIONS} buffers of tenant {tenant} are published on device {device}, which is the most",
+                fix="unpublish some",
+                details={"requested": MAX_PUBLICATIONS + 1, "allowed": MAX_PUBLICATIONS},
+            )
+        publication = Publication(
+            next(self._numbers), tenant, device, name, frozenset(grants), description, home, channel, bearer=home
+        )
+        self._names[key] = self._publications[publication.number] = publication
+        return publication
+
+    def confirm(self, publication: Publication, size: int) -> None:
+        """It is published now; where its name has ended meanwhile, it is not."""
+        publication.size = size
+        publication.confirmed = True
+
+    def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
+        """What `tenant` published under the name, for a session of `caller`. Raises NOT_PUBLISHED, in the same words
+        where there is none and where it is not the caller's to know."""
+        publication = self._names.get((tenant, device, name))
+        if publication is None or not publication.confirmed or not publication.open_to(caller):
+            raise not_published(tenant, device, name)
+        return publication
+
+    def visible(self, caller: str, device: int) -> list[Publication]:
+        """What a session of `caller` may attach, by tenant and name."""
+        found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
+        return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
+
+    def end(self, publication: Publication) -> None:
+        """The name is free again; what is attached stays."""
+        if publication.named:
+            publication.named = False
+            del self._names[publication.tenant, publication.device, publication.name]
+        self._settle(publication)
+
+    def attach(self, publication: Publication, session: str, process: Process) -> Attachment:
+        """Counts from now on, before there is memory behind it: it cannot go away in between."""
+        attachment = Attachment(next(self._numbers), session, process)
+        publication.attachments[attachment.number] = attachment
+        self._attachments[attachment.number] = publication
+        return attachment
+
+    def detach(self, number: int, process: Process) -> Publication | None:
+        """The attached buffer is gone, or was never made; the publication where it had one in that process."""
+        publication = self._attachments.get(number)
+        if publication is None or publication.attachments[number].process is not process:
+            return None
+        del self._attachments[number], publication.attachments[number]
+        self._settle(publication)
+        return publication
+
+    def ended(self, numbers: Iterable[int], process: Process) -> list[Publication]:
+        """The process says that the publishers of these have gone; those that it had published."""
+        found = [self._publications.get(number) for number in numbers]
+        ended = [one for one in found if one is not None and one.home is process]
+        for publication in ended:
+            self.end(publication)
+        return ended
+
+    def left(self, number: int, process: Process) -> Publication | None:
+        """The process has nothing of it any more; the publication where another bears it from now on."""
+        publication = self._publications.get(number)
+        if publication is None or publication.bearer is not process:
+            return None
+        others = (one.process for one in publication.attachments.values() if one.process is not process)
+        publication.bearer = next(others, None)
+        return publication if publication.bearer is not None else None
+
+    def lost(self, process: Process) -> list[Publication]:
+        """The process has ended: its names, its attachments. Those that others bear from now on."""
+        for publication in self:
+            for number in [one.number for one in publication.attachments.values() if one.process is process]:
+                self.detach(number, process)
+            if publication.home is process:
+                self.end(publication)
+        moved = (self.left(publication.number, process) for publication in self)
+        return [publication for publication in moved if publication is not None]
+
+    def _settle(self, publication: Publication) -> None:
+        if publication.over:
+            self._publications.pop(publication.number, None)
+
+
+def check_name(name: str, what: str) -> None:
+    """Raises INVALID_ARGUMENT for a name that is empty, too long or cannot be printed."""
+    if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        shown = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
+        raise _invalid(
+            f"{shown!r} is no name of {what}", f"use 1 to {MAX_NAME} characters, none of them a control character"
+        )
+
+
+def not_published(tenant: str, device: int, name: str) -> Refusal:
+    return Refusal(
+        Reason.NOT_PUBLISHED,
+        f"nothing that this session may attach is published as {name!r} by tenant {tenant} on device {device}",
+        fix="look at ListPublished, or have it published, with this session's tenant among those that may attach it",
+        details={"name": name, "tenant": tenant, "device": device},
+    )
+
+
+def _invalid(message: str, fix: str) -> Refusal:
+    return Refusal(Reason.INVALID_ARGUMENT, message, fix=fix)

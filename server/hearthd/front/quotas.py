@@ -1,0 +1,146 @@
+"""What each tenant has used, against what it may: sessions, queued work, time of devices.
+
+Device, pinned and durable bytes are counted where they are allocated; here is what the front alone can see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.queues import Queue
+from hearthd.front.tenants import EVERYONE, Tenant
+
+if TYPE_CHECKING:
+    from hearthd.front.link import DeviceLink
+    from hearthd.front.sessions import Session
+
+log = structlog.get_logger("hearthd.quotas")
+
+_REMEMBERED = 4096
+"""Sessions that have ended and whose last time may still be reported."""
+
+
+class Account:
+    """One tenant's."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.queue = Queue(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
+        self.device_ns = 0
+        """Time of all devices together, since the daemon started."""
+        self.sessions: dict[str, Session] = {}
+        """Those that are open, by id."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether its time of devices is used up."""
+        allowed = self.tenant.quotas.gpu_seconds
+        return bool(allowed) and self.device_ns >= allowed * 1e9
+
+    def check_time(self) -> None:
+        """Raises `QUOTA_EXCEEDED` where its time of devices is used up."""
+        if self.exhausted:
+            raise self.out_of_time()
+
+    def out_of_time(self) -> Refusal:
+        used, allowed = self.device_ns / 1e9, self.tenant.quotas.gpu_seconds
+        return Refusal(
+            Reason.QUOTA_EXCEEDED,
+            f"Tenant {self.tenant.name!r} has used {used:.3f} GPU seconds; the most is {allowed:g}.",
+            fix="Read what you need and free the rest; ask the daemon's operator for a larger quota (gpu_seconds) or "
+            "wait until the count begins anew, with the daemon's next start.",
+            details={"quota": "gpu_seconds", "used": f"{used:.3f}", "allowed": f"{allowed:g}"},
+        )
+
+    def check_sessions(self) -> None:
+        """Raises `QUOTA_EXCEEDED` where it may open no further session."""
+        allowed = self.tenant.quotas.sessions
+        if allowed and len(self.sessions) >= allowed:
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"Tenant {self.tenant.name!r} has {len(self.sessions)} sessions open; the most is {allowed}.",
+                fix="Close sessions that are no longer used; one whose client has gone ends with its lease.",
+                details={"quota": "sessions", "used": len(self.sessions), "allowed": allowed},
+                retry_after_s=1.0,
+            )
+
+
+class Accounts:
+    """All tenants that have had a session."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._sessions: OrderedDict[str, tuple[Session, Account]] = OrderedDict()
+        self.on_exhausted: Callable[[Account], None] = end_streams
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(list(self._accounts.values()))
+
+    def of(self, tenant: Tenant = EVERYONE) -> Account:
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            account = self._accounts[tenant.name] = Account(tenant)
+        return account
+
+    def session(self, session_id: str) -> Session | None:
+        """One that is open, or ended lately."""
+        found = self._sessions.get(session_id)
+        return found[0] if found is not None else None
+
+    def admit(self, tenant: Tenant) -> Account:
+        """The account on which a session may be opened. Raises `QUOTA_EXCEEDED`."""
+        account = self.of(tenant)
+        account.check_sessions()
+        account.check_time()
+        return account
+
+    def opened(self, session: Session) -> None:
+        account = self.of(session.tenant)
+        account.sessions[session.id] = session
+        self._sessions[session.id] = (session, account)
+
+    def closed(self, session: Session) -> None:
+        self.of(session.tenant).sessions.pop(session.id, None)
+        if session.id in self._sessions:
+            self._sessions.move_to_end(session.id)
+        while len(self._sessions) > _REMEMBERED and next(iter(self._sessions.values()))[0].closing:
+            self._sessions.popitem(last=False)
+
+    async def listen(self, link: DeviceLink) -> None:
+        """Counts what a device process reports (`Kind.METER`): how long each session has had the device."""
+        link.listen(Kind.METER, self._on_meter)
+
+    def _on_meter(self, frame: Frame) -> None:
+        for session, nanoseconds in json.loads(frame.payload).items():
+            self.used(session, nanoseconds)
+
+    def used(self, session_id: str, nanoseconds: int) -> None:
+        """A session has had a device for so long."""
+        found = self._sessions.get(session_id)
+        if found is None:
+            log.warning("metered_unknown_session", session=session_id, seconds=nanoseconds / 1e9)
+            return
+        session, account = found
+        session.device_ns += nanoseconds
+        before = account.exhausted
+        account.device_ns += nanoseconds
+        if account.exhausted and not before:
+            log.warning("quota_used_up", tenant=account.tenant.name, quota="gpu_seconds")
+            self.on_exhausted(account)
+
+
+def end_streams(account: Account) -> None:
+    """Ends the Execute streams of a tenant whose time is used up. What its sessions hold stays with them, and can be
+    read by single calls until they end."""
+    refusal = account.out_of_time()
+    for session in account.sessions.values():
+        for channel in session.channels.values():
+            if channel.sink is not None:
+                channel.sink.on_lost(refusal, b"")

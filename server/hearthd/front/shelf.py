@@ -1,0 +1,109 @@
+"""The books on durable buffers: which copies there are, where they lie, and how much host memory they may take. Pure.
+
+Every buffer has two areas in its session's file, for the copy that is complete and for the one being taken; both count
+from the start, so that no checkpoint fails later for want of memory that was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hearth_proto.reasons import Reason, Refusal
+
+PAGE = 4096
+"""Host memory is had in pages of this size."""
+
+Hole = tuple[int, int]
+"""Offset and length of what is not needed any more."""
+
+
+@dataclass
+class Copy:
+    """One durable buffer. `committed` is the area (0 or 1) that holds its last complete copy; None: there is none."""
+
+    key: int
+    handle: int
+    size: int
+    offset: int
+    span: int
+    committed: int | None = None
+
+    @property
+    def hole(self) -> Hole:
+        return self.offset, 2 * self.span
+
+
+def span_of(size: int) -> int:
+    """Bytes of one area."""
+    return -(-size // PAGE) * PAGE
+
+
+class Shelf:
+    """What one session has on one device. Places in the file are never used twice: what is left becomes a hole."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, Copy] = {}
+        self.bytes = 0
+        self._end = 0
+
+    def reserve(self, key: int, handle: int, size: int) -> Copy:
+        """Two areas for a buffer; the caller has checked the limits."""
+        if key in self.copies or size < 0:
+            raise ValueError(f"copy {key} of {size} bytes")
+        copy = Copy(key, handle, size, self._end, span_of(size))
+        self._end += 2 * copy.span
+        self.bytes += 2 * copy.span
+        self.copies[key] = copy
+        return copy
+
+    def commit(self, parts: Iterable[tuple[int, int]]) -> None:
+        """These areas hold complete copies of one moment: all of them count from now on, or none."""
+        known = [(self.copies[key], which) for key, which in parts]
+        for copy, which in known:
+            if which not in (0, 1):
+                raise ValueError(f"area {which}")
+            copy.committed = which
+
+    def forget(self, keys: Iterable[int]) -> list[Hole]:
+        """What is durable no more. Strangers are passed over."""
+        gone = [copy for key in keys if (copy := self.copies.pop(key, None)) is not None]
+        self.bytes -= sum(2 * copy.span for copy in gone)
+        return [copy.hole for copy in gone if copy.span]
+
+    def lost(self) -> list[Hole]:
+        """The device process is gone: whatever has no complete copy went with it."""
+        return self.forget([key for key, copy in self.copies.items() if copy.committed is None])
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a request for `requested` bytes meets: bytes in use and allowed, and whose they are. 0 allowed: no limit."""
+
+    whose: str
+    in_use: int
+    allowed: int
+
+
+def charge(sizes: Sequence[int]) -> int:
+    """Bytes of host memory that buffers of these sizes take."""
+    return sum(2 * span_of(size) for size in sizes)
+
+
+def check(requested: int, uses: Iterable[Use]) -> None:
+    """Raises Refusal(QUOTA_EXCEEDED) with all the numbers."""
+    for use in uses:
+        if use.allowed and use.in_use + requested > use.allowed:
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"Durable buffers that take {requested} bytes of host memory were asked for (two copies of each, in "
+                f"pages); {use.whose} has {use.in_use} of at most {use.allowed} in use.",
+                fix="Make fewer or smaller buffers durable, end it for others (gpu.durable(x, durable=False)), or have "
+                "the limit raised (durable_bytes).",
+                details={
+                    "requested": requested,
+                    "allowed": use.allowed,
+                    "in_use": use.in_use,
+                    "limit": use.whose,
+                },
+            )

@@ -1,0 +1,157 @@
+"""The daemon's certificate: checked when it starts, read again when its files change."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import structlog
+
+log = structlog.get_logger("hearthd.tls")
+
+_LOOK_AGAIN = 5.0
+"""Seconds between looks at the files, at most one look for each new connection."""
+
+Stamp = tuple[int, ...]
+
+
+class TlsError(Exception):
+    """The certificate cannot be used; the text says which file, why, and what to do."""
+
+
+class Certificates:
+    """Certificate, key and the authority of clients, from files. Safe from any thread: gRPC asks on one of its own."""
+
+    def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:
+        """Reads and checks the files. Raises `TlsError`."""
+        self._files = [Path(path) for path in (certificate, key, client_ca) if path]
+        self._certificate, self._key = Path(certificate), Path(key)
+        self._client_ca = Path(client_ca) if client_ca else None
+        self._lock = threading.Lock()
+        self._looked = time.monotonic()
+        self._stamp = self._stamped()
+        self._context = self._check()
+        self._configuration = self._read()
+
+    # ---- what listeners need ----
+
+    def grpc(self) -> grpc.ServerCredentials:
+        """For gRPC: certificates are exchanged while it serves. Clients have to show one where there is a client_ca."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration, self._renewed, require_client_authentication=self._client_ca is not None
+        )
+
+    def http(self) -> ssl.SSLContext:
+        """For HTTP, whose callers show tokens, never certificates."""
+        return self._context
+
+    # ---- renewal ----
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC before each handshake: another configuration, or None for the same."""
+        return self._configuration if self.look() else None
+
+    def look(self) -> bool:
+        """Reads the files again where they have changed; whether they had, and can be used."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked < _LOOK_AGAIN:
+                return False
+            self._looked = now
+            try:
+                stamp = self._stamped()
+                if stamp == self._stamp:
+                    return False
+                self._check()
+                self._configuration = self._read()
+                self._context.load_cert_chain(self._certificate, self._key)
+            except (TlsError, OSError, ssl.SSLError) as error:
+                log.error("certificate_not_renewed", why=str(error))  # what was there goes on being used
+                return False
+            self._stamp = stamp
+            log.info("certificate_renewed", certificate=str(self._certificate))
+            return True
+
+    def _stamped(self) -> Stamp:
+        stamp: list[int] = []
+        for path in self._files:
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise TlsError(f"tls: {path} cannot be read: {error.strerror or error}") from None
+            stamp += [status.st_mtime_ns, status.st_size, status.st_ino]
+        return tuple(stamp)
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        pairs = [(self._key.read_bytes(), self._certificate.read_bytes())]
+        authority = self._client_ca.read_bytes() if self._client_ca is not None else None
+        return grpc.ssl_server_certificate_configuration(pairs, authority)
+
+    def _check(self) -> ssl.SSLContext:
+        """A context with the certificate. Raises `TlsError` where a client could not accept it."""
+        mode = self._key.stat().st_mode
+        if mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise TlsError(
+                f"tls.key: everybody may read {self._key} (mode {stat.S_IMODE(mode):04o}); chmod 600 {self._key}"
+            )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        except ssl.SSLError as error:
+            raise TlsError(f"tls: {self._certificate} and {self._key}: {_explained(error)}") from None
+        except OSError as error:
+            raise TlsError(f"tls: {error.filename or self._key} cannot be read: {error.strerror or error}") from None
+        if self._client_ca is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(self._client_ca)
+            except (ssl.SSLError, OSError) as error:
+                raise TlsError(f"tls.client_ca: {self._client_ca} holds no certificates: {_explained(error)}") from None
+        _check_dates(context, self._certificate)
+        return context
+
+
+def _check_dates(server: ssl.SSLContext, certificate: Path) -> None:
+    """Raises `TlsError` where a client that trusts this very certificate would not accept it now: by a handshake in
+    memory, which knows all that there is to check."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (server.wrap_bio(to_server, to_client, server_side=True), client.wrap_bio(to_client, to_server))
+    done = [False, False]
+    for _ in range(8):
+        for index in (1, 0):
+            try:
+                ends[index].do_handshake()
+                done[index] = True
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                raise TlsError(
+                    f"tls.certificate: {certificate} is refused by clients: {error.verify_message}"
+                ) from None
+            except ssl.SSLError as error:
+                raise TlsError(f"tls.certificate: {certificate} cannot be used: {_explained(error)}") from None
+        if all(done):
+            return
+
+
+def _no_password() -> str:
+    raise TlsError(
+        "tls.key: the key is encrypted, and nobody is there to give its password; keep it decrypted, mode 600"
+    )
+
+
+def _explained(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    if reason == "KEY_VALUES_MISMATCH":
+        return "the key is not that of the certificate"
+    if reason in ("NO_CERTIFICATE_OR_CRL_FOUND", "NO_START_LINE", "PEM_LIB", "PEM lib"):
+        return "it is no PEM file of the right kind"
+    return str(reason or getattr(error, "strerror", None) or error)

@@ -1,0 +1,45 @@
+"""Daemons with tenants: sections of the configuration, and the tokens that belong to them.
+
+>>> config, tokens = tenants("alice", "bob")
+>>> daemon = start_daemon(**config)
+>>> with daemon.connect(token=tokens["alice"]) as node: ...
+>>> with Raw(daemon.unix, tokens["bob"]) as raw: ...
+
+`tenant(name, **settings)` says more of one: ``tenants("admin", tenant("guest", rights=["read"], devices=[0],
+quotas={"sessions": 2}))``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+
+def token_hash(token: str) -> str:
+    """What the configuration keeps of a token."""
+    return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
+
+
+def new_token() -> str:
+    return "hearth_" + secrets.token_urlsafe(32)
+
+
+def tenant(name: str, **settings: Any) -> dict[str, Any]:
+    """One tenant's table; a token is added by `tenants` unless `settings` say who it is."""
+    return {"name": name, **settings}
+
+
+def tenants(*who: str | Mapping[str, Any], **sections: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Sections for `start_daemon(**sections)` with these tenants (and the other sections given), and their tokens by
+    name."""
+    tables: list[dict[str, Any]] = []
+    tokens: dict[str, str] = {}
+    for each in who:
+        table = dict(tenant(each) if isinstance(each, str) else each)
+        if not {"tokens", "users", "groups", "certificates"} & set(table):
+            token = tokens[table["name"]] = new_token()
+            table["tokens"] = [token_hash(token)]
+        tables.append(table)
+    return {"tenants": tables, **sections}, tokens

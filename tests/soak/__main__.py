@@ -1,0 +1,228 @@
+"""Runs the soak and writes its report: `python -m tests.soak --seconds 3600 --clients 16 --report soak.json`.
+
+HEARTH_TEST_BACKEND=cuda runs it against GPUs. The exit code says whether all was well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.daemon.harness import BACKEND, DaemonProcess, environment, shared_memory
+from tests.soak.sample import cpu
+from tests.soak.watch import Watch
+from tests.soak.work import KILLED, KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG: dict[str, Any] = {
+    "sessions": {"lease": "5s"},
+    "devices": {"max_restarts": 1_000_000, "restart_window": "1s"},
+    "log": {"format": "json"},
+}
+KILL_S = (15.0, 45.0)
+"""Between two kills of the same client."""
+LOUD = ("error", "critical", "exception")
+
+
+class Child:
+    """One client's process, started again where it is killed or ends by itself."""
+
+    def __init__(self, kind: str, number: int, seed: int, target: str, through: str) -> None:
+        self.kind = kind
+        self._arguments = [kind, str(number), str(seed), target, through]
+        self.totals: collections.Counter[str] = collections.Counter()
+        self.errors: list[str] = []
+        self.ended_badly = 0
+        self.next_kill = time.monotonic() + random.uniform(*KILL_S)
+        self._spent = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        self._last: dict[str, Any] = {"counts": {}, "errors": []}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.soak.client", *self._arguments],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment(PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                self._last = json.loads(line)
+
+    def _collect(self) -> None:
+        self._reader.join(10)
+        self.totals.update(self._last["counts"])
+        self.errors += self._last["errors"]
+
+    def tend(self) -> None:
+        """Kills it where its time has come, and starts it again where it has ended."""
+        if self.kind in KILLED and time.monotonic() > self.next_kill:
+            self.next_kill = time.monotonic() + random.uniform(*KILL_S)
+            self._spent += cpu(self.process.pid)
+            self.process.kill()
+            self.process.wait()
+            self._collect()
+            self.totals["killed"] += 1
+            self._start()
+        elif self.process.poll() is not None:
+            self.ended_badly += 1
+            self._collect()
+            self._start()
+
+    def cpu(self) -> float:
+        return self._spent + cpu(self.process.pid)
+
+    def pace(self, factor: float) -> None:
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"{factor}\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it has ended; `tend` sees to that
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.errors.append("it did not end when asked to")
+            self.process.kill()
+            self.process.wait()
+        self._collect()
+
+
+def trouble(log: str) -> list[str]:
+    """Lines of the daemon's log that should not be there: tracebacks, and errors but the loss of devices that fault."""
+    found = []
+    for line in log.splitlines():
+        if not line.startswith("{"):
+            found.append(line)
+            continue
+        entry = json.loads(line)
+        expected = entry.get("event") in ("device_lost", "worker_lost", "process_lost")
+        if (entry.get("level") in LOUD and not expected) or "Traceback" in line:
+            found.append(line)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--devices", type=int, default=2, help="of the CPU backend")
+    parser.add_argument("--cores", type=float, default=0.7, help="most processor time, clients and daemon together")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two samples")
+    parser.add_argument("--report", type=Path, default=Path("soak.json"))
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args()
+    random.seed(chosen.seed)
+    segments = shared_memory()
+    with tempfile.TemporaryDirectory(prefix="hearth-soak-") as cache:
+        daemon = DaemonProcess(Path(cache), CONFIG, chosen.devices)
+        try:
+            report = soak(daemon, chosen)
+        finally:
+            code = daemon.stop()
+            log = daemon.log()
+            left = daemon.left_behind()
+            daemon.remove()
+    report["log"] = trouble(log)[:200]
+    left += [f"/dev/shm/{name}" for name in shared_memory() - segments]
+    problems = report["problems"]
+    problems += [f"the daemon's log: {line[:500]}" for line in report["log"][:20]]
+    problems += [f"left behind: {what}" for what in left]
+    if code != 0:
+        problems.append(f"the daemon ended with {code}")
+    report["verdict"] = "good" if not problems else "bad"
+    chosen.report.write_text(json.dumps(report, indent=1))
+    print(json.dumps({key: report[key] for key in ("verdict", "problems", "totals", "processes")}, indent=1))
+    print(f"report: {chosen.report}")
+    return 0 if not problems else 1
+
+
+def soak(daemon: DaemonProcess, chosen: argparse.Namespace) -> dict[str, Any]:
+    watch = Watch(daemon)
+    kinds = list(KINDS)
+    children = [Child(kinds[n % len(kinds)], n, chosen.seed * 1000 + n, daemon.unix, "") for n in range(chosen.clients)]
+    began, factor, used_before, at = time.monotonic(), 20.0, 0.0, time.monotonic()
+    problems: list[str] = []
+    try:
+        while (left := chosen.seconds - (time.monotonic() - began)) > 0 and daemon.process.poll() is None:
+            time.sleep(min(left, chosen.interval))
+            watch.take()
+            for child in children:
+                child.tend()
+            used = sum(child.cpu() for child in children) + sum(cpu(pid) for pid in watch.courses)
+            rate = (used - used_before) / max(0.1, time.monotonic() - at)
+            used_before, at = used, time.monotonic()
+            factor = min(500.0, max(1.0, factor * max(0.5, min(2.0, rate / chosen.cores))))
+            for child in children:
+                child.pace(factor)
+    finally:
+        for child in children:
+            child.stop()
+    ended = daemon.process.poll()
+    if ended is not None:
+        problems.append(f"the daemon ended by itself with {ended}")
+    else:
+        problems += at_rest(daemon)
+    summaries, grown = watch.verdict(chosen.seconds)
+    totals: collections.Counter[str] = collections.Counter()
+    for child in children:
+        totals.update(child.totals)
+        problems += [f"client {child.kind}: {error}" for error in child.errors[:10]]
+        if child.ended_badly:
+            problems.append(f"client {child.kind} ended by itself {child.ended_badly} times")
+    problems += [f"{totals[name]} results {name}" for name in ("lost", "duplicated", "wrong") if totals[name]]
+    return {
+        "backend": BACKEND,
+        "seconds": chosen.seconds,
+        "clients": chosen.clients,
+        "cpu_seconds": round(used_before, 1),
+        "problems": problems + grown,
+        "totals": dict(totals),
+        "by_client": [{"kind": child.kind, **child.totals} for child in children],
+        "processes": summaries,
+        "watch": watch.report(),
+        "gauges": {"first": watch.gauges[:1], "last": watch.gauges[-1:]},
+    }
+
+
+def at_rest(daemon: DaemonProcess) -> list[str]:
+    """What is still held when all clients have gone and the leases of those that were killed are over."""
+    deadline = time.monotonic() + 20.0
+    names = ("sessions", "buffers", "modules", "memory_in_use_bytes")
+    held: list[str] = []
+    while time.monotonic() < deadline:
+        status = daemon.status()
+        held = [
+            f"device {device['ordinal']} holds {name} = {device['gauges'][name]} with nobody there"
+            for device in status["devices"]
+            for name in names
+            if device["gauges"].get(name)
+        ]
+        if not held and not status["sessions"]:
+            return []
+        time.sleep(0.2)
+    return held + ([f"{len(status['sessions'])} sessions live on"] if status["sessions"] else [])
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""One client of the soak, in a process of its own: `python -m tests.soak.client KIND NUMBER SEED TARGET THROUGH`.
+
+Says what it did on standard output, a line of JSON every two seconds. Reads from standard input how long to rest after
+each round, in multiples of the round's own time; the end of it is the end.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+import traceback
+
+from tests.soak.ledger import Ledger
+from tests.soak.work import INSTEAD, KINDS, Client, Missing
+
+SAY_S = 2.0
+LEAST_REST_S = 0.05
+MOST_REST_S = 5.0
+
+
+class Pace:
+    """How long to rest, as the parent says."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.over = threading.Event()
+
+    def listen(self) -> None:
+        for line in sys.stdin:
+            self.factor = float(line)
+        self.over.set()
+
+    def rest(self, worked: float) -> None:
+        self.over.wait(min(MOST_REST_S, max(LEAST_REST_S, self.factor * worked)))
+
+
+def main(kind: str, number: int, seed: int, target: str, through: str) -> None:
+    ledger, pace = Ledger(), Pace()
+    client = Client(target, through, random.Random(seed), ledger, number)
+    threading.Thread(target=pace.listen, daemon=True).start()
+    said = time.monotonic()
+    make = KINDS[kind]
+    while not pace.over.is_set():
+        rounds = make(client)
+        try:
+            while not pace.over.is_set():
+                began = time.monotonic()
+                next(rounds)
+                now = time.monotonic()
+                ledger.count("rounds")
+                pace.rest(now - began)
+                if now - said > SAY_S:
+                    said = now
+                    print(ledger.line(), flush=True)
+        except StopIteration:
+            continue
+        except Missing as missing:
+            ledger.count(f"missing: {missing}")
+            make = KINDS[INSTEAD]
+        except Exception as error:
+            text = "".join(traceback.format_exception(error)).strip().splitlines()
+            ledger.wrong(f"{type(error).__name__}: {error} at {' < '.join(text[-6:-1])}", "errors")
+            pace.over.wait(1.0)
+        finally:
+            rounds.close()  # type: ignore[attr-defined]
+    print(ledger.line(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])

@@ -1,0 +1,113 @@
+"""What a process holds, from /proc, and whether it grows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One process at one moment; sizes in KiB."""
+
+    rss: int
+    pss: int
+    private: int
+    """What belongs to it alone: what would come back if it ended."""
+    fds: int
+    memfds: int
+    threads: int
+    cpu: float
+    """Processor seconds so far."""
+
+
+def sample(pid: int) -> Sample | None:
+    """None where it has ended."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        rollup = _fields(folder / "smaps_rollup")
+        status = _fields(folder / "status")
+        links = []
+        for entry in (folder / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                links.append(str(entry.readlink()))
+        return Sample(
+            rss=rollup["Rss"],
+            pss=rollup["Pss"],
+            private=rollup["Private_Clean"] + rollup["Private_Dirty"],
+            fds=len(links),
+            memfds=sum(link.startswith("/memfd:") for link in links),
+            threads=status["Threads"],
+            cpu=cpu(pid),
+        )
+    except (OSError, KeyError):
+        return None
+
+
+def cpu(pid: int) -> float:
+    """Processor seconds of a process and of its children that have ended and been waited for; 0 where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / _TICK
+
+
+def parent(pid: int) -> int:
+    """0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The lines `name: number ...` of a file of /proc."""
+    found = {}
+    for line in path.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        first = rest.split()
+        if first and first[0].isdecimal():
+            found[name] = int(first[0])
+    return found
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Of the line of least squares, per hour where times are seconds."""
+    n = len(times)
+    if n < 2:
+        return 0.0
+    middle_t, middle_v = sum(times) / n, sum(values) / n
+    spread = sum((t - middle_t) ** 2 for t in times)
+    if not spread:
+        return 0.0
+    return 3600 * sum((t - middle_t) * (v - middle_v) for t, v in zip(times, values, strict=True)) / spread
+
+
+def growth(values: Sequence[float]) -> float:
+    """How much the median of the last fifth is above that of the first fifth."""
+    if len(values) < 5:
+        return 0.0
+    part = max(1, len(values) // 5)
+    return _median(values[-part:]) - _median(values[:part])
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def as_dict(one: Sample) -> dict[str, float]:
+    return asdict(one)

@@ -1,0 +1,155 @@
+"""The books on durable buffers; and, with the device's side, what is left when a process ends at any moment."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy.snapshots import Areas
+from hearthd.front.shelf import PAGE, Shelf, Use, charge, check, span_of
+
+
+def test_places_are_pages_and_never_used_twice() -> None:
+    shelf = Shelf()
+    copies = [shelf.reserve(key, key, size) for key, size in enumerate((0, 1, PAGE, PAGE + 1))]
+    assert [copy.offset for copy in copies] == [0, 0, 2 * PAGE, 4 * PAGE]
+    assert shelf.bytes == 2 * (PAGE + PAGE + 2 * PAGE) == charge([0, 1, PAGE, PAGE + 1])
+    assert shelf.forget([2, 99]) == [(2 * PAGE, 2 * PAGE)] and shelf.forget([0]) == []
+    assert shelf.reserve(9, 9, 1).offset == 8 * PAGE
+    with pytest.raises(ValueError):
+        shelf.reserve(9, 9, 1)
+
+
+def test_what_has_no_complete_copy_goes_with_its_process() -> None:
+    shelf = Shelf()
+    for key in (1, 2):
+        shelf.reserve(key, key, 10)
+    shelf.commit([(1, 0)])
+    assert shelf.lost() == [(2 * PAGE, 2 * PAGE)]
+    assert list(shelf.copies) == [1] and shelf.bytes == 2 * PAGE
+    assert shelf.lost() == []
+
+
+def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
+    shelf = Shelf()
+    shelf.reserve(1, 1, 10)
+    with pytest.raises(KeyError):
+        shelf.commit([(1, 0), (2, 0)])
+    assert shelf.copies[1].committed is None
+
+
+def test_the_refusal_says_whose_limit_it_is() -> None:
+    uses = (Use("tenant a on device 0", 100, 0), Use("the node", 900, 1000))
+    check(100, uses)
+    with pytest.raises(Refusal) as caught:
+        check(101, uses)
+    refusal = caught.value
+    assert refusal.reason == Reason.QUOTA_EXCEEDED and "the node" in refusal.message and refusal.fix
+    assert {key: str(value) for key, value in refusal.details.items()} == {
+        "requested": "101", "allowed": "1000", "in_use": "900", "limit": "the node",
+    }  # fmt: skip
+
+
+TORN = -1
+KEYS = (1, 2)
+
+
+class Crashes(RuleBasedStateMachine):
+    """Two buffers, always copied together, by a process that may end between any two steps. A file is what its areas
+    hold: the number of the snapshot, or TORN while one is being written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelf = Shelf()
+        self.file: dict[int, int] = {}  # by place
+        self.number = 0
+        self.known = 0  # what the client has been told is complete
+        for key in KEYS:
+            self.shelf.reserve(key, key, 1)
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """From what the front has, as a restore does."""
+        self.to_front: deque[tuple[int, list[tuple[int, int]]]] = deque()
+        self.to_device: deque[int] = deque()
+        copies = self.shelf.copies
+        self.areas = {key: Areas(copies[key].offset, copies[key].span, copies[key].committed) for key in KEYS}  # type: ignore[arg-type]
+        self.writing: dict[int, int] | None = None  # the area of each buffer
+        self.left: list[int] = []
+
+    def place(self, key: int, which: int) -> int:
+        return self.areas[key].at(which)  # type: ignore[arg-type]
+
+    @precondition(lambda self: all(areas.idle for areas in self.areas.values()))
+    @rule()
+    def begin(self) -> None:
+        self.number += 1
+        self.writing = {key: self.areas[key].begin() for key in KEYS}
+        self.left = list(KEYS)
+        for key, which in self.writing.items():
+            self.file[self.place(key, which)] = TORN
+
+    @precondition(lambda self: self.left)
+    @rule(last=st.booleans())
+    def write(self, last: bool) -> None:
+        assert self.writing is not None
+        key = self.left.pop(-1 if last else 0)
+        self.file[self.place(key, self.writing[key])] = self.number
+
+    @precondition(lambda self: self.writing is not None and not self.left)
+    @rule()
+    def send(self) -> None:
+        assert self.writing is not None
+        for areas in self.areas.values():
+            areas.send()
+        self.to_front.append((self.number, list(self.writing.items())))
+        self.writing = None
+
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def fail(self) -> None:
+        """The host's memory took no more: the areas are torn, and free."""
+        for areas in self.areas.values():
+            areas.fail()
+        self.writing, self.left = None, []
+
+    @precondition(lambda self: self.to_front)
+    @rule()
+    def hear(self) -> None:
+        number, parts = self.to_front.popleft()
+        self.shelf.commit(parts)
+        self.to_device.append(number)
+
+    @precondition(lambda self: self.to_device)
+    @rule()
+    def learn(self) -> None:
+        self.known = self.to_device.popleft()
+        for areas in self.areas.values():
+            areas.commit()
+
+    @precondition(lambda self: all(copy.committed is not None for copy in self.shelf.copies.values()))
+    @rule()
+    def crash(self) -> None:
+        """What was on its way is lost, either way."""
+        self.shelf.lost()
+        self.begin_process()
+
+    @invariant()
+    def whole(self) -> None:
+        held = set()
+        for copy in self.shelf.copies.values():
+            if copy.committed is None:
+                assert self.known == 0
+                return
+            held.add(self.file[copy.offset + copy.committed * span_of(1)])
+        assert len(held) == 1 and TORN not in held, "the two are of different moments, or torn"
+        assert held.pop() >= self.known, "a copy that the client knows to be complete is gone"
+
+
+Crashes.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_a_process_that_ends_at_any_moment_leaves_whole_copies = Crashes.TestCase

@@ -1,0 +1,377 @@
+"""Who is served by which process of a device: shared, by tenant, dedicated, spare, idle, too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from front_fake_device import FakeDevice, FakeLauncher
+from front_fixture import run, until
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.device import FENCED, LOST, SERVING, Device, Policy
+from hearthd.front.link import DeviceLink
+from hearthd.front.sessions import Session, SessionTable
+from hearthd.front.supervisor import Supervisor
+from hearthd.front.tenants import Right, Tenant
+from hearthd.spec import DeviceSpec
+
+PATIENT = Policy(idle_timeout=0, ping_interval=0.05)
+BY_TENANT = dataclasses.replace(PATIENT, by_tenant=True)
+X, Y = Tenant("x"), Tenant("y")
+
+
+class Node:
+    """A supervisor over fake device processes, and sessions of any tenant."""
+
+    def __init__(self, policy: Policy, launcher: FakeLauncher, devices: int) -> None:
+        specs = [DeviceSpec(ordinal, "cpu", ordinal) for ordinal in range(devices)]
+        self.launcher = launcher
+        self.lost: list[tuple[int, int]] = []
+        self.supervisor = Supervisor(
+            specs, launcher, policy, on_lost=lambda link, why: self.lost.append((link.ordinal, link.generation))
+        )
+        self.sessions = SessionTable(on_closed=self.supervisor.release)
+        self.supervisor.sessions = self.sessions
+
+    @property
+    def device(self) -> Device:
+        return self.supervisor.find(0)
+
+    def session(self, tenant: Tenant | None = None, dedicated: bool = False) -> Session:
+        session, _ = self.sessions.open("test", "0")
+        session.dedicated = dedicated
+        if tenant is not None:
+            session.tenant = tenant
+        return session
+
+    async def generation(self, session: Session) -> int:
+        """Of the process that serves a session."""
+        return (await self.device.channel(session)).link.generation
+
+    def process(self, generation: int) -> FakeDevice:
+        return next(each for each in self.launcher.started if each.spec.generation == generation)
+
+    @property
+    def running(self) -> list[int]:
+        return sorted(worker.generation for worker in self.device.workers if worker.pid)
+
+
+@contextlib.asynccontextmanager
+async def node(policy: Policy = PATIENT, launcher: FakeLauncher | None = None, devices: int = 1) -> AsyncIterator[Node]:
+    launcher = launcher or FakeLauncher()
+    made = Node(policy, launcher, devices)
+    made.supervisor.start()
+    try:
+        await made.supervisor.settled()
+        yield made
+    finally:
+        for session in made.sessions:
+            await made.sessions.close(session, "the test is over", patience=1.0)
+        await made.supervisor.stop()
+    assert all(each.exit_code in (0, -9, -11) for each in launcher.started)
+    assert not made.running, "a process stayed behind"
+
+
+async def lost(node: Node, session: Session) -> Refusal:
+    """What a session is told of its process's end."""
+    await until(lambda: 0 in session.ended and not session.ended[0].told)
+    with pytest.raises(Refusal) as caught:
+        await node.device.channel(session)
+    return caught.value
+
+
+def test_without_tenants_all_share_one_process_and_it_stays() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, idle_timeout=0.02)) as n:
+            one, other = n.session(X), n.session(Y)
+            assert [await n.generation(one), await n.generation(other)] == [1, 1]
+            for session in (one, other):
+                await n.sessions.close(session, "done")
+            await asyncio.sleep(0.1)  # nothing happens: there is no event
+            assert n.running == [1] and n.device.state == SERVING
+
+    run(scenario())
+
+
+def test_a_dedicated_session_has_a_process_of_its_own_which_ends_with_it() -> None:
+    async def scenario() -> None:
+        async with node() as n:
+            shared, own, third = n.session(), n.session(dedicated=True), n.session(dedicated=True)
+            assert [await n.generation(each) for each in (shared, own, third, own)] == [1, 2, 3, 2]
+            n.process(2).die()
+            refusal = await lost(n, own)
+            assert refusal.reason == Reason.DEVICE_LOST and refusal.details["generation"] == "2"
+            assert await n.generation(own) == 4
+            assert n.device.state == SERVING and n.device.generation == 1
+            assert [await n.generation(each) for each in (shared, third)] == [1, 3], "nobody else has noticed"
+            assert n.lost == [(0, 2)]
+            described = n.device.describe().processes
+            assert {(each.session_id, each.generation) for each in described} == {("", 1), (own.id, 4), (third.id, 3)}
+            await n.sessions.close(own, "done")
+            await until(lambda: n.running == [1, 3])
+            assert n.process(4).exit_code == 0, "it was asked to end, and did"
+            assert n.device.restarts == {"signal": 1}
+
+    run(scenario())
+
+
+def test_the_first_process_goes_to_the_first_tenant_and_others_have_their_own() -> None:
+    async def scenario() -> None:
+        async with node(BY_TENANT) as n:
+            assert n.device.state == SERVING and n.running == [1]
+            x, x2, y = n.session(X), n.session(X), n.session(Y)
+            assert [await n.generation(each) for each in (x, y, x2)] == [1, 2, 1]
+            n.process(1).die()
+            assert (await lost(n, x)).details["generation"] == "1"
+            assert (await lost(n, x2)).details["generation"] == "1"
+            assert await n.generation(y) == 2 and 0 not in y.ended
+            assert [await n.generation(each) for each in (x, x2)] == [3, 3]
+
+    run(scenario())
+
+
+def test_shared_by_configuration() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(BY_TENANT, by_tenant=False)) as n:
+            assert [await n.generation(n.session(tenant)) for tenant in (X, Y)] == [1, 1]
+
+    run(scenario())
+
+
+def test_only_what_concerns_the_viewer_is_described() -> None:
+    async def scenario() -> None:
+        async with node(BY_TENANT) as n:
+            x, y, own = n.session(X), n.session(Y), n.session(Y, dedicated=True)
+            for session in (x, y, own):
+                await n.generation(session)
+            operator = Tenant("boss")
+            plain = Tenant("x", rights=frozenset(Right) - {Right.ADMIN})
+            assert [each.generation for each in n.device.describe(plain).processes] == [1]
+            assert n.device.describe(plain).generation == 1
+            other = Tenant("y", rights=plain.rights)
+            assert {each.session_id for each in n.device.describe(other).processes} == {"", own.id}
+            assert n.device.describe(other).generation == 2
+            stranger = n.device.describe(Tenant("z", rights=plain.rights))
+            assert not stranger.processes and not stranger.pid and stranger.state == SERVING
+            for everything in (n.device.describe(operator), n.device.describe()):
+                assert {each.tenant for each in everything.processes} == {"x", "y"} and len(everything.processes) == 3
+
+    run(scenario())
+
+
+def test_a_process_that_holds_nothing_ends_and_comes_back() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(BY_TENANT, idle_timeout=0.05)) as n:
+            x = n.session(X)
+            assert await n.generation(x) == 1
+            await asyncio.sleep(0.12)  # nothing happens while somebody has a channel
+            assert n.running == [1]
+            await n.sessions.close(x, "done")
+            await until(lambda: not n.running)
+            assert n.process(1).exit_code == 0
+            assert n.device.state == SERVING and n.device.restarts == {} and n.lost == []
+            assert await n.generation(n.session(X)) == 2
+
+    run(scenario())
+
+
+def test_a_first_process_that_nobody_takes_ends() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(BY_TENANT, idle_timeout=0.05)) as n:
+            await until(lambda: not n.running)
+            assert n.device.state == SERVING, "it has shown that it can"
+            assert await n.generation(n.session(X)) == 2
+
+    run(scenario())
+
+
+def test_no_more_processes_than_allowed() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, max_processes=2)) as n:
+            own, third = n.session(dedicated=True), n.session(dedicated=True)
+            await n.generation(own)
+            with pytest.raises(Refusal) as caught:
+                await n.device.channel(third)
+            assert caught.value.reason == Reason.DEVICE_UNAVAILABLE and caught.value.retry_after_s
+            assert caught.value.details["allowed"] == "2"
+            await n.sessions.close(own, "done")
+            assert await n.generation(third) == 3, "it waits for the one that ends"
+
+    run(scenario())
+
+
+def test_an_idle_process_makes_room() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(BY_TENANT, max_processes=1)) as n:
+            x, y = n.session(X), n.session(Y)
+            assert await n.generation(x) == 1
+            await n.sessions.close(x, "done")
+            assert await n.generation(y) == 2 and n.running == [2]
+            assert n.process(1).exit_code == 0
+
+    run(scenario())
+
+
+def test_a_spare_process_takes_the_place_of_a_lost_one_at_once() -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        async with node(dataclasses.replace(PATIENT, spare=True), launcher) as n:
+            session = n.session()
+            assert await n.generation(session) == 1
+            await until(lambda: [worker.key for worker in n.device.running].count(None))
+            launcher.ready = False  # a further one takes its time
+            n.process(1).die()
+            assert (await lost(n, session)).details["generation"] == "1"
+            assert await n.generation(session) == 2
+            assert n.device.generation == 2 and n.device.restarts == {"signal": 1}
+            launcher.ready = True
+
+    run(scenario())
+
+
+def test_losses_count_across_spares() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, spare=True, max_restarts=2)) as n:
+            for _ in range(3):
+                await until(lambda: n.device.state == SERVING and any(w.key is None for w in n.device.running))
+                last = n.device.generation
+                n.process(last).die()
+                await until(lambda last=last: n.device.generation != last or n.device.state == FENCED)
+            await until(lambda: n.device.state == FENCED)
+            with pytest.raises(Refusal, match="fenced"):
+                await n.device.channel(n.session())
+            own = n.session(dedicated=True)
+            assert await n.generation(own) > 3, "the fence is the shared worker's"
+
+    run(scenario())
+
+
+def test_a_fenced_worker_of_one_tenant_while_another_is_served() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(BY_TENANT, max_restarts=1)) as n:
+            x, y = n.session(X), n.session(Y)
+            await n.generation(x)
+            await n.generation(y)
+            for generation in (1, 3):
+                n.process(generation).die()
+                await lost(n, x)
+                if generation == 1:
+                    assert await n.generation(x) == 3
+            with pytest.raises(Refusal, match="fenced") as caught:
+                await n.device.channel(x)
+            assert caught.value.reason == Reason.DEVICE_UNAVAILABLE and caught.value.retry_after_s is None
+            assert await n.generation(y) == 2 and n.device.state == SERVING
+            n.device.restart()
+            assert await n.generation(x) > 3, "an operator has lifted the fence"
+            assert (await lost(n, y)).details["cause"] == "restart"
+            assert await n.generation(y) > 3
+
+    run(scenario())
+
+
+def test_processes_that_never_start_fence_the_device_and_a_restart_lifts_that() -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        launcher.ready = False
+        policy = dataclasses.replace(BY_TENANT, max_restarts=1, start_timeout=0.02, serving_wait=1.0)
+        async with node(policy, launcher) as n:
+            await until(lambda: n.device.state == FENCED)
+            with pytest.raises(Refusal) as caught:
+                await n.device.channel(n.session(X))
+            assert caught.value.reason == Reason.DEVICE_UNAVAILABLE and "start" in caught.value.message
+            launcher.ready = True
+            n.device.restart()
+            await until(lambda: n.device.state == SERVING)
+            await n.generation(n.session(X))
+
+    run(scenario())
+
+
+def test_what_is_brought_back_before_a_process_serves() -> None:
+    async def scenario() -> None:
+        async with node(BY_TENANT) as n:
+            told: list[tuple[int, bool, bool]] = []
+            x, y = n.session(X), n.session(Y)
+            gate = asyncio.Event()
+
+            async def prepare(link: DeviceLink) -> None:
+                await gate.wait()
+                told.append((link.generation, link.serves(x), link.serves(y)))
+
+            gate.set()
+            n.supervisor.prepare.append(prepare)
+            await n.generation(x)
+            await n.generation(y)
+            assert told == [(1, True, False), (2, False, True)]
+            gate.clear()
+            n.process(1).die()
+            await lost(n, x)
+            waiting = asyncio.create_task(n.generation(x))
+            await until(lambda: len(n.launcher.started) == 3)
+            assert not waiting.done()
+            n.process(3).die()  # in the middle of it
+            await until(lambda: n.lost == [(0, 1), (0, 3)])
+            gate.set()
+            assert await waiting == 4
+            assert told[2:] == [(4, True, False)]
+
+    run(scenario())
+
+
+def test_a_preparation_that_fails_does_not_keep_the_device_from_serving() -> None:
+    async def scenario() -> None:
+        async def broken(link: DeviceLink) -> None:
+            raise ValueError("no")
+
+        async with node(BY_TENANT) as n:
+            n.supervisor.prepare.append(broken)
+            assert await n.generation(n.session(X)) == 1
+
+    run(scenario())
+
+
+def test_a_session_that_ends_while_its_process_starts() -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        async with node(PATIENT, launcher) as n:
+            launcher.ready = False
+            own = n.session(dedicated=True)
+            waiting = asyncio.create_task(n.device.channel(own))
+            await until(lambda: len(launcher.started) == 2)
+            await n.sessions.close(own, "done")
+            with pytest.raises(Refusal):
+                await waiting
+            await until(lambda: n.running == [1])
+
+    run(scenario())
+
+
+def test_the_loss_of_all_is_the_loss_of_the_device() -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        async with node(BY_TENANT, launcher) as n:
+            x = n.session(X)
+            await n.generation(x)
+            seen: list[Any] = []
+            n.supervisor.watch(lambda: seen.append(n.device.state))
+            n.process(1).die()
+            await lost(n, x)
+            await n.generation(x)
+            assert seen[0] == LOST and seen[-1] == SERVING
+
+    run(scenario())
+
+
+def test_stop_while_several_serve() -> None:
+    async def scenario() -> None:
+        async with node(BY_TENANT, devices=2) as n:
+            await n.generation(n.session(X))
+            await n.generation(n.session(Y, dedicated=True))
+            await n.supervisor.find(1).channel(n.session(X))
+
+    run(scenario())

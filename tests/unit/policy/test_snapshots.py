@@ -1,0 +1,74 @@
+"""Two areas for the copies of a buffer, and how much host memory copies under way may hold."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.snapshots import CHUNK, Allowance, Areas
+
+
+def test_the_areas_take_turns_and_the_last_complete_copy_is_left_alone() -> None:
+    areas = Areas(8192, 4096)
+    assert areas.committed is None and areas.idle
+    seen = []
+    for _ in range(4):
+        which = areas.begin()
+        assert which != areas.committed and not areas.idle
+        seen.append(areas.at(which))
+        areas.send()
+        assert not areas.idle  # until the front has said so, either area may be the one that counts
+        areas.commit()
+        assert areas.committed == which and areas.idle
+    assert seen == [8192, 12288, 8192, 12288]
+
+
+def test_a_copy_that_fails_leaves_the_one_before() -> None:
+    areas = Areas(0, 4096, committed=1)
+    assert areas.begin() == 0
+    areas.fail()
+    assert areas.committed == 1 and areas.idle
+    assert areas.begin() == 0
+
+
+def test_a_second_copy_cannot_begin_beside_the_first() -> None:
+    areas = Areas(0, 4096)
+    areas.begin()
+    with pytest.raises(AssertionError):
+        areas.begin()
+    with pytest.raises(AssertionError):
+        areas.commit()  # the front was never told
+
+
+def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
+    allowance = Allowance(4)
+    assert allowance.chunk() == 1
+    big = Allowance(256 << 20)
+    assert big.chunk() == CHUNK and big.chunk(pinned=1 << 20) == 1 << 19
+    assert big.take(100 << 20, ahead=False)  # larger than all that there is: alone
+    assert not big.take(1, ahead=False)
+    assert big.give(100 << 20, ahead=False)  # somebody has been denied
+    assert big.take(16 << 20, ahead=True)
+    assert not big.take(1, ahead=True)
+    assert big.take(48 << 20, ahead=False)
+    assert not big.take(1, ahead=False)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.booleans()), max_size=60))
+def test_what_is_held_stays_within_bounds(steps: list[tuple[int, bool, bool]]) -> None:
+    """(size, ahead, give one back first): never more than a quarter together, or one alone; a sixteenth ahead."""
+    cap = 128
+    allowance, held = Allowance(cap), []
+    for size, ahead, give in steps:
+        if give and held:
+            allowance.give(*held.pop())
+        if allowance.take(size, ahead):
+            held.append((size, ahead))
+        total = sum(size for size, _ in held)
+        assert allowance.held == total
+        assert total <= cap // 4 or len(held) == 1
+        assert sum(size for size, ahead in held if ahead) <= cap // 16
+    for each in held:
+        allowance.give(*each)
+    assert allowance.held == 0 and allowance.take(cap // 16, ahead=True)
