@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hearth.properties import DeviceProperties as DeviceProperties
     from hearth.properties import MemoryUsage as MemoryUsage
     from hearth.properties import NodeInfo as NodeInfo
+    from hearth.properties import ProcessInfo as ProcessInfo
     from hearth.properties import SessionInfo as SessionInfo
     from hearth.published import PublishedArray as PublishedArray
     from hearth.readonly import read_only as read_only
@@ -110,7 +111,7 @@ _HOMES = {
     "pending": ("DispatchTiming", "PendingDispatch"),
     "prepared": ("Prepared",),
     "profile": ("Profile",),
-    "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "SessionInfo"),
+    "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
     "published": ("PublishedArray",),
     "readonly": ("read_only",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
@@ -156,6 +157,7 @@ __all__ = [
     "OutOfMemoryError",
     "PendingDispatch",
     "Prepared",
+    "ProcessInfo",
     "Profile",
     "PublishedArray",
     "QuotaExceededError",

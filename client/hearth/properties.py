@@ -66,6 +66,36 @@ class DeviceProperties:
 
 
 @dataclass(frozen=True)
+class ProcessInfo:
+    """One process that serves a device, to one tenant or to one session alone."""
+
+    pid: int
+    generation: int
+    state: str
+    tenant: str
+    """Empty: shared by all."""
+    session_id: str
+    """Dedicated to it; empty: to none."""
+    memory_granted: int
+    """Bytes that it may hold on the device."""
+    memory_held: int
+    """Bytes that it holds, as it last said."""
+
+    @classmethod
+    def of(cls, message: node_pb2.DeviceProcess) -> ProcessInfo:
+        """From the wire."""
+        return cls(
+            pid=message.pid,
+            generation=message.generation,
+            state=_STATES.get(int(message.state), "unknown"),
+            tenant=message.tenant,
+            session_id=message.session_id,
+            memory_granted=message.memory_granted,
+            memory_held=message.memory_held,
+        )
+
+
+@dataclass(frozen=True)
 class DeviceInfo:
     """A device as the node describes it."""
 
@@ -78,6 +108,8 @@ class DeviceInfo:
     pid: int
     detail: str
     """Why it is not serving."""
+    processes: tuple[ProcessInfo, ...] = ()
+    """Those that this client may see."""
 
     @classmethod
     def of(cls, message: node_pb2.Device) -> DeviceInfo:
@@ -89,6 +121,7 @@ class DeviceInfo:
             properties=DeviceProperties.of(message.properties),
             pid=message.pid,
             detail=message.detail,
+            processes=tuple(ProcessInfo.of(process) for process in message.processes),
         )
 
 

@@ -57,8 +57,8 @@ def _parse(target: str, origin: str) -> Target:
     tls = target.lower().startswith(_TLS)
     written, target = target, target[len(_TLS) :].removesuffix("/") if tls else target
     host, colon, port = target.rpartition(":")
-    if not colon or (":" in host and not host.startswith("[")):
-        host, port = target, str(DEFAULT_PORT)  # a name alone, or a bare IPv6 address
+    if not colon or target.endswith("]") or (":" in host and not host.startswith("[")):
+        host, port = target, str(DEFAULT_PORT)  # a name alone, or an IPv6 address
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     if not host or "/" in target or not port.isdigit() or not 0 < int(port) < 65536:

@@ -170,7 +170,7 @@ class Download(_Stream["Chunks"]):
         """Takes the download to its end; how many bytes there were. Raises `HearthError`."""
         size, received = len(memory), 0
         with self._given_up_on_error():
-            patience, told = Patience(self._connection.lease), 0
+            patience, furthest, told = Patience(self._connection.lease), 0, 0
             while True:
                 try:
                     if self._broken is not None:
@@ -182,13 +182,15 @@ class Download(_Stream["Chunks"]):
                         received = at + len(data)
                         if received - told >= _TOLD_BYTES:
                             self._connection.arrived(self._number, received)
-                            patience, told = Patience(self._connection.lease), received
+                            told = received
                         if progress is not None:
                             progress(received, size)
                     break
                 except HearthError as error:
                     if received == size and error.broken:
                         break
+                    if received > furthest:
+                        furthest, patience = received, Patience(self._connection.lease)
                     self._wait(patience, error)
         self._connection.arrived(self._number, received)
         return received

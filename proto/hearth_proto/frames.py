@@ -38,9 +38,9 @@ class Kind(enum.IntEnum):
     PING = 8  # id: returned by PONG
     STATS = 9  # id: returned by STATS with JSON
     LIMIT = 10  # payload: JSON, how much of the device's memory the process may hold; answered by HELD
-    TURN = 11  # flags 1: the process may give work to the device, 0: not any more
+    TURN = 11  # flags 1: the process may give the device work; 2: it is alone there again; 4: others wait for it
     RESTORE = 12  # channel; payload: JSON, durable buffers to bring back; answered by RESTORED with the same id
-    CANCEL = 13  # channel, id: the call, whose client has gone; dropped where it has not begun
+    CANCEL = 13  # channel, id: the call, which nobody waits for any more; dropped where it has not begun
     EXPORT = 14  # channel, id; payload: JSON, a buffer to publish; answered by EXPORTED with the same id
     IMPORT = 15  # channel, id; payload: JSON, a published buffer to attach; answered by IMPORTED with the same id
 
@@ -60,7 +60,7 @@ class Kind(enum.IntEnum):
     FAULT = 38  # the process is about to end; payload: a Status
     PONG = 39
     HELD = 40  # payload: JSON, memory that the process holds and wants
-    BUSY = 41  # flags 1: it has work for the device, 0: it has none
+    BUSY = 41  # flags 1: it has work for the device; 2: and some of it is there
     METER = 42  # payload: JSON, device time used by sessions since the last one
     SNAPSHOT = 43  # channel, id; payload: JSON, what to do with copies of durable buffers; answered in kind, by its id
     RESTORED = 44  # channel, id; payload: JSON

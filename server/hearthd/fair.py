@@ -141,8 +141,13 @@ class Fair(Generic[K]):
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum
+        self._wanting: set[K] = set()
         self._classes: dict[int, _Class[K]] = {}
         self._places: dict[K, tuple[int, str]] = {}
+
+    def __len__(self) -> int:
+        """How many want a turn."""
+        return len(self._wanting)
 
     def enter(self, key: K, group: str = "", weight: float = 1.0, priority: int = 0) -> None:
         """The flow wants a turn. `weight` is its group's: the last one named counts."""
@@ -150,6 +155,7 @@ class Fair(Generic[K]):
         if self._places.get(key, place) != place:
             self.forget(key)
         self._places[key] = place
+        self._wanting.add(key)
         of = self._classes.setdefault(priority, _Class(self._quantum))
         of.groups.enter(group, weight)
         of.rings.setdefault(group, Ring(self._quantum)).enter(key)
@@ -159,6 +165,7 @@ class Fair(Generic[K]):
         place = self._places.get(key)
         if place is None:
             return
+        self._wanting.discard(key)
         of = self._classes[place[0]]
         ring = of.rings[place[1]]
         ring.leave(key)

@@ -148,9 +148,10 @@ class DaemonProcess:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def get(self, path: str) -> Page:
+    def get(self, path: str, token: str = "") -> Page:
         """One page over HTTP, whatever its status."""
-        request = urllib.request.Request(f"http://{self.http}{path}")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(f"http://{self.http}{path}", headers=headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=10) as answer:

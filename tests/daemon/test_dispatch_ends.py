@@ -281,7 +281,7 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
 
 CLIENT = f"""
 import sys, hearth, numpy as np
-from hearth import bulk, transfer
+from hearth import transfer
 KERNELS, SPIN = {KERNELS!r}, {SPIN!r}
 gpu = hearth.connect(sys.argv[1]).device(0)
 identity = gpu.RawModule(code=KERNELS).get_function("identity")
@@ -294,14 +294,13 @@ def stop(*_):
 
 UPLOADING = """
 messages = transfer.upload_messages
-transfer.upload_messages = lambda head, data, chunk, progress: messages(
-    head, data, chunk, lambda done, total: done < 8 << 20 or stop())
+transfer.upload_messages = lambda head, data, chunk, progress, *rest: messages(
+    head, data, chunk, lambda done, total: done < 8 << 20 or stop(), *rest)
 gpu.dispatch(identity, 1, 1, args)
 """
 
 DOWNLOADING = """
-drain = bulk.drain
-bulk.drain = lambda messages, into, *rest: (next(iter(messages)), stop())
+gpu._connection.arrived = stop
 gpu.dispatch(identity, 1, 1, args)
 """
 

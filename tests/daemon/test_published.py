@@ -24,19 +24,12 @@ from hearth_proto.v1 import device_pb2
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, environment, on_cpu, wait_until
-from .kernels import common
+from .kernels import COMMON, common
 from .raw import TIMEOUT, Raw, refused
 from .tenants import tenants
 
 WEIGHTS = np.arange(5000, dtype=np.float32).reshape(100, 50)
-SUM = r"""
-extern "C" __global__ void total(const float* x, float* out, int n) {
-    float sum = 0;
-    for (int i = 0; i < n; i++) sum += x[i];
-    *out = sum;
-}
-extern "C" __global__ void spoil(float* x) { x[threadIdx.x] = -1; }
-"""
+FIRST = WEIGHTS.reshape(-1)[:1000]
 
 
 @pytest.fixture(params=["shared", "dedicated"])
@@ -274,7 +267,7 @@ def test_one_way_writes_are_refused_and_spoil_nothing(gpu: hearth.Device, other:
         lambda: mine.set(np.zeros_like(WEIGHTS)),
         lambda: mine[:, 3].set(np.zeros(100, np.float32)),
         lambda: mine.copy_from(device.zeros(WEIGHTS.shape, np.float32)),
-        lambda: hearth.Group([device]).all_reduce([device.zeros(5000, np.float32)], outs=[mine]),
+        lambda: hearth.Group([device]).all_reduce([device.zeros(WEIGHTS.shape, np.float32)], outs=[mine]),
     ):
         assert failure_of(device, write) == "READ_ONLY"
         same(mine)
@@ -346,27 +339,34 @@ def test_unpublished_buffer_is_the_publishers_own_at_once(gpu: hearth.Device) ->
 # ---- kernels ----
 
 
+def reading(array: Any, out: hearth.DeviceArray) -> tuple[Any, ...]:
+    """Arguments of a saxpy that copies the first elements of the array, where `out` is zeros."""
+    return np.float32(1), array, out, np.int32(out.size)
+
+
 def test_kernels_read_it(gpu: hearth.Device, other: hearth.Device) -> None:
     x = published(gpu)
     w = other.attach("weights")
     for array, device in ((x, gpu), (w, other)):
-        total = device.RawModule(code=SUM).get_function("total")
-        out = device.zeros(1, np.float32)
+        saxpy = common(device, "saxpy")
+        out = device.zeros(1000, np.float32)
         for argument in (array, hearth.read_only(array), array, array):
             out.fill(0)
-            total((1,), (1,), (argument, out, np.int32(1000)))
-            assert out.get()[0] == WEIGHTS.reshape(-1)[:1000].sum()
+            saxpy((4,), (256,), reading(argument, out))
+            same(out, FIRST)
         with device.graph() as graph:
-            total((1,), (1,), (array, out, np.int32(1000)))
-        prepared = device.prepare([(total, (1,), (1,), (array, out, np.int32(1000)))])
+            saxpy((4,), (256,), reading(array, out))
+        prepared = device.prepare([(saxpy, (4,), (256,), reading(array, out))])
         for again in (graph, prepared):
             out.fill(0)
-            again.launch(3)
-            assert out.get()[0] == WEIGHTS.reshape(-1)[:1000].sum()
-        (sent,) = device.dispatch(total, (1,), (1,), args=[array, hearth.Out((1,), np.float32), np.int32(1000)])
-        assert sent[0] == WEIGHTS.reshape(-1)[:1000].sum()
-        total((1,), (1,), (array, out, np.int32(1000)), mode="validate")
-        device.synchronize()
+            again.launch()
+            same(out, FIRST)
+        args = [np.float32(1), array, hearth.Out((1000,), np.float32), np.int32(1000)]
+        (sent,) = device.dispatch(saxpy, (4,), (256,), args=args)
+        np.testing.assert_array_equal(sent, FIRST)
+        out.fill(0)
+        saxpy((4,), (256,), reading(array, out), mode="validate")
+        same(out, FIRST)
 
 
 HOLD = r"""
@@ -382,25 +382,26 @@ def test_launches_with_it_do_not_wait_for_each_other(gpu: hearth.Device, other: 
     array, device = (x, gpu) if whose == "publisher" else (other.attach("weights"), other)
     module = device.RawModule(code=HOLD)
     gate = module.get_global("gate", np.int32)
-    total = device.RawModule(code=SUM).get_function("total")
-    out = device.zeros(1, np.float32)
+    saxpy = common(device, "saxpy")
+    out = device.zeros(1000, np.float32)
     side, holding = device.stream(), device.stream()
     for _ in range(2):  # what the first launch loads waits for running kernels
         gate.set(np.ones(1, np.int32), stream=side)
         module.get_function("hold")((1,), (1,), (array,), stream=holding, timeout=60)
-        total((1,), (1,), (array, out, np.int32(10)), stream=side)
+        saxpy((4,), (256,), reading(array, out), stream=side)
         device.synchronize()
     gate.set(np.zeros(1, np.int32), stream=side)
+    out.fill(0, stream=side)
     side.synchronize()
     module.get_function("hold")((1,), (1,), (array,), stream=holding, timeout=60)
     try:
         for _ in range(3):  # the long way, the short one, the one by its bytes
-            total((1,), (1,), (array, out, np.int32(10)), stream=side)
+            saxpy((4,), (256,), reading(array, out), stream=side)
         side.synchronize(timeout=30)
     finally:
         gate.set(np.ones(1, np.int32), stream=side)
         device.synchronize()
-    assert out.get()[0] == 45
+    same(out, 3 * FIRST)
 
 
 @on_cpu
@@ -410,7 +411,7 @@ def test_kernel_that_writes_takes_only_its_own_process(start_daemon: StartDaemon
         gpu, bad = node.device(0), rogue.device(0)
         x = published(gpu)
         w = bad.attach("weights")
-        bad.RawModule(code=SUM).get_function("spoil")((1,), (32,), (w,))
+        common(bad, "add_one")((1,), (32,), (w, np.int32(32)))
         with pytest.raises(hearth.DeviceLostError) as lost:
             bad.synchronize()
         assert "SIGSEGV" in lost.value.message
@@ -423,14 +424,14 @@ def test_kernel_that_writes_takes_only_its_own_process(start_daemon: StartDaemon
 def test_graph_of_the_publisher_keeps_its_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     """Made while published, and launched after the memory has moved for another process."""
     x = published(gpu)
-    total = gpu.RawModule(code=SUM).get_function("total")
-    out = gpu.zeros(1, np.float32)
+    saxpy = common(gpu, "saxpy")
+    out = gpu.zeros(1000, np.float32)
     with gpu.graph() as graph:
-        total((1,), (1,), (x, out, np.int32(100)))
+        saxpy((4,), (256,), reading(x, out))
     with daemon.connect(isolation="dedicated") as node:
         same(node.device(0).attach("weights"))
         graph.launch()
-        assert out.get()[0] == WEIGHTS.reshape(-1)[:100].sum()
+        same(out, FIRST)
         same(x)
 
 
@@ -442,23 +443,22 @@ def test_what_a_graph_may_write_is_not_published(gpu: hearth.Device) -> None:
     assert reason_of(x.publish, "weights") == "INVALID_ARGUMENT"
     graph.launch()
     same(x, np.ones(100, np.int32))  # and nothing has become of it
-    variable = gpu.RawModule(code="__constant__ float c[4];\n" + SUM).get_global("c", np.float32)
+    variable = gpu.RawModule(code=HOLD).get_global("gate", np.int32)
     assert reason_of(variable.publish, "weights") == "INVALID_ARGUMENT"
 
 
 def test_launches_before_and_after_the_memory_moves(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     """The same launch again and again, by its bytes, while the buffer gets another address."""
     x = published(gpu)
-    total = gpu.RawModule(code=SUM).get_function("total")
-    out = gpu.zeros(8, np.float32)
-    expected = WEIGHTS.reshape(-1)[:50].sum()
+    saxpy = common(gpu, "saxpy")
+    out = gpu.zeros(1000, np.float32)
     for _ in range(200):
-        total((1,), (1,), (x, out, np.int32(50)))
+        saxpy((4,), (256,), reading(x, out))
     with daemon.connect(isolation="dedicated") as node:
         w = node.device(0).attach("weights")
         for _ in range(200):
-            total((1,), (1,), (x, out, np.int32(50)))
-        assert out.get()[0] == expected
+            saxpy((4,), (256,), reading(x, out))
+        same(out, 400 * FIRST)
         same(w)
     assert gpu.memory_usage().allocations == 2
 
@@ -467,13 +467,12 @@ def test_launches_before_and_after_the_memory_moves(gpu: hearth.Device, daemon: 
 
 
 def test_publishing_waits_for_the_work_before(other: hearth.Device, raw: Raw) -> None:
-    wait = "long long start = clock64(); while (clock64() - start < 5000000) {}"
-    function = raw.function(f'extern "C" __global__ void slow(int* x) {{ {wait} *x = 5; }}', "slow")
+    spin = raw.function(COMMON, "spin")
+    one = c.Dim3(x=1, y=1, z=1)
     for number in range(5):
         buffer = raw.buffer(bytes(4))
-        pointer = c.Argument(pointer=c.Argument.Pointer(buffer=buffer))
-        one = c.Dim3(x=1, y=1, z=1)
-        raw.call("Launch", c.Launch(function=function, grid=one, block=one, arguments=[pointer]))
+        raw.call("Launch", c.Launch(function=spin, grid=one, block=one, arguments=[c.Argument(int64=20_000_000)]))
+        raw.call("Fill", c.Fill(buffer=buffer, size=4, pattern=b"\5\0\0\0"))
         request = device_pb2.PublishRequest(target=raw.target(), buffer=buffer, name=f"n{number}")
         raw.device.Publish(request, timeout=TIMEOUT)
         assert other.attach(f"n{number}", dtype=np.int32).get()[0] == 5
@@ -577,8 +576,9 @@ def test_attachers_session_closes(gpu: hearth.Device, daemon: DaemonProcess) -> 
     x = published(gpu)
     for isolation in ("shared", "dedicated"):
         with daemon.connect(isolation=isolation) as node:
-            node.device(0).attach("weights")
-            wait_until(lambda: gpu.published()[0].attached == 1, "the attachment")
+            same(w := node.device(0).attach("weights"))
+            assert gpu.published()[0].attached == 1
+            del w
         wait_until(lambda: gpu.published()[0].attached == 0, "the end of the attachment")
     gpu.unpublish("weights")
     x.fill(1)
@@ -681,6 +681,27 @@ def test_memory_counts_once(gpu: hearth.Device, daemon: DaemonProcess) -> None:
         assert len(gpu.published()) == 1
         assert gpu.published()[0].attached == 2
         del arrays, x
+
+
+@on_cpu
+def test_no_room_for_a_copy_that_others_can_map(start_daemon: StartDaemon) -> None:
+    """Whoever attaches is told so; whoever published it notices nothing."""
+    daemon = start_daemon(devices={"memory_limit": "96MiB"})
+    host = np.arange(60 << 20, dtype=np.uint8)
+    with daemon.connect() as node, daemon.connect(isolation="dedicated") as second:
+        gpu, other = node.device(0), second.device(0)
+        x = published(gpu, "big", host)
+        assert reason_of(other.attach, "big") == "OUT_OF_MEMORY"
+        assert gpu.published()[0].attached == 0
+        same(gpu.attach("big"), host)  # in its own process it takes none
+        small = published(gpu, "small")
+        same(other.attach("small"))
+        same(x, host)
+        x.free()
+        gpu.unpublish("big")
+        y = published(gpu, "big", host[: 40 << 20])
+        same(other.attach("big"), host[: 40 << 20])
+        assert gpu.memory_usage().bytes_in_use == y.nbytes + small.nbytes
 
 
 def test_big_buffer_attaches_in_milliseconds(gpu: hearth.Device, other: hearth.Device) -> None:

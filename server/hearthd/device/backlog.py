@@ -53,7 +53,8 @@ class Backlog:
 
     __slots__ = (
         "active", "closing", "counted", "ended", "frame", "frames", "late_at", "launches", "left", "metered", "need",
-        "open", "pace", "paid", "room", "session", "slices", "sparse", "transfers", "used", "wanting", "work",
+        "open", "pace", "paid", "room", "session", "slices", "sparse", "stirred", "transfers", "used",
+        "wanting", "work",
     )  # fmt: skip
 
     def __init__(self, session: Session) -> None:
@@ -80,6 +81,8 @@ class Backlog:
         """Whether it has something waiting, or work on the device."""
         self.wanting = False
         """Whether it stands in the order of turns."""
+        self.stirred = False
+        """Whether something has come or gone since it was looked at."""
         self.sparse = True
         """Whether all that it had went at once, when it last had something."""
         self.metered = False

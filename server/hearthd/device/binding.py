@@ -146,13 +146,13 @@ class Binder:
         device = self._device
         plan = bound.plan
         track = stream.track
-        limit = plan.timeout_ns / 1e9 or device.spec.launch_timeout
+        limit = plan.timeout_ns / 1e9 or stream.launch_timeout
         for _ in range(plan.iterations if times is None else times):
             device.tracks.before(track, bound.writes, bound.reads)
             device.begin(stream, plan=plan)
-            track.launched.append((device.tracks.ordering.position(track.index), plan.name))
+            track.launched.append((device.tracks.ordering.position(track.index), plan.name, stream.session))
             if limit:
-                with self._watchdog.limit(track, plan.name, limit):
+                with self._watchdog.limit(track, plan.name, limit, stream.session):
                     self._to_driver(bound, stream)
             else:
                 self._to_driver(bound, stream)

@@ -64,6 +64,10 @@ class Collectives:
         self._post = post
         self._pending: dict[Key, Pending] = {}
         self._comms: dict[str, Communicator] = {}
+        self._ids: dict[str, bytes] = {}
+        """Made here, for communicators that this rank has not joined yet."""
+        self._making: dict[str, bool] = {}
+        """Communicators that a helper thread works on, and whether they are still wanted."""
         self._track: Track | None = None
         self._next_check = 0.0
 
@@ -217,13 +221,13 @@ class Collectives:
             if session is not None:
                 self._device.kick(session)
         elif what == "create_id":
+            self._making[message["comm"]] = True
             self._helper(partial(self._create_id, message["comm"], message["ranks"]))
         elif what == "join":
+            self._making[message["comm"]] = True
             self._helper(partial(self._join, message))
         elif what == "abort":
-            communicator = self._comms.pop(message["comm"], None)
-            if communicator is not None:
-                self._helper(communicator.abort)
+            self._abort(message["comm"])
 
     def _present(self, key: Key, command: commands_pb2.AllReduce, op: str) -> None:
         self._send(
@@ -243,8 +247,14 @@ class Collectives:
         except Exception as error:
             self._post(partial(self._join_failed, comm, error))
             return
-        message = {"op": "id", "comm": comm, "unique_id": base64.b64encode(unique_id).decode()}
-        self._post(partial(self._send, message))
+        self._post(partial(self._created, comm, unique_id))
+
+    def _created(self, comm: str, unique_id: bytes) -> None:
+        if self._making.pop(comm):
+            self._ids[comm] = unique_id
+            self._send({"op": "id", "comm": comm, "unique_id": base64.b64encode(unique_id).decode()})
+        else:
+            self._device.server.communicators.forget(unique_id)
 
     def _join(self, message: dict[str, Any]) -> None:
         comm = message["comm"]
@@ -257,10 +267,30 @@ class Collectives:
         self._post(partial(self._joined, comm, communicator))
 
     def _joined(self, comm: str, communicator: Communicator) -> None:
-        self._comms[comm] = communicator
-        self._send({"op": "joined", "comm": comm})
+        self._ids.pop(comm, None)
+        if self._making.pop(comm):
+            self._comms[comm] = communicator
+            self._send({"op": "joined", "comm": comm})
+        else:  # it was given up meanwhile, and nobody will speak of it again
+            self._helper(communicator.abort)
+
+    def _abort(self, comm: str) -> None:
+        if comm in self._making:
+            self._making[comm] = False
+            return
+        self._forget_id(comm)
+        communicator = self._comms.pop(comm, None)
+        if communicator is not None:
+            self._helper(communicator.abort)
+
+    def _forget_id(self, comm: str) -> None:
+        unique_id = self._ids.pop(comm, None)
+        if unique_id is not None:
+            self._device.server.communicators.forget(unique_id)
 
     def _join_failed(self, comm: str, error: Exception) -> None:
+        self._making.pop(comm, None)
+        self._forget_id(comm)
         refusal = (
             error
             if isinstance(error, Refusal)

@@ -37,7 +37,7 @@ from hearthd.device.tensor_maps import TensorMapCommands
 from hearthd.device.trace import TraceCommands
 from hearthd.device.transfers import Transfers
 from hearthd.device.waits import WaitCommands
-from hearthd.device.watchdog import Watchdog
+from hearthd.device.watchdog import Watchdog, shorter
 
 Handler = Callable[[Origin, Any], Operation | None]
 
@@ -135,6 +135,7 @@ class Executor:
         """Frames that do not stay in the order of a session's commands; all others do."""
         self.in_order: dict[int, Callable[[Session, Frame], None]] = {
             Kind.CLOSE: self._close,
+            Kind.UPLOAD: self._transfers.upload_frame,
             Kind.RESTORE: self.snapshots.restore,
         }
 
@@ -142,6 +143,7 @@ class Executor:
         """A frame that belongs to a session."""
         if frame.kind == Kind.OPEN:
             info = json.loads(frame.payload or b"{}")
+            info["launch_timeout"] = shorter(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
             opened = self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
             opened.permissions = permissions.of(info)
             self.sharing.open(opened)
@@ -169,6 +171,10 @@ class Executor:
     def pump(self) -> None:
         """Runs what has arrived, and tries the deferred commands of sessions for which something has happened."""
         self.sharing.pump()
+        self.pump_kicked()
+
+    def pump_kicked(self) -> None:
+        """The latter alone."""
         while self._kicked:
             session = self._sessions.get(self._kicked.pop())
             if session is not None:

@@ -11,9 +11,11 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import status_pb2
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
-from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.grants import Plea
+from hearthd.device.operation import Operation, Origin, internal_error, submit
 from hearthd.device.places import MappedPlace, Place
 from hearthd.device.published import Replies, Shared, gone
+from hearthd.device.server import DeviceFault
 from hearthd.device.tables import Buffer, Session
 from hearthd.device.tracks import Track
 
@@ -56,11 +58,29 @@ class Exporting:
         else:
             shared.waiting.append((call, file))
             if len(shared.waiting) == 1:
-                try:
-                    self._copy(shared, shared.publisher)
-                except BaseException:
-                    shared.waiting.clear()
-                    raise
+                plea = Plea(self._device.grants, lambda: self._begin(shared, plea))
+                self._begin(shared, plea)
+
+    def _begin(self, shared: Shared, plea: Plea) -> None:
+        """As soon as there is room for it: the front may have to grant more first."""
+        if shared.publisher is None:
+            self._give_up(shared, gone())
+            return
+        try:
+            self._device.grants.make_room(shared.size)
+            self._copy(shared, shared.publisher)
+        except Refusal as refusal:
+            if not plea.waits(refusal):
+                self._give_up(shared, refusal)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._give_up(shared, internal_error("export", error))
+
+    def _give_up(self, shared: Shared, refusal: Refusal) -> None:
+        waiting, shared.waiting = shared.waiting, []
+        for call, _ in waiting:
+            self._refuse(call, refusal.to_status())
 
     def _copy(self, shared: Shared, session: Session) -> None:
         """Puts it into memory that other processes can map."""
@@ -85,13 +105,12 @@ class Exporting:
         tracks.on_complete(track, partial(self._copied, shared, place, copy))
 
     def _copied(self, shared: Shared, place: MappedPlace, copy: _Copy) -> None:
-        waiting, shared.waiting = shared.waiting, []
         old = shared.place
         if shared.publisher is None or self._known.get(shared.number) is not shared:
-            for call, _ in waiting:
-                self._refuse(call, gone().to_status())
+            self._give_up(shared, gone())
             place.leave(copy)
             return
+        waiting, shared.waiting = shared.waiting, []
         shared.place = place
         old.move(shared, place)
         place.leave(copy)

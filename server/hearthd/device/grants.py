@@ -1,8 +1,8 @@
 """What this process may hold of its device's memory, as the front has granted, and the asking for more.
 
-The front says `LIMIT {bytes}`; the answer, HELD, is what the process will keep to: more, where more is in use. A process
-whose next allocation does not fit sends HELD by itself, with what it wants; a LIMIT answers that in any case, with more,
-or `denied`. A process that is alone on its device has no limit but the device's, and asks for nothing.
+The front says `LIMIT {bytes}`; the answer, HELD, is what the process will keep to: more, where more is in use. A
+process whose next allocation does not fit sends HELD by itself, with what it wants; a LIMIT answers that in any case,
+with more, or `denied`. A process that is alone on its device has no limit but the device's, and asks for nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Grants:
         Raises Refusal(OUT_OF_MEMORY), with "granted" in its details where the front might grant more."""
         self.check(size)
         memory = self._server.allocate(size, stream)
+        if self.limit is not None and self._server.memory_held()[0] > self.limit:
+            # What the pool had unused was in pieces, so it has taken more of the device.
+            self._server.free(memory, stream)
+            self._server.trim()
+            raise not_granted(size, self._server.memory_info(), self.limit, self._most)
         if self._scrub and memory.reserved:
             self._server.fill(memory.address, b"\0", memory.reserved, stream)
         return memory
@@ -59,6 +64,24 @@ class Grants:
             if self._quota:
                 raise over_quota(size, self._quota, info.reserved, self.limit)
             raise not_granted(size, info, self.limit, self._most)
+
+    def make_room(self, size: int) -> None:
+        """As `check`, for memory outside of the pool: what the pool has unused is given back for it."""
+        if self._beyond(size):
+            self._server.trim()
+            if self._beyond(size):
+                assert self.limit is not None
+                raise not_granted(size, self._server.memory_info(), self.limit, self._most)
+
+    def overtaken(self) -> None:
+        """The process has come to hold more, unasked: another's memory counts here now. The front books it."""
+        if self._beyond(0):
+            self.ask(0, lambda granted: None)
+
+    def _beyond(self, size: int) -> bool:
+        """Whether so much more would be beyond the limit, whatever the pool has unused."""
+        grain = self._server.memory_grain
+        return self.limit is not None and self._server.memory_held()[0] + -(-size // grain) * grain > self.limit
 
     def _missing(self, size: int) -> int:
         """How much `size` bytes more would go beyond the limit."""
@@ -96,11 +119,12 @@ class Grants:
             reserved, in_use = self._server.memory_held()
         self.limit = max(target, reserved)
         self._quota = int(body.get("quota", 0)) if denied else 0
-        self._outbox.put(
-            Kind.HELD, _json({"limit": self.limit, "reserved": reserved, "in_use": in_use}), id=frame.id
-        )
+        self._outbox.put(Kind.HELD, _json({"limit": self.limit, "reserved": reserved, "in_use": in_use}), id=frame.id)
         if denied or (before is not None and self.limit > before):
             asked, self._asked = self._asked, []
+            if not denied:  # it may be enough for these, too
+                asked += [answered for _, answered in self._next]
+                self._next.clear()
             for answered in asked:
                 answered(not denied)
             if self._next:

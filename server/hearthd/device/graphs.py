@@ -111,7 +111,7 @@ class GraphCommands:
         entry: GraphEntry = origin.session.graphs.find(command.graph)
         check_count(command.count, entry.name)
         entry.check()
-        seconds = command.timeout_ns / 1e9 or self._device.spec.launch_timeout
+        seconds = command.timeout_ns / 1e9 or origin.session.launch_timeout
         rounds = Rounds(
             self._device,
             self._watchdog,

@@ -49,7 +49,7 @@ class LaunchCommands:
         streams = session.streams.items
         deferred = session.deferred
         unpack_header = HEADER.unpack_from
-        default_timeout = self._device.spec.launch_timeout
+        default_timeout = session.launch_timeout
         tracks = self._device.tracks
         traced = session.trace is not None
         recall = session.recall
@@ -115,7 +115,7 @@ class LaunchCommands:
         if track.budget <= 0 and not tracks.reap(track):
             return False
         tracks.before(track, writes, reads)
-        track.launched.append((tracks.ordering.position(track.index), plan.name))
+        track.launched.append((tracks.ordering.position(track.index), plan.name, stream.session))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
         except Refusal:
@@ -149,7 +149,7 @@ class LaunchCommands:
             usages = [usage for usage, reader in zip(everything, readers, strict=True) if not reader]
             reads = [usage for usage in everything if usage not in usages]
         tracks.before(track, usages, reads)
-        track.launched.append((tracks.ordering.position(track.index), plan.name))
+        track.launched.append((tracks.ordering.position(track.index), plan.name, session.id))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
         except Refusal:

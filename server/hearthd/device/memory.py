@@ -163,13 +163,14 @@ class MemoryCommands:
     def memory_usage(self, origin: Origin, _command: commands_pb2.MemoryUsage) -> None:
         session = origin.session
         info = self._device.server.memory_info()
+        most = ceiling(info, self._device.spec.memory_limit)
         usage = commands_pb2.MemoryUsageResult(
             allocations=session.allocations,
             bytes_in_use=session.bytes_in_use,
             bytes_padding=session.bytes_reserved - session.bytes_in_use,
             bytes_reserved=info.reserved,
             device_free=info.free,
-            device_total=ceiling(info, self._device.spec.memory_limit),
+            device_total=min(most, session.device_bytes or most),
             bytes_pinned=self._device.server.host_info().pinned,
             bytes_pinned_in_use=session.bytes_pinned,
             bytes_persistent=session.persistent.bytes,

@@ -91,12 +91,10 @@ class PoolPlace(Place):
         session.bytes_in_use += sign * self.size
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
         reservation = self._reservation
-        reservation.persistent = False  # it is no longer its own session's
-        if sign < 0 and reservation.payer in (None, session):  # what pays for the parts beside it goes along
+        if sign < 0 and self.bearer is not None and reservation.payer in (None, session):  # with the parts beside it
             session.bytes_reserved -= reservation.memory.reserved
-            reservation.payer = self.bearer
-            if self.bearer is not None:
-                self.bearer.bytes_reserved += reservation.memory.reserved
+            self.bearer.bytes_reserved += reservation.memory.reserved
+            self._reservations.pass_on(reservation, self.bearer)
 
     def _release(self) -> None:
         part = Buffer(0, self.size)
@@ -109,9 +107,15 @@ class MappedPlace(Place):
     """Memory that other processes map as well. `release` gives it back, once nothing uses it any more."""
 
     def __init__(
-        self, memory: SharedMemory, size: int, bearer: Session | None, release: Callable[[MappedPlace], None]
+        self,
+        reservations: Reservations,
+        memory: SharedMemory,
+        size: int,
+        bearer: Session | None,
+        release: Callable[[MappedPlace], None],
     ) -> None:
         super().__init__(memory.address, size, Usage(), bearer)
+        self._reservations = reservations
         self._memory = memory
         self._give_back = release
         if bearer is not None:
@@ -131,6 +135,7 @@ class MappedPlace(Place):
         session.allocations += sign
         session.bytes_in_use += sign * self.size
         session.bytes_reserved += sign * self._memory.reserved
+        self._reservations.count(session.tenant, sign * self._memory.reserved)
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
 
     def _release(self) -> None:

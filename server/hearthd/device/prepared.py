@@ -132,7 +132,7 @@ class PreparedCommands:
         for launch in bound:
             entry.holdings.add(uses_of(launch))
         entry.launches = tuple(launch for launch in bound for _ in range(launch.plan.iterations))
-        default = self._device.spec.launch_timeout
+        default = origin.session.launch_timeout
         if default or any(launch.plan.timeout_ns for launch in bound):
             entry.seconds = tuple(launch.plan.timeout_ns / 1e9 or default for launch in entry.launches)
         entry.unsettled -= 1

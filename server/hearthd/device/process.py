@@ -184,6 +184,7 @@ class DeviceProcess:
             self._die(
                 f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
                 fix="raise the launch's timeout, or make the kernel end",
+                sessions=[expired.session],
             )
         asleep = 0.0 if progress else tracks.sleep()
         if wake is not None:
@@ -219,6 +220,7 @@ class DeviceProcess:
             self._outbox.put(Kind.STATS, json.dumps(self._executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self._executor.collectives.message(frame.payload, self._executor.session)
+            self._executor.pump_kicked()  # every device launches collectives in the order in which it is told to
         elif frame.kind == Kind.SHUTDOWN:
             self.loop.stop()
         elif frame.kind in self._controls and self._executor.session(frame.channel) is None:
@@ -226,8 +228,10 @@ class DeviceProcess:
         else:
             self._executor.frame(frame)
 
-    def _die(self, why: str, *, fix: str = "") -> None:
-        """Says why, and ends the process at once: a lost context cannot be repaired, and a kernel not be stopped."""
+    def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> None:
+        """Says why, and ends the process at once: a lost context cannot be repaired, and a kernel not be stopped.
+
+        `sessions`: whose kernels may have done it; those of all that are in flight, unless it is known better."""
         kernels = self._device.tracks.in_flight()
         refusal = Refusal(
             Reason.DEVICE_LOST,
@@ -237,6 +241,7 @@ class DeviceProcess:
                 "device": self._spec.ordinal,
                 "generation": self._spec.generation,
                 "in_flight": ", ".join(kernels),
+                "sessions": ", ".join(sessions if sessions is not None else self._device.tracks.suspects()),
             },
         )
         self._device.output.last_words()

@@ -148,6 +148,7 @@ class Publishing:
             if shared.place.shared is not NOTHING:
                 self._device.server.own_shared(shared.place.shared)
             shared.place.bear()
+            self._device.grants.overtaken()
 
     # ---- attaching ----
 
@@ -204,7 +205,7 @@ class Publishing:
     # ---- the end ----
 
     def _map_place(self, memory: SharedMemory, shared: Shared, bearer: Session | None) -> MappedPlace:
-        place = MappedPlace(memory, shared.size, bearer, self._unmap)
+        place = MappedPlace(self._reservations, memory, shared.size, bearer, self._unmap)
         self._take_in(place, shared.number)
         return place
 

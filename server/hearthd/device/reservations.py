@@ -89,6 +89,17 @@ class Reservations:
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
 
+    def count(self, tenant: str, more: int) -> None:
+        """So many bytes outside of the pool more, or less, count with the tenant."""
+        self._held[tenant] = self._held.get(tenant, 0) + more
+
+    def pass_on(self, reservation: Reservation, session: Session) -> None:
+        """It counts with another session, and its tenant, from now on."""
+        size = reservation.memory.reserved
+        self.count(reservation.tenant, -size)
+        self.count(session.tenant, size)
+        reservation.tenant, reservation.payer, reservation.persistent = session.tenant, session, False
+
     def when_settled(self, callback: Callable[[], None]) -> bool:
         """`callback` when all that has been given back is free for every stream; False: it is so already."""
         self._freed_at = {track: at for track, at in self._freed_at.items() if track.done_position < at}

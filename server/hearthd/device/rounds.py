@@ -100,7 +100,7 @@ class Rounds:
             tracks.before(track, (program.usage, *summary.writes), summary.reads)
             device.begin(self._stream)
             position = tracks.ordering.position(track.index)
-            track.launched.extend((position, name) for name in names)
+            track.launched.extend((position, name, self._stream.session) for name in names)
             self._give(count)
             tracks.charge(track, count * cost - 1)
             if summary.prints is not None:
@@ -114,7 +114,7 @@ class Rounds:
     def _give(self, count: int) -> None:
         name, seconds = self._limit() if self._limit is not None else ("", 0.0)
         if seconds:
-            with self._watchdog.limit(self._stream.track, name, seconds):
+            with self._watchdog.limit(self._stream.track, name, seconds, self._stream.session):
                 self._issue(count)
         else:
             self._issue(count)

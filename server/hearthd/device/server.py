@@ -233,6 +233,10 @@ class Communicators(Protocol):
         """What the ranks of one new group find each other by."""
         ...
 
+    def forget(self, unique_id: bytes) -> None:
+        """No rank will join by it any more. Device-handle thread."""
+        ...
+
     def join(self, unique_id: bytes, rank: int, ranks: int) -> Communicator: ...
 
 

@@ -41,11 +41,19 @@ LINGER_S = 0.25
 """How long a session that is alone again still goes in slices: the other one may come back."""
 
 STRETCH_S = 2e-4
-"""How long one session may keep this thread while others have work, and how many commands before the clock is looked
-at."""
-PIECE = 32
+"""How long one session may keep this thread while others have work."""
+
+SHORT_STRETCH_S = 5e-5
+"""The same while somebody waits for the end of something short."""
 
 ALONE_STRETCH_S = 5e-4
+
+IDLE_S = 2e-3
+"""How long a process has nothing to do before the front is told, unless another waits for it."""
+
+PIECE = 64
+"""Commands before the clock is looked at; for one session alone:"""
+
 ALONE_PIECE = 512
 
 
@@ -64,10 +72,15 @@ class Sharing:
         self._shared = False
         self._shared_at = 0.0
         """When more than one had work last."""
+        self._holder: Backlog | None = None
+        """The last that was given a turn."""
         self._turns = False
         """Whether the front says when this process may give the device work; see `hearthd.front.credits`."""
         self._allowed = True
+        self._awaited = False
+        """Whether another process waits for this one."""
         self._told: int | None = None
+        self._idle_since: float | None = None
         self.more = False
         """Whether there is something that could be done at once."""
 
@@ -83,6 +96,7 @@ class Sharing:
         if frame.kind == Kind.CLOSE:
             backlog.closing = True
         backlog.frames.append(frame)
+        backlog.stirred = True
         self._wake(backlog)
 
     def behind(self, session: Session, frame: Frame) -> bool:
@@ -94,7 +108,9 @@ class Sharing:
 
     def cancel(self, session: Session, call: int) -> bool:
         """Forgets a single call that nobody has looked at; whether there was one."""
-        return self._backlogs[session.channel].withdraw(call)
+        backlog = self._backlogs[session.channel]
+        backlog.stirred = True
+        return backlog.withdraw(call)
 
     def gone(self, session: Session) -> None:
         """All that a session which was closed had on the device is done."""
@@ -103,6 +119,7 @@ class Sharing:
     def pumped(self, session: Session) -> None:
         """Commands of it that had been put off were tried."""
         backlog = self._backlogs[session.channel]
+        backlog.stirred = True
         if backlog.active:
             self.more |= self._shared and not backlog.wanting and bool(backlog.asks)
         elif backlog.asks or backlog.under_way(self._tracks):
@@ -141,6 +158,8 @@ class Sharing:
             self._share()
         elif self._active:
             self._alone(next(iter(self._active)))
+        if self._turns:
+            self._tell()
 
     def settle(self, idle: bool) -> None:
         """Work may be done. `idle`: the loop is about to sleep, and has to be told when it is."""
@@ -166,16 +185,25 @@ class Sharing:
                 if backlog.slices and not backlog.slices[-1].late:
                     left = max(backlog.late_at - now, 0.0)
                     asleep = left if asleep is None else min(asleep, left)
+        if self._idle_since is not None:
+            left = max(self._idle_since + IDLE_S - self.meter.clock(), 0.0)
+            asleep = left if asleep is None else min(asleep, left)
         return self.meter.poll(asleep)
 
     def turn(self, frame: Frame) -> None:
-        """The front says whether this process may give the device work; 2: it has the device to itself again."""
+        """The front says whether this process may give the device work (1), that it is alone on its device again (2),
+        or that others wait for it (4)."""
         self._allowed = bool(frame.flags & 1)
         self._turns = not frame.flags & 2
-        self._told = None
-        if self._turns and not self._shared:
+        self._awaited = bool(frame.flags & 4)
+        self._told = self._idle_since = None
+        if self._bounded and not self._shared:
             self._begin()
-        self.more = True
+
+    @property
+    def _bounded(self) -> bool:
+        """Whether only so much may be on the device as can be waited for."""
+        return self._turns and (self._awaited or not self._allowed)
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Works off up to so many commands; whether there are more."""
@@ -263,12 +291,13 @@ class Sharing:
                 self._close(backlog)
             backlog.let(self._tracks)
             backlog.wanting = False
+            backlog.sparse = True
         self._device.kick(None)
         self.settle(False)
 
     def _share(self) -> None:
         now = self.meter.advance()
-        if len(self._active) > 1 or self._turns:
+        if len(self._active) > 1 or self._bounded:
             self._shared_at = now
         elif now - self._shared_at > LINGER_S:
             self._end()
@@ -281,19 +310,18 @@ class Sharing:
                     each.late = True
             if backlog.open is not None and not free:
                 self._close(backlog)
-            if backlog.open is None:
+            if backlog.stirred and backlog.open is None:
                 self._look(backlog)
         if free:
             self._give_all()
-        if self._turns:
-            self._tell()
 
     def _look(self, backlog: Backlog) -> None:
         """Runs what gives the device nothing, and lines up for the rest."""
+        backlog.stirred = False
         if backlog.waiting and (backlog.closing or not backlog.need):
             backlog.room = 0
             if self._advance(backlog, PIECE) and not backlog.need:
-                self.more = True
+                backlog.stirred = self.more = True
         if not backlog.active:
             return
         asks = bool(backlog.asks)
@@ -311,20 +339,23 @@ class Sharing:
 
     def _give_all(self) -> None:
         holder = self._fair.turn()
+        for backlog in tuple(self._active):  # those first whose commands are few
+            if backlog.wanting and backlog.open is None and backlog is not holder:
+                self._give_beside(backlog)
         for backlog in tuple(self._active):
             if backlog.open is None:
-                if backlog.wanting and backlog is not holder:
-                    self._give_beside(backlog)
-            elif backlog.open.turn and backlog is not holder:
+                continue
+            if backlog.open.turn and backlog is not holder:
                 self._close(backlog)
                 self._look(backlog)
             else:
                 self._give(backlog)
         if holder is None or holder.open is not None or not holder.wanting:
             return
-        if any(other.in_turn for other in self._active if other is not holder):
+        if self._holder is not None and self._holder is not holder and self._holder.in_turn:
             self._give_beside(holder)
             return
+        self._holder = holder
         limit = min(AHEAD * SLICE_S, self._fair.credit(holder))
         most = min(holder.pace.most(holder.on_device, limit), holder.pace.most(0))
         if most > 0:
@@ -358,11 +389,12 @@ class Sharing:
         """Fills the open slice, for a short while; closes it where it is full, or there is nothing more for it."""
         made = backlog.open
         assert made is not None
-        until = self.meter.clock() + STRETCH_S
+        hurry = any(other.sparse and other.slices for other in self._active if other is not backlog)
+        until = self.meter.clock() + (SHORT_STRETCH_S if hurry else STRETCH_S)
         self.more = True
         while True:
             backlog.room = made.most - made.given(backlog.busy_tracks())
-            if backlog.room <= 0 or not self._advance(backlog, PIECE) or backlog.need:
+            if backlog.room <= 0 or not self._advance(backlog, PIECE // 4 if hurry else PIECE) or backlog.need:
                 break
             if self.meter.clock() > until:
                 return
@@ -393,6 +425,8 @@ class Sharing:
         made.count = made.given(tracks)
         self._device.telemetry.slices += 1
         self.meter.begin(backlog)
+        if made.turn:
+            self._holder = backlog
         if not backlog.on_device:
             backlog.late_at = self.meter.advance() + PATIENCE_S
         backlog.slices.append(made)
@@ -404,19 +438,29 @@ class Sharing:
         backlog.pace.learn(made.count, backlog.used - backlog.paid)
         backlog.paid = backlog.used
         backlog.late_at = self.meter.advance() + PATIENCE_S
+        backlog.stirred = True
 
     def _charge(self, backlog: Backlog, seconds: float) -> None:
         if self._shared:
             self._fair.charge(backlog, seconds)
 
     def _tell(self) -> None:
-        """Tells the front whether this process wants a turn (1) and has work on the device (2)."""
-        state = 0
-        for backlog in self._active:
-            state |= int(backlog.wanting) | (2 if backlog.slices or backlog.open is not None else 0)
-        if state != self._told:
-            self._told = state
-            self._device.outbox.put(Kind.BUSY, flags=state)
+        """Tells the front whether this process has work (1), and on the device (2)."""
+        state = 3 if self._active and self._allowed else 0
+        if not self._allowed:
+            for backlog in self._active:
+                state |= int(backlog.wanting) | (2 if backlog.slices else 0)
+        if state == self._told:
+            self._idle_since = None
+            return
+        if not state and self._told and not self._awaited:  # it may go on in a moment
+            now = self.meter.clock()
+            if self._idle_since is None:
+                self._idle_since = now
+            if now - self._idle_since < IDLE_S:
+                return
+        self._told, self._idle_since = state, None
+        self._device.outbox.put(Kind.BUSY, flags=state)
 
 
 _END = object()

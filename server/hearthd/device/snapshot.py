@@ -9,7 +9,7 @@ file (see `hearthd.device.files`), and count when the front has said so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -58,6 +58,15 @@ class Vault(Protocol):
         """The session's file; None: it is on its way."""
         ...
 
+    def lend(self) -> Track | None:
+        """A track for copies that are given to it ahead of their point; None: they have to wait for it."""
+        ...
+
+    def give_back(self, track: Track) -> None: ...
+    def track(self) -> Track:
+        """The track for copies that wait for nothing any more: all snapshots share it."""
+        ...
+
     def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
         """Tells the front that these copies are complete, and the snapshot what it says."""
         ...
@@ -66,7 +75,9 @@ class Vault(Protocol):
         """A write of one of its copies is over."""
         ...
 
-    def over(self, snapshot: Snapshot) -> None: ...
+    def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+        """Calls back those that wait for it, once its failure, if that is its end, has been noted."""
+        ...
 
 
 class Part:
@@ -104,6 +115,8 @@ class Snapshot:
         self._origin = origin
         self._durables = durables
         self._track: Track | None = None
+        self._lent: Track | None = None
+        """The track, where the copies may be given to it before the point is reached."""
         self._reached = False
         self._parts: list[Part] | None = None
         self._sent: list[Part] = []
@@ -116,10 +129,15 @@ class Snapshot:
     def operations(self, first: Origin) -> tuple[Operation, Operation]:
         """`first`: in the stream's own order, and part of its batch; the snapshot's origin belongs to the second."""
         buffers = tuple(durable.buffer for durable in self._durables)
-        point = Operation(first, self._note, writes=(self.stream,), reads=buffers, needs=buffers)
-        copy = Operation(self._origin, self._copy, reads=buffers)
+        point = Operation(first, self._note, writes=(self.stream, self), reads=buffers, needs=buffers)
+        copy = Operation(self._origin, self._copy, reads=(self, *buffers))
         point.on_failure = copy.on_failure = self.give_up
         return point, copy
+
+    @property
+    def track(self) -> Track | None:
+        """That of its copies; None: it has not begun."""
+        return self._track
 
     def then(self, callback: Callable[[], None]) -> None:
         """`callback` when it is over, one way or the other."""
@@ -142,10 +160,13 @@ class Snapshot:
         tracks = self._device.tracks
         stream = self.stream
         before = [stream.track] if stream.collectives is None else [stream.track, stream.collectives]
-        self._track = tracks.acquire()
-        self.session.touch(self._track)
-        for track in before:
-            tracks.fence(self._track, track)
+        if not any(durable.line for durable in self._durables):
+            self._track = self._lent = self._vault.lend()
+        if self._track is not None:
+            for track in before:
+                tracks.fence(self._track, track)
+        writers = {durable.buffer.usage.track for durable in self._durables} - {track.index for track in before}
+        before += [tracks.all[writer] for writer in writers if writer >= 0]
         tracks.after_all(before, self._arrive)
         for durable in self._durables:
             durable.line.append(self)
@@ -177,6 +198,8 @@ class Snapshot:
 
     def _begin(self) -> bool:
         """Takes the areas for its copies, once those before it are done with them."""
+        if self._track is None and not self._reached:
+            return False
         live = [durable for durable in self._durables if not durable.ended]
         areas: list[Areas] = []
         for durable in live:
@@ -185,6 +208,8 @@ class Snapshot:
             if durable.areas is None or durable.line[0] is not self or not durable.areas.idle:
                 return False
             areas.append(durable.areas)
+        if self._track is None:
+            self._track = self._vault.track()
         self._parts = []
         for durable, place in zip(live, areas, strict=True):
             direct = Direct(self._device, self._origin, durable.buffer, Rows(0, durable.buffer.size))
@@ -314,11 +339,12 @@ class Snapshot:
             if self in durable.line:
                 durable.line.remove(self)
         if self._track is not None:
-            self._device.tracks.release(self._track)
-        self._vault.over(self)
+            for durable in self._durables:
+                durable.buffer.usage.read_by(self._track.index, self._track.done_position)
+        if self._lent is not None:
+            self._vault.give_back(self._lent)
         behind, self._behind = self._behind, []
-        for callback in behind:
-            callback()
+        self._vault.over(self, behind)
         self._device.kick(self.session)
 
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,10 @@ from hearthd.device.published import ATTACHED
 from hearthd.device.restore import Means, Restore
 from hearthd.device.snapshot import Durable, Snapshot
 from hearthd.device.tables import Buffer, LogicalStream, Session
+from hearthd.device.tracks import Track
+
+AHEAD = 4
+"""Snapshots whose copies the device may be given before it has come to them; each needs a track of its own."""
 
 GENERATIONS = 32
 """Keys of copies are numbers of this process above its generation, so that no two processes' are the same."""
@@ -42,12 +46,16 @@ class SnapshotCommands:
         self._device = device
         self._memory = memory
         self._replies = replies
+        self._post = post
         self._files = FileThread(post)
         self._allowance = Allowance(device.spec.staging_bytes)
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
         self._ids = itertools.count(1)
         self._answers: dict[int, Callable[[dict[str, Any], Refusal | None], None]] = {}
         self._file_of: dict[int, int] = {}  # by channel
+        self._shared: Track | None = None
+        self._spare: list[Track] = []
+        self._lent = 0
         self._closed: deque[int] = deque(maxlen=1024)
         """Channels that were closed before their file came."""
         self._served = False
@@ -152,20 +160,42 @@ class SnapshotCommands:
 
     def _end(self, origin: Origin, buffers: list[Buffer]) -> Operation:
         durables = [buffer.durable for buffer in buffers if buffer.durable is not None]
+        for buffer in buffers:
+            buffer.durable = None
+            origin.session.durable.pop(buffer.handle, None)
 
-        def run() -> bool:
+        def end(_refusal: Refusal | None = None) -> None:
             for durable in durables:
                 durable.end()
+
+        def run() -> bool:
+            end()
             origin.reply()
             return True
 
         # Behind the snapshots that were asked for before, as far as they have not begun.
-        return Operation(origin, run, writes=(origin.stream, *buffers))
+        operation = Operation(origin, run, writes=(origin.stream, *buffers))
+        operation.on_failure = end
+        return operation
 
     # ---- what snapshots need; see `hearthd.device.snapshot.Vault` ----
 
     def file(self, session: Session) -> int | None:
         return self._file_of.get(session.channel)
+
+    def lend(self) -> Track | None:
+        if not self._spare and self._lent < AHEAD:
+            self._lent += 1
+            return self._device.tracks.acquire()
+        return self._spare.pop() if self._spare else None
+
+    def give_back(self, track: Track) -> None:
+        self._spare.append(track)
+
+    def track(self) -> Track:
+        if self._shared is None:
+            self._shared = self._device.tracks.acquire()
+        return self._shared
 
     def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
         self._ask(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
@@ -174,8 +204,10 @@ class SnapshotCommands:
         if durable.ended and not durable.writes:
             self._forget(durable)
 
-    def over(self, snapshot: Snapshot) -> None:
+    def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
         snapshot.session.snapshots.pop(snapshot, None)
+        for callback in behind:
+            self._post(callback)
 
     # ---- the front ----
 
@@ -261,6 +293,8 @@ class SnapshotCommands:
         """The session's snapshots come to nothing, and its file is closed behind what is being written."""
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
         for snapshot in list(session.snapshots):
+            if snapshot.track is not None:
+                session.touch(snapshot.track)  # the session is over when the last of its copies is
             snapshot.give_up(gone)
         file = self._file_of.pop(session.channel, None)
         if file is not None:

@@ -30,13 +30,14 @@ class Staging:
         """Told how long a buffer was on loan."""
         self._dropped: dict[Track, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
         self._starved = False
+        self._of_tenant: dict[str, int] = {}  # on loan
         self.in_use = 0
 
     def acquire(self, size: int, session: Session | None = None) -> HostBuffer | None:
         """At least `size` bytes, or None while there are none: what waits is tried again when there are.
 
-        One copy larger than the cap may go alone. `session` is whom the memory is counted for. Raises
-        Refusal(OUT_OF_MEMORY) where the host locks no more and nothing can come back.
+        One copy larger than the cap may go alone. `session` is whom the memory is counted for, and whose tenant's quota
+        it has to be within. Raises Refusal(OUT_OF_MEMORY) where the host locks no more and nothing can come back.
         """
         buffer = self.find(size, session)
         if buffer is None and not self.in_use:
@@ -47,17 +48,25 @@ class Staging:
 
     def find(self, size: int, session: Session | None = None) -> HostBuffer | None:
         """As `acquire`, for who can also do without: see `refusal`."""
-        if not self.in_use or self.in_use + size <= self._cap:
+        if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
             buffer = self._server.allocate_host(size)
             if buffer is not None:
                 self.in_use += buffer.size
                 self._lent[buffer] = session, time.perf_counter_ns()
                 if session is not None:
                     session.bytes_pinned += buffer.size
+                    self._of_tenant[session.tenant] = self._of_tenant.get(session.tenant, 0) + buffer.size
                 return buffer
         self._starved = True
         self.flush()  # what may be done already is not to wait for the end of the turn
         return None
+
+    def _within_quota(self, size: int, session: Session | None) -> bool:
+        """Whether the session's tenant may have so much more on loan. One copy larger than its quota may go alone."""
+        if session is None or not session.pinned_bytes:
+            return True
+        lent = self._of_tenant.get(session.tenant, 0)
+        return not lent or lent + size <= session.pinned_bytes
 
     def refusal(self, size: int) -> Refusal | None:
         """Why the host locks no more memory for now; None: it does, or what is on loan will be enough."""
@@ -99,6 +108,9 @@ class Staging:
             self.on_return(time.perf_counter_ns() - lent_ns)
             if session is not None:
                 session.bytes_pinned -= buffer.size
+                left = self._of_tenant.pop(session.tenant) - buffer.size
+                if left:
+                    self._of_tenant[session.tenant] = left
             self.in_use -= buffer.size
             self._server.free_host(buffer)
         if self._starved:

@@ -170,11 +170,25 @@ class Capturing(Protocol):
 class LogicalStream:
     """A client's stream. Folded streams share a track, never errors."""
 
-    __slots__ = ("capture", "collectives", "errors", "handle", "profiles", "starting", "track")
+    __slots__ = (
+        "capture",
+        "collectives",
+        "errors",
+        "handle",
+        "launch_timeout",
+        "profiles",
+        "session",
+        "starting",
+        "track",
+    )
 
-    def __init__(self, handle: int, track: Track) -> None:
+    def __init__(self, handle: int, track: Track, session: str = "", launch_timeout: float = 0.0) -> None:
         self.handle = handle
         self.track = track
+        self.session = session
+        """Whose it is, by id."""
+        self.launch_timeout = launch_timeout
+        """Seconds, for launches that have no limit of their own; 0: none."""
         self.errors = StreamErrors()
         self.collectives: Track | None = None
         """The communicator's track, while work of this stream may be under way on it."""
@@ -406,7 +420,7 @@ class Session:
         self.priority: int = info.get("priority", 0)
         """Added to that of its streams; lower is more urgent."""
         self.launch_timeout: float = info.get("launch_timeout", 0.0)
-        """Seconds, for launches that have no limit of their own; 0: the daemon's default."""
+        """Seconds, for launches that have no limit of their own; 0: none."""
         self.device_bytes: int = info.get("device_bytes", 0)
         """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
         self.pinned_bytes: int = info.get("pinned_bytes", 0)
@@ -456,7 +470,7 @@ class Session:
         self.add_stream(0, track(self.priority))
 
     def add_stream(self, handle: int, track: Track) -> None:
-        self.streams.items[handle] = LogicalStream(handle, track)
+        self.streams.items[handle] = LogicalStream(handle, track, self.id, self.launch_timeout)
         self.touch(track)
 
     def touch(self, track: Track) -> None:

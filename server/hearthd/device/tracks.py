@@ -67,8 +67,8 @@ class Track:
         self.users = 0
         self.done_position = 0
         self.pending: deque[tuple[int, Event, Callback]] = deque()
-        self.launched: deque[tuple[int, str]] = deque(maxlen=16)
-        """(position, kernel) of the latest launches, to name what was running when the device is lost."""
+        self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
+        """(position, kernel, session) of the latest launches, to name what was running when the device is lost."""
 
     @property
     def given(self) -> int:
@@ -306,7 +306,12 @@ class Tracks:
 
     def in_flight(self) -> list[str]:
         """Names of kernels that were launched and are not known to be done, oldest first."""
-        return [name for track in self.all for position, name in track.launched if position > track.done_position]
+        return [name for track in self.all for at, name, _ in track.launched if at > track.done_position]
+
+    def suspects(self) -> list[str]:
+        """The sessions that launched them, each once."""
+        found = {who: None for track in self.all for at, _, who in track.launched if at > track.done_position}
+        return list(found)
 
     def wait(self, track: Track, origin: int) -> None:
         """`track` waits, on the device, for what the track numbered `origin` has been given."""

@@ -17,10 +17,16 @@ CHECK_S = 0.01
 """How often limits are looked at while any launch has one."""
 
 
+def shorter(wanted: float, default: float) -> float:
+    """Seconds that a session's launches may run: what it wants, and no more than the daemon's default; 0: no limit."""
+    return min(wanted, default) if wanted and default else wanted or default
+
+
 @dataclass(eq=False)
 class Limit:
     kernel: str
     seconds: float
+    session: str = ""
     deadline: float | None = None
 
 
@@ -32,9 +38,9 @@ class Watchdog:
         self._limits: set[Limit] = set()
 
     @contextlib.contextmanager
-    def limit(self, track: Track, kernel: str, seconds: float) -> Iterator[None]:
+    def limit(self, track: Track, kernel: str, seconds: float, session: str = "") -> Iterator[None]:
         """What is given to the track inside may run for `seconds`."""
-        limit = Limit(kernel, seconds)
+        limit = Limit(kernel, seconds, session)
 
         def started() -> None:
             limit.deadline = time.monotonic() + seconds

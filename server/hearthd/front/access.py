@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import stat
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
+import structlog
 
 from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from hearthd.front.metrics import Metrics
     from hearthd.front.sessions import SessionTable
     from hearthd.front.supervisor import Supervisor
+
+
+log = structlog.get_logger("hearthd.access")
 
 
 class Access:
@@ -78,6 +84,9 @@ class Access:
     async def listen_beside(self, path: str) -> None:
         """The identity socket beside gRPC's, where tenants are known by user or group. Raises `ListenError`."""
         if self.by_user:
+            directory = Path(path).parent
+            if not directory.stat().st_mode & stat.S_IXOTH:
+                log.warning("socket_out_of_reach", directory=str(directory), fix=f"chmod o+x {directory}")
             self._identity = IdentitySocket(identity_path(path), self._tickets)
             await self._identity.start()
 
@@ -92,6 +101,11 @@ class Access:
             body = json.loads(frame.payload)
             refusal = rights.permission_denied(body["operation"], [body["right"]], session.tenant.name)
             self.audit.refused(session, body["operation"], refusal)
+
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """Notes whose work was on a device process that has ended."""
+        sessions = sorted({channel.session_id for channel in link.channels.values()})
+        self.audit.record("device_lost", device=link.ordinal, generation=link.generation, why=why, sessions=sessions)
 
     async def close(self) -> None:
         if self._identity is not None:

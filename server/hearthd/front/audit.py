@@ -161,12 +161,12 @@ class _File:
             self._open()
         except OSError as error:
             raise AuditError(f"audit.path: {self._path} cannot be appended to: {error.strerror or error}") from None
-        last, torn = _last_line(self._path)
-        if last:
-            self._head = hashlib.sha256(last).hexdigest()
-            self._torn = torn
+        lines, self._torn = _last_lines(self._path)
+        if lines:
+            self._head = hashlib.sha256(lines[-1]).hexdigest()
+        for line in lines:
             with contextlib.suppress(ValueError, AttributeError):
-                self._sequence = int(json.loads(last).get("seq", 0))
+                self._sequence = int(json.loads(line).get("seq", 0))
 
     def _open(self) -> None:
         self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -225,19 +225,19 @@ class _File:
             self._handle = -1
 
 
-def _last_line(path: str) -> tuple[bytes, bool]:
-    """The last line of a file, and whether it was broken off."""
+def _last_lines(path: str) -> tuple[list[bytes], bool]:
+    """The last two lines of a file, and whether the last was broken off."""
     with Path(path).open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         tail = b""
-        while end and tail.count(b"\n") < 2:
+        while end and tail.count(b"\n") < 3:
             step = min(end, 64 << 10)
             end -= step
             file.seek(end)
             tail = file.read(step) + tail
     torn = bool(tail) and not tail.endswith(b"\n")
     lines = [line for line in tail.split(b"\n") if line]
-    return (lines[-1] if lines else b""), torn
+    return lines[-2:], torn
 
 
 # ---- verifying ----

@@ -15,7 +15,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.channel import Channel
 from hearthd.front.queues import Queue
 from hearthd.front.refusals import Context
-from hearthd.front.rpc import StatusError
+from hearthd.front.rpc import StatusError, decoder
 
 MAX_CALLS = 256
 """Calls of one session that may be under way on one device."""
@@ -168,7 +168,7 @@ def behaviour(call: Call, using: Callable[[Any, Callable[[Channel], Awaitable[An
 
 def method_handler(call: Call, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
-        handle, request_deserializer=call.request.FromString, response_serializer=serialize
+        handle, request_deserializer=decoder(call.request), response_serializer=serialize
     )
 
 

@@ -59,6 +59,7 @@ class Channel:
         self.told = False
         """Whether a single call has been answered with the loss; the first one after it is, so that a launch that
         took the device with it cannot be followed by a Sync that knows nothing of it."""
+        self._unheard: list[str] = []
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -76,12 +77,9 @@ class Channel:
             self.sink.on_ack(seq)
 
     def on_response(self, payload: bytes) -> None:
-        event = bool(payload) and payload[0] == EVENT_TAG
-        if event:
+        if payload and payload[0] == EVENT_TAG:
             self._on_event(payload)
         self.say(payload)
-        if event and self.sink is None and self.replies is None:
-            self._log_output(payload)
 
     def say(self, payload: bytes) -> None:
         """Sends a response to the client, and again where it does not come."""
@@ -91,17 +89,27 @@ class Channel:
             self.sink.on_response(payload)
 
     def _on_event(self, payload: bytes) -> None:
-        if device_pb2.ExecuteResponse.FromString(payload).event.WhichOneof("kind") == "protocol_error":
+        event = device_pb2.ExecuteResponse.FromString(payload).event
+        kind = event.WhichOneof("kind")
+        if kind == "protocol_error":
             self.batches.take_back()
             if self.sink is not None:
                 self.sink.on_room()
+        elif kind == "output" and self.sink is None:
+            self._unheard.append(event.output.text)
+            if self.replies is None:
+                self.log_unheard()
 
-    def _log_output(self, payload: bytes) -> None:
-        """What kernels of a session without an Execute stream print goes to the log; other responses go nowhere."""
-        event = device_pb2.ExecuteResponse.FromString(payload).event
-        if event.WhichOneof("kind") == "output":
-            text = event.output.text
+    def log_unheard(self) -> None:
+        """What kernels of a session without an Execute stream print goes to the log, unless its client comes back."""
+        for text in self._unheard:
             log.info("kernel_output", session=self.session_id, text=text[:_LOGGED_CHARACTERS], characters=len(text))
+        self._unheard.clear()
+
+    def taken_up(self, sink: ResponseSink) -> None:
+        """The client is there, and hears what is kept."""
+        self.sink = sink
+        self._unheard.clear()
 
     async def settled(self) -> None:
         """Returns when all batches have been executed. Raises the loss."""
@@ -152,6 +160,7 @@ class Channel:
 
     def on_closed(self) -> None:
         self._over()
+        self.log_unheard()
         self.loss = self.loss or Refusal(Reason.SESSION_EXPIRED, "The session has been closed on this device.")
 
     def on_lost(self, loss: Refusal, event: bytes) -> None:

@@ -21,11 +21,13 @@ from hearthd.front import backends, device_service, durable, health, listen, nod
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.collective_router import CollectiveRouter
+from hearthd.front.credits import Credits
 from hearthd.front.drain import Drain
 from hearthd.front.durable import Vault
 from hearthd.front.execute import Window
 from hearthd.front.http import HttpServer
 from hearthd.front.launcher import ForkServerLauncher, Launcher
+from hearthd.front.link import DeviceLink
 from hearthd.front.metrics import Metrics
 from hearthd.front.notify import Notifier
 from hearthd.front.sessions import SessionTable
@@ -70,6 +72,7 @@ class Daemon:
             by_tenant=bool(config.tenants) and config.devices.isolation == "tenant",
             idle_timeout=config.devices.idle_timeout,
             max_processes=config.devices.max_processes,
+            max_faults=config.devices.max_faults,
             spare=config.devices.spare,
             context_memory=config.devices.context_memory if backend == "cuda" else 0,
             scrub=len(config.tenants) > 1,
@@ -77,7 +80,7 @@ class Daemon:
         specs = backends.device_specs(config, backend, devices)
         self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
         self.supervisor = Supervisor(
-            specs, self._launcher, self._policy, self.collectives.on_frame, self.collectives.on_device_lost
+            specs, self._launcher, self._policy, self.collectives.on_frame, self._on_device_lost
         )
         self.metrics = Metrics()
         self.sessions = SessionTable(
@@ -87,11 +90,14 @@ class Daemon:
             on_closed=self.supervisor.release,
         )
         self.supervisor.sessions = self.sessions
+        self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
         self.vault = Vault(self.sessions, config.sessions.durable_bytes or durable.share_of_host())
         self.supervisor.prepare.append(self.vault.restore)
         self.access = Access(config, self.sessions, self.metrics)
         self.supervisor.prepare.append(self.access.watch)
+        self.credits = Credits(self.sessions)
+        self.supervisor.prepare.append(self.credits.enter)
         limits = device_service.Limits(
             max_inline_bytes=config.limits.max_inline_bytes,
             max_chunk_bytes=config.limits.max_chunk_bytes,
@@ -180,6 +186,10 @@ class Daemon:
             os.umask(before)
 
     # ---- life ----
+
+    def _on_device_lost(self, link: DeviceLink, why: str) -> None:
+        self.access.device_lost(link, why)
+        self.collectives.on_device_lost(link, why)
 
     def _on_session_close(self, session_id: str) -> None:
         self.collectives.on_session_closed(session_id)
@@ -270,6 +280,7 @@ class Daemon:
             *(self.sessions.close(session, "the daemon is stopping", patience=grace) for session in self.sessions)
         )
         self.collectives.stop()
+        self.credits.stop()
         await asyncio.gather(self._stop_devices(at_once), self._close_listeners(grace))
         if self._unix is not None:
             self._unix.release()

@@ -73,6 +73,8 @@ _HELP = {
     "modules": "Live modules.",
     "graphs": "Live graphs, those being recorded among them.",
     "prepared_lists": "Live lists of prepared launches.",
+    "buffers_published": "Buffers that are published, or were and are still attached.",
+    "buffers_attached": "Attached buffers of others.",
     "commands_waiting": "Commands that wait in the device process for what they need.",
     "streams": "CUDA streams in use.",
     "memory_in_use_bytes": "Bytes in buffers, as requested.",

@@ -18,7 +18,7 @@ from hearthd.front import calls, execute, refusals, resume, transfer_streams
 from hearthd.front.channel import Channel
 from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
-from hearthd.front.rpc import CallObserver, guarded
+from hearthd.front.rpc import CallObserver, decoder, guarded, readable
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 
@@ -76,20 +76,20 @@ class DeviceService:
                 self._guard("Upload", self._upload), response_serializer=calls.serialize
             ),
             "Download": grpc.unary_stream_rpc_method_handler(
-                self._guard("Download", self._download), request_deserializer=device_pb2.DownloadRequest.FromString
+                self._guard("Download", self._download), request_deserializer=decoder(device_pb2.DownloadRequest)
             ),
             "Write": grpc.stream_unary_rpc_method_handler(
                 self._guard("Write", self._write),
-                request_deserializer=device_pb2.WriteRequest.FromString,
+                request_deserializer=decoder(device_pb2.WriteRequest),
                 response_serializer=calls.serialize,
             ),
             "Read": grpc.unary_stream_rpc_method_handler(
-                self._guard("Read", self._read), request_deserializer=device_pb2.ReadRequest.FromString
+                self._guard("Read", self._read), request_deserializer=decoder(device_pb2.ReadRequest)
             ),
         }
         handlers["TransferStatus"] = grpc.unary_unary_rpc_method_handler(
             self._guard("TransferStatus", self._transfer_status),
-            request_deserializer=device_pb2.TransferStatusRequest.FromString,
+            request_deserializer=decoder(device_pb2.TransferStatusRequest),
             response_serializer=calls.serialize,
         )
         for call in calls.CALLS:
@@ -163,7 +163,7 @@ class DeviceService:
                 resume.begin(session, device.ordinal, channel, attach.resumable, self._limits.window)
             window = self._limits.window
             attachment = execute.Attachment(context, session, channel, window, self._traffic.execute_traffic)
-            channel.sink = attachment
+            channel.taken_up(attachment)
             self.attachments.add(attachment)
             try:
                 if attach.resume:
@@ -235,7 +235,8 @@ class DeviceService:
         known, received, complete = channel.transfers.status(request.transfer)
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
-    async def _write(self, messages: Any, context: Context) -> Any:
+    async def _write(self, requests: Any, context: Context) -> Any:
+        messages = readable(requests)
         first = await anext(messages, None)
         if first is None or not first.HasField("command"):
             raise refusals.malformed(

@@ -241,8 +241,7 @@ class Attachment:
             if message is eof:
                 break
             self._took = True
-            if message[:1] == _RECEIVED_TAG:
-                self._on_received(message)
+            if message[:1] == _RECEIVED_TAG and self._on_received(message):
                 continue
             size = len(message)
             if size > window.max_batch_bytes:
@@ -305,18 +304,21 @@ class Attachment:
         self._wake_in = asyncio.get_running_loop().create_future()
         await self._wake_in
 
-    def _on_received(self, message: bytes) -> None:
+    def _on_received(self, message: bytes) -> bool:
+        """Lets go of what has come, where the message says so; else the device process answers it as what is no batch.
+        Raises for a number that cannot be."""
+        replies = self._channel.replies
         try:
-            received = device_pb2.ExecuteRequest.FromString(message).received
-        except DecodeError as error:
-            raise refusals.malformed(
-                f"A message of Execute is no ExecuteRequest: {error}.", "Send ExecuteRequest messages."
-            ) from None
-        if self._channel.replies is not None:
-            self._channel.replies.release(received.responses)
-        for progress in received.transfers:
+            request = device_pb2.ExecuteRequest.FromString(message)
+        except DecodeError:
+            return False
+        if replies is None or request.WhichOneof("kind") != "received":
+            return False
+        replies.release(request.received.responses)
+        for progress in request.received.transfers:
             self._channel.transfers.came(progress.transfer, progress.bytes)
         self._advance()
+        return True
 
     # ---- out ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -30,13 +31,17 @@ class Grants:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def enter(self, process: int, tenant: str, quota: int, *, uses: bool) -> int | None:
-        """Returns when there is room for one more process: what it may hold, None for all that the device has."""
+    async def enter(
+        self, process: int, tenant: str, quota: int, *, uses: bool, on_wait: Callable[[], None]
+    ) -> int | None:
+        """Returns when there is room for one more process: what it may hold, None for all that the device has.
+        `on_wait` is told where there is no room at once."""
         ledger = self.ledger
         ledger.enter(process, self._overhead, tenant, quota, uses=uses)
         self._step()
         if not ledger.admitted(process):
             self._waiting[process] = asyncio.get_running_loop().create_future()
+            on_wait()
             log.info("process_waits_for_memory", process=process, free=ledger.free, needs=self._overhead)
             try:
                 await self._waiting[process]
@@ -124,7 +129,5 @@ class Grants:
             held = await link.ask(Kind.LIMIT, body)
         except Refusal:
             return  # it is gone, and so is what it held as soon as it is buried
-        self.ledger.confirm(
-            limit.process, int(held["limit"]), int(held["reserved"]), asyncio.get_running_loop().time()
-        )
+        self.ledger.confirm(limit.process, int(held["limit"]), int(held["reserved"]), asyncio.get_running_loop().time())
         self._step()

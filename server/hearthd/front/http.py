@@ -8,6 +8,7 @@ import math
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 from aiohttp import web
@@ -26,7 +27,8 @@ from hearthd.front.tenants import EVERYONE, Tenant, sees_tenant
 from hearthd.front.tls import Certificates
 
 _HEALTH = ("/healthz", "/readyz")
-_VIEWER = "viewer"
+_VIEWER: ContextVar[Tenant] = ContextVar("viewer", default=EVERYONE)
+"""Who asks for the page."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -99,7 +101,7 @@ class HttpServer:
                 if refusal.retry_after_s:
                     headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
                 return web.json_response({"error": refusal.message, "fix": refusal.fix}, status=401, headers=headers)
-            request[_VIEWER] = caller.tenant
+            _VIEWER.set(caller.tenant)
         return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
@@ -119,13 +121,13 @@ class HttpServer:
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._readings())
-        viewer = request.get(_VIEWER, EVERYONE)
+        viewer = _VIEWER.get()
         page = self._metrics.exposition(self._supervisor, self._sessions, stats, readings, viewer)
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _status(self, request: web.Request) -> web.Response:
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._readings())
-        viewer = request.get(_VIEWER, EVERYONE)
+        viewer = _VIEWER.get()
         body = {
             "node": socket.gethostname(),
             "version": version(),
@@ -200,6 +202,8 @@ class HttpServer:
                     "detail": worker.detail,
                     "tenant": worker.key.tenant if worker.key is not None else None,
                     "session": worker.key.session if worker.key is not None else "",
+                    "memory_granted_bytes": device.memory.granted(worker.generation),
+                    "memory_held_bytes": device.memory.held(worker.generation),
                 }
                 for worker in device.workers
                 if worker.key is None or sees_tenant(viewer, worker.key.tenant)

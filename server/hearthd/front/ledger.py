@@ -2,13 +2,14 @@
 
 Pure: what processes ask for and confirm goes in, what they are to be told comes out, times are passed in. Bytes.
 
-A process may hold what it was granted. What was granted is booked until the process has confirmed that it keeps to less;
-so at every moment the sum of what processes may hold, and of what their contexts take, is no more than the device has.
+A process may hold what it was granted. What was granted is booked until the process has confirmed that it keeps to
+less; so at every moment the sum of what processes may hold, and of what their contexts take, is no more than the device
+has.
 
 - A process that is the only one to use memory is granted all of it, and never has to ask.
 - Otherwise processes start with nothing and ask when an allocation does not fit. They are granted whole slabs while
-  there are some, what they need while there is that much, and what others hold and do not use otherwise: those are asked
-  to give back, and keep what is in use. Requests are served in their order, and every one is answered.
+  there are some, what they need while there is that much, and what others hold and do not use otherwise: those are
+  asked to give back, and keep what is in use. Requests are served in their order, and every one is answered.
 - A tenant with a quota is granted no more than that, all of its processes together.
 """
 

@@ -187,7 +187,11 @@ class DeviceLink(asyncio.Protocol):
         return payload
 
     async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
-        """The device's answer to one command; raises `Refusal` where the device process is lost meanwhile."""
+        """The device's answer to one command; raises `Refusal` where the device process is lost meanwhile.
+
+        Where nobody waits for it any more (the caller's deadline has passed, or it has gone), a command that has not
+        begun is dropped.
+        """
         if self.loss is not None:
             raise self.loss
         ident = next(self._ids)
@@ -198,6 +202,9 @@ class DeviceLink(asyncio.Protocol):
             self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=ident)
             await self.drain()
             return await answer
+        except asyncio.CancelledError:
+            self.send(Kind.CANCEL, channel=channel, id=ident)
+            raise
         finally:
             self._calls.pop(ident, None)
 

@@ -61,6 +61,7 @@ class UnixSocket:
         try:
             if not directory.exists():
                 directory.mkdir(mode=self._directory_mode, parents=True)
+                directory.chmod(self._directory_mode)  # whatever the umask
                 self._made = directory
             self._take_lock()
             self._remove_stale()

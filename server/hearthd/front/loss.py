@@ -31,7 +31,7 @@ class Cause:
             f"Device {device} (generation {generation}) was lost: {self.text}.",
             fix="Buffers of this generation are gone: allocate and upload again; a new process is being started.",
             details={
-                **dict(self.details),
+                **{name: value for name, value in self.details if name != "sessions"},  # theirs alone to know
                 "device": device,
                 "generation": generation,
                 "cause": self.label,

@@ -19,7 +19,7 @@ from hearthd.front.auth import Authenticator
 from hearthd.front.calls import serialize
 from hearthd.front.device_service import Limits
 from hearthd.front.refusals import Context
-from hearthd.front.rpc import CallObserver, guarded
+from hearthd.front.rpc import CallObserver, decoder, guarded
 from hearthd.front.sessions import Session, SessionTable, negotiate
 from hearthd.front.supervisor import Supervisor
 from hearthd.front.tenants import Caller, Tenant, sees_tenant
@@ -65,7 +65,7 @@ class NodeService:
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
                 guarded(NAME, method, behaviour, self._observer),
-                request_deserializer=getattr(node_pb2, f"{method}Request").FromString,
+                request_deserializer=decoder(getattr(node_pb2, f"{method}Request")),
                 response_serializer=serialize,
             )
             for method, behaviour in behaviours.items()

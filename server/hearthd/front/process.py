@@ -30,6 +30,8 @@ class Process:
         self.pid = started.pid
         self.begin = begin
         self.last_pong = begin
+        self._given: dict[int, int] = {}
+        """By channel: the last batch that it had been given at the last ping."""
         self._started = started
         self._exited = asyncio.ensure_future(started.ended())
 
@@ -69,14 +71,14 @@ class Process:
         """Whether it has ended, or is about to."""
         return any(end.done() for end in self._ends)
 
-    async def until_ready(self, timeout: float) -> Cause | None:
+    async def until_ready(self, patience: float) -> Cause | None:
         """Returns when it is ready; why it never will be otherwise."""
         ready = self.link.ready
-        await asyncio.wait({*self._ends, ready}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*self._ends, ready}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if self.over:
             return await find_cause(self.link, self._exited)
         if not ready.done():
-            return Cause("start_timeout", f"it was not ready within {timeout:g} s of its start")
+            return Cause("start_timeout", f"it was not ready within {patience:g} s of its start")
         self.last_pong = time.monotonic()
         return None
 
@@ -85,32 +87,41 @@ class Process:
         await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
         return await find_cause(self.link, self._exited) if self.over else None
 
-    async def watch(self, interval: float, timeout: float, other: asyncio.Future[Any]) -> Cause | None:
-        """As `until`, with a ping every `interval` seconds that has to be answered within `timeout`."""
-        pinger = asyncio.create_task(self._ping(interval, timeout))
+    async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> Cause | None:
+        """As `until`, with a ping every `interval` seconds that has to be answered within `patience`."""
+        pinger = asyncio.create_task(self._ping(interval, patience))
         try:
             await asyncio.wait({*self._ends, pinger, other}, return_when=asyncio.FIRST_COMPLETED)
             if self.over:
                 return await find_cause(self.link, self._exited)
-            return Cause("stuck", f"it answered no ping for {timeout:g} s") if pinger.done() else None
+            return Cause("stuck", f"it answered no ping for {patience:g} s") if pinger.done() else None
         finally:
             pinger.cancel()
             await asyncio.gather(pinger, return_exceptions=True)
 
-    async def _ping(self, interval: float, timeout: float) -> None:
+    async def _ping(self, interval: float, patience: float) -> None:
         """Returns when a ping was not answered in time."""
         while True:
             # Not `wait_for`, which forgets that it was cancelled where the answer comes in the same moment.
             try:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(patience):
                     await self.link.ping()
             except TimeoutError:
                 return
             self.last_pong = time.monotonic()
+            self._given = {number: channel.batches.last for number, channel in self.link.channels.items()}
             with contextlib.suppress(TimeoutError):  # so that little of what it has counted is lost with it
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(patience):
                     await self.link.stats()
             await asyncio.sleep(interval)
+
+    def working(self) -> set[str]:
+        """Sessions that had work here lately: something is not answered, or came since the last ping."""
+        return {
+            channel.session_id
+            for number, channel in self.link.channels.items()
+            if channel.calls or len(channel.batches) or channel.batches.last != self._given.get(number, 0)
+        }
 
     # ---- its end ----
 
@@ -122,14 +133,14 @@ class Process:
         if cause.label != "fault":  # that one has just said that it ends by itself
             self._started.kill()
 
-    async def shut_down(self, timeout: float) -> bool:
+    async def shut_down(self, patience: float) -> bool:
         """Asks it to finish what is queued and to end; kills it where it does not, and says so."""
         obeyed = True
         if not self.link.ready.done() or self.over:
             self._started.kill()
         else:
             self.link.send(Kind.SHUTDOWN)
-            _, pending = await asyncio.wait({self._exited}, timeout=timeout)
+            _, pending = await asyncio.wait({self._exited}, timeout=patience)
             if pending:
                 obeyed = False
                 self._started.kill()

@@ -28,6 +28,7 @@ from hearthd.front.channel import Channel
 from hearthd.front.link import DeviceLink
 from hearthd.front.publications import Attachment, Publication, Registry, check_name, not_published
 from hearthd.front.refusals import Context
+from hearthd.front.rpc import decoder
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 
@@ -66,7 +67,7 @@ class PublishService:
         return {
             name: grpc.unary_unary_rpc_method_handler(
                 guard(name, partial(self._serve, name, behaviour)),
-                request_deserializer=request.FromString,
+                request_deserializer=decoder(request),
                 response_serializer=calls.serialize,
             )
             for name, (request, behaviour) in methods.items()

@@ -6,7 +6,6 @@ Device, pinned and durable bytes are counted where they are allocated; here is w
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -77,7 +76,8 @@ class Accounts:
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
-        self._sessions: OrderedDict[str, tuple[Session, Account]] = OrderedDict()
+        self._open: dict[str, Session] = {}
+        self._ended: dict[str, Session] = {}  # lately, oldest first
         self.on_exhausted: Callable[[Account], None] = end_streams
 
     def __iter__(self) -> Iterator[Account]:
@@ -91,8 +91,7 @@ class Accounts:
 
     def session(self, session_id: str) -> Session | None:
         """One that is open, or ended lately."""
-        found = self._sessions.get(session_id)
-        return found[0] if found is not None else None
+        return self._open.get(session_id) or self._ended.get(session_id)
 
     def admit(self, tenant: Tenant) -> Account:
         """The account on which a session may be opened. Raises `QUOTA_EXCEEDED`."""
@@ -102,16 +101,14 @@ class Accounts:
         return account
 
     def opened(self, session: Session) -> None:
-        account = self.of(session.tenant)
-        account.sessions[session.id] = session
-        self._sessions[session.id] = (session, account)
+        self.of(session.tenant).sessions[session.id] = self._open[session.id] = session
 
     def closed(self, session: Session) -> None:
         self.of(session.tenant).sessions.pop(session.id, None)
-        if session.id in self._sessions:
-            self._sessions.move_to_end(session.id)
-        while len(self._sessions) > _REMEMBERED and next(iter(self._sessions.values()))[0].closing:
-            self._sessions.popitem(last=False)
+        if self._open.pop(session.id, None) is not None:
+            self._ended[session.id] = session
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
     async def listen(self, link: DeviceLink) -> None:
         """Counts what a device process reports (`Kind.METER`): how long each session has had the device."""
@@ -123,11 +120,11 @@ class Accounts:
 
     def used(self, session_id: str, nanoseconds: int) -> None:
         """A session has had a device for so long."""
-        found = self._sessions.get(session_id)
-        if found is None:
+        session = self.session(session_id)
+        if session is None:
             log.warning("metered_unknown_session", session=session_id, seconds=nanoseconds / 1e9)
             return
-        session, account = found
+        account = self.of(session.tenant)
         session.device_ns += nanoseconds
         before = account.exhausted
         account.device_ns += nanoseconds

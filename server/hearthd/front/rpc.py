@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError, Message
 
 from hearth_proto.reasons import Code, Reason, Refusal
-from hearthd.front.refusals import Context, abort
+from hearthd.front.refusals import Context, abort, malformed
 
 log = structlog.get_logger("hearthd.rpc")
 
@@ -36,6 +38,35 @@ class StatusError(Exception):
         self.status = status
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """In the place of a request that could not be decoded."""
+
+    refusal: Refusal
+
+
+def decoder(message: type[Message]) -> Callable[[bytes], Message | Unreadable]:
+    """What decodes requests. gRPC would end a call whose request cannot be decoded without a word to anybody but the
+    log, so that is left to `guarded`."""
+
+    def decode(data: bytes) -> Message | Unreadable:
+        try:
+            return message.FromString(data)
+        except DecodeError as error:
+            name = message.DESCRIPTOR.name
+            return Unreadable(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
+
+    return decode
+
+
+async def readable(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """A stream of requests; raises where one could not be decoded."""
+    async for message in messages:
+        if isinstance(message, Unreadable):
+            raise message.refusal
+        yield message
+
+
 def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObserver) -> Behaviour:
     """`behaviour` with its errors turned into statuses, counted under its name."""
 
@@ -45,6 +76,8 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
         code = "OK"
         try:
             try:
+                if isinstance(request, Unreadable):
+                    raise request.refusal
                 return await behaviour(request, context)
             except Refusal as refusal:
                 code = refusal.code.name

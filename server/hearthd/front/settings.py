@@ -49,6 +49,7 @@ class Devices(Section):
     ping_timeout: Seconds = Field(default=10.0, gt=0)
     max_restarts: int = Field(default=5, ge=0)
     restart_window: Seconds = Field(default=60.0, gt=0)
+    max_faults: int = Field(default=5, ge=0)  # of one session within restart_window; then it has to be dedicated
     isolation: Literal["tenant", "shared"] = "tenant"  # a process for each tenant, or one for all of them
     idle_timeout: Seconds = Field(default=60.0, ge=0)  # of a process that holds nothing for its tenant; 0: it stays
     context_memory: Bytes = Field(default=640 << 20, ge=0)  # what a process on a GPU takes before it allocates anything

@@ -28,6 +28,8 @@ class Copy:
     offset: int
     span: int
     committed: int | None = None
+    superseded: bool = False
+    """Whether its handle has a newer copy: the buffer was freed, or durable no more, before that one came."""
 
     @property
     def hole(self) -> Hole:
@@ -46,11 +48,16 @@ class Shelf:
         self.copies: dict[int, Copy] = {}
         self.bytes = 0
         self._end = 0
+        self._of: dict[int, int] = {}  # the newest key of each handle
 
     def reserve(self, key: int, handle: int, size: int) -> Copy:
         """Two areas for a buffer; the caller has checked the limits."""
         if key in self.copies or size < 0:
             raise ValueError(f"copy {key} of {size} bytes")
+        before = self._of.get(handle)
+        if before is not None:
+            self.copies[before].superseded = True
+        self._of[handle] = key
         copy = Copy(key, handle, size, self._end, span_of(size))
         self._end += 2 * copy.span
         self.bytes += 2 * copy.span
@@ -68,12 +75,15 @@ class Shelf:
     def forget(self, keys: Iterable[int]) -> list[Hole]:
         """What is durable no more. Strangers are passed over."""
         gone = [copy for key in keys if (copy := self.copies.pop(key, None)) is not None]
-        self.bytes -= sum(2 * copy.span for copy in gone)
+        for copy in gone:
+            self.bytes -= 2 * copy.span
+            if self._of.get(copy.handle) == copy.key:
+                del self._of[copy.handle]
         return [copy.hole for copy in gone if copy.span]
 
     def lost(self) -> list[Hole]:
         """The device process is gone: whatever has no complete copy went with it."""
-        return self.forget([key for key, copy in self.copies.items() if copy.committed is None])
+        return self.forget([key for key, copy in self.copies.items() if copy.committed is None or copy.superseded])
 
 
 @dataclass(frozen=True)

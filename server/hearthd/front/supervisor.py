@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import structlog
@@ -12,6 +13,7 @@ from hearthd.front import refusals
 from hearthd.front.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, Policy
 from hearthd.front.launcher import Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
+from hearthd.front.offenders import Offenders
 from hearthd.front.sessions import Session
 from hearthd.front.tenants import EVERYONE, Tenant
 from hearthd.spec import DeviceSpec
@@ -36,12 +38,16 @@ class Supervisor:
         self.device_lost = on_lost
         self.sessions: Iterable[Session] = ()
         """All that are open."""
+        self.on_barred: Callable[[str], None] = lambda session: None
+        """Told of a session that is cut off from processes that it shared; what it has at the front is to go."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
         """Called, in order, with the link of each process that is ready, before it serves; `link.serves` says for
         which sessions that will be."""
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
+        self.offenders = Offenders(policy.max_faults, policy.restart_window)
+        self._cutting: set[asyncio.Task[None]] = set()
         self._change: asyncio.Future[None] | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -66,8 +72,29 @@ class Supervisor:
 
     def release(self, session: Session) -> None:
         """A session has ended: so do the processes that were its own."""
+        self.offenders.forget(session.id)
         for device in self:
             device.release(session)
+
+    def blame(self, session: str) -> None:
+        """A process that it shared was lost to a session: one that has done that too often is cut off from others, and
+        what it holds in their processes is freed."""
+        if not self.offenders.blame(session, time.monotonic()):
+            return
+        log.error("session_barred", session=session)
+        self.on_barred(session)
+        refusal = self.offenders.refusal(session)
+        for each in self.sessions:
+            if each.id == session and not each.dedicated:
+                channels, each.channels = list(each.channels.values()), {}
+                for channel in channels:
+                    task = asyncio.create_task(channel.close(refusal), name=f"session-{session}-cut-off")
+                    self._cutting.add(task)
+                    task.add_done_callback(self._cutting.discard)
+
+    def barred(self, session: Session) -> Refusal | None:
+        """Why a session may share no process."""
+        return self.offenders.refusal(session.id) if self.offenders.barred(session.id) else None
 
     async def before_serving(self, link: DeviceLink) -> None:
         for prepare in self.prepare:
@@ -102,5 +129,7 @@ class Supervisor:
 
     async def stop(self, at_once: bool = False) -> None:
         """Ends every device process and the forkserver."""
+        for task in self._cutting:
+            task.cancel()
         await asyncio.gather(*(device.stop(at_once) for device in self))
         await self._launcher.stop()

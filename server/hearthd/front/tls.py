@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import structlog
@@ -17,6 +18,8 @@ _LOOK_AGAIN = 5.0
 """Seconds between looks at the files, at most one look for each new connection."""
 
 Stamp = tuple[int, ...]
+Configuration = Any
+"""`grpc.ServerCertificateConfiguration`, which gRPC's stubs do not know."""
 
 
 class TlsError(Exception):
@@ -51,7 +54,7 @@ class Certificates:
 
     # ---- renewal ----
 
-    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+    def _renewed(self) -> Configuration:
         """Called by gRPC before each handshake: another configuration, or None for the same."""
         return self._configuration if self.look() else None
 
@@ -86,7 +89,7 @@ class Certificates:
             stamp += [status.st_mtime_ns, status.st_size, status.st_ino]
         return tuple(stamp)
 
-    def _read(self) -> grpc.ServerCertificateConfiguration:
+    def _read(self) -> Configuration:
         pairs = [(self._key.read_bytes(), self._certificate.read_bytes())]
         authority = self._client_ca.read_bytes() if self._client_ca is not None else None
         return grpc.ssl_server_certificate_configuration(pairs, authority)

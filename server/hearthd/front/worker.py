@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -15,92 +13,14 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
+from hearthd.front.host import Host
+from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Loss, weight
 from hearthd.front.link import DeviceLink
 from hearthd.front.loss import Cause
 from hearthd.front.process import Process
 from hearthd.front.sessions import Session
-from hearthd.spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
-
-STARTING = node_pb2.DEVICE_STATE_STARTING
-SERVING = node_pb2.DEVICE_STATE_SERVING
-LOST = node_pb2.DEVICE_STATE_LOST
-FENCED = node_pb2.DEVICE_STATE_FENCED
-
-STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "fenced"}
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How patient the supervisor is, in seconds, and who shares a process with whom."""
-
-    start_timeout: float = 60.0
-    ping_timeout: float = 10.0
-    ping_interval: float = 2.0
-    max_restarts: int = 5
-    restart_window: float = 60.0
-    shutdown_timeout: float = 5.0
-    serving_wait: float = 5.0
-    """How long a call waits for a process that is being replaced."""
-    by_tenant: bool = False
-    """Each tenant has processes of its own; otherwise all sessions that are not dedicated share one."""
-    idle_timeout: float = 60.0
-    """A process that holds nothing for anybody ends after this time, unless it is everybody's; 0: never."""
-    max_processes: int = 8
-    """On each device."""
-    context_memory: int = 0
-    """Bytes of the device that each process takes before it allocates anything."""
-    scrub: bool = False
-    """Memory is cleared before it is handed to anybody."""
-    spare: bool = False
-    """One further process on each device is ready for who comes, or loses its own."""
-
-
-class Key(NamedTuple):
-    """Whom a worker serves: everybody, one tenant, or one session of a tenant."""
-
-    tenant: str = ""
-    session: str = ""
-
-    @property
-    def dedicated(self) -> bool:
-        return bool(self.session)
-
-
-EVERYBODY = Key()
-
-
-class Host(Protocol):
-    """What a worker needs of its device."""
-
-    ordinal: int
-    policy: Policy
-
-    async def enter(self, worker: Worker) -> DeviceSpec:
-        """Returns when there is room on the device for one more process: what it is to be told."""
-
-    async def start_process(self, spec: DeviceSpec) -> Process:
-        """Raises what keeps it from being started; there is room for another one then."""
-
-    def learn(self, process: Process) -> None:
-        """A process is ready."""
-
-    async def prepare(self, process: Process, worker: Worker) -> None:
-        """What has to be there before the worker's sessions use the process is brought back now."""
-
-    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> bool:
-        """Tells everyone; whether another worker goes on in this one's place."""
-
-    def buried(self, generation: int) -> None:
-        """A process is gone, with all that it held."""
-
-    def gone(self, worker: Worker) -> None:
-        """It has ended for good."""
-
-    def notify(self) -> None: ...
-
-    async def changed(self) -> None: ...
 
 
 class Worker:
@@ -115,7 +35,7 @@ class Worker:
         self.process: Process | None = None
         self.generation = 0
         """Of its process, or of the last one."""
-        self.losses: deque[float] = deque()
+        self.losses: deque[Loss] = deque()
         self._host = host
         self._ending = asyncio.get_running_loop().create_future()
         self._adopted = asyncio.get_running_loop().create_future()
@@ -185,7 +105,7 @@ class Worker:
 
     # ---- the life of its processes ----
 
-    def adopt(self, key: Key, quota: int, losses: deque[float] | None = None) -> None:
+    def adopt(self, key: Key, quota: int, losses: deque[Loss] | None = None) -> None:
         """Serves `key` from now on; `losses`: of the worker whose place it takes."""
         self.key, self.quota = key, quota
         if losses is not None:
@@ -265,7 +185,8 @@ class Worker:
         if self.key is None:
             self._set(SERVING, "")
             self._rest()
-            either = asyncio.ensure_future(asyncio.wait({self._adopted, self._ending}, return_when=asyncio.FIRST_COMPLETED))
+            waited = {self._adopted, self._ending}
+            either = asyncio.ensure_future(asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED))
             cause = await process.watch(*watch, either)
             either.cancel()
             if cause is not None or self.ending:
@@ -285,19 +206,23 @@ class Worker:
     def _lose(self, process: Process | None, cause: Cause, ready: bool) -> None:
         now = time.monotonic()
         policy = self._host.policy
-        if cause.label != "restart":
-            self.losses.append(now)
-        while self.losses and now - self.losses[0] > policy.restart_window:
-            self.losses.popleft()
         self._set(LOST, cause.text)
-        if len(self.losses) > policy.max_restarts:
+        culprit = self._host.lost(self, process, cause, ready)
+        if cause.label != "restart":
+            self.losses.append(Loss(now, culprit))
+        while self.losses and now - self.losses[0].at > policy.restart_window:
+            self.losses.popleft()
+        if self.state != FENCED and weight(self.losses) > policy.max_restarts:
             self.fence(
                 f"its process ended {len(self.losses)} times within {policy.restart_window:g} s, last because "
                 f"{cause.text}"
             )
-        taken = self._host.lost(self, process, cause, ready)
-        if taken and not self.ending:
+        if self.state != FENCED and not self.ending and self._host.replace(self):
             self._ending.set_result(None)
+
+    def waits_for_memory(self) -> None:
+        """No process can be started yet."""
+        self.detail = "there is no device memory left for one more process; others have to give some back"
 
     def fence(self, why: str) -> None:
         """No further process is started."""

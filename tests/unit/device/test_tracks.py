@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearthd.device.policy.ordering import Usage
+from hearthd.device.grants import Grants
 from hearthd.device.reservations import Reservations
 from hearthd.device.tables import Buffer, Session
 from hearthd.device.telemetry import Telemetry
@@ -118,8 +119,10 @@ class Rig:
     def __init__(self, streams: int = 3) -> None:
         self.server = FakeServer()
         self.tracks = Tracks(self.server, streams, lambda: None)  # type: ignore[arg-type]
+        spec = DeviceSpec(0, "cpu", 0)
+        grants = Grants(spec, self.server, outbox=None)  # type: ignore[arg-type]
         self.device: Any = SimpleNamespace(
-            server=self.server, tracks=self.tracks, telemetry=Telemetry(), spec=DeviceSpec(0, "cpu", 0)
+            server=self.server, tracks=self.tracks, telemetry=Telemetry(), spec=spec, grants=grants
         )
         self.reservations = Reservations(self.device)
         self.session = Session(1, {}, self.tracks.acquire)
@@ -280,7 +283,7 @@ def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig)
     buffer = rig.allocate(track)
     for number in range(3 * WINDOW):
         rig.use(track, [buffer])
-        track.launched.append((rig.tracks.ordering.position(track.index), f"kernel {number}"))
+        track.launched.append((rig.tracks.ordering.position(track.index), f"kernel {number}", "s"))
         while len(track.stream.queue) > 1 or (track.stream.queue and track.stream.queue[0][0] == "event"):
             rig.server.step(track.stream)  # all that came before it has run; the kernel itself has not
         rig.tracks.poll()

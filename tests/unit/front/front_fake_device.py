@@ -44,6 +44,7 @@ class FakeDevice:
         self.batches: list[commands_pb2.Batch] = []
         self.opened: dict[int, dict[str, Any]] = {}
         self.closed: list[int] = []
+        self.limits: list[dict[str, Any]] = []
         self.aborted: dict[int, bytes] = {}
         self.collectives: list[dict[str, Any]] = []
         self.uploads: dict[int, bytearray] = {}
@@ -143,7 +144,8 @@ class FakeDevice:
         elif frame.kind == Kind.ABORT:
             self.aborted[frame.id] = frame.payload
         elif frame.kind == Kind.LIMIT:
-            limit = json.loads(frame.payload)["bytes"]
+            self.limits.append(json.loads(frame.payload))
+            limit = self.limits[-1]["bytes"]
             self.send(Kind.HELD, json.dumps({"limit": limit, "reserved": 0, "in_use": 0}).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self.collectives.append(json.loads(frame.payload))

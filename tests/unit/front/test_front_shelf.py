@@ -35,6 +35,16 @@ def test_what_has_no_complete_copy_goes_with_its_process() -> None:
     assert shelf.lost() == []
 
 
+def test_of_two_copies_under_one_handle_the_newer_one_is_the_buffer_s() -> None:
+    shelf = Shelf()
+    shelf.reserve(1, 7, 10)
+    shelf.reserve(2, 8, 10)
+    shelf.commit([(1, 0), (2, 0)])
+    shelf.reserve(3, 7, 10)  # the word that copy 1 is over is on its way
+    assert shelf.lost() == [(0, 2 * PAGE), (4 * PAGE, 2 * PAGE)]
+    assert list(shelf.copies) == [2]
+
+
 def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
     shelf = Shelf()
     shelf.reserve(1, 1, 10)

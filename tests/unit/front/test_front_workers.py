@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from front_fake_device import FakeDevice, FakeLauncher
 from front_fixture import run, until
 
+from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.device import FENCED, LOST, SERVING, Device, Policy
 from hearthd.front.link import DeviceLink
@@ -363,6 +365,112 @@ def test_the_loss_of_all_is_the_loss_of_the_device() -> None:
             await lost(n, x)
             await n.generation(x)
             assert seen[0] == LOST and seen[-1] == SERVING
+
+    run(scenario())
+
+
+def fault_of(process: FakeDevice, *sessions: str) -> None:
+    process.fault(Refusal(Reason.DEVICE_LOST, "a kernel faulted.", details={"sessions": ", ".join(sessions)}))
+
+
+def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
+    async def scenario() -> None:
+        policy = dataclasses.replace(PATIENT, max_faults=2, max_restarts=3)
+        async with node(policy, devices=2) as n:
+            told: list[str] = []
+            n.supervisor.on_barred = told.append
+            bad, good, own = n.session(), n.session(), n.session(dedicated=True)
+            elsewhere = await n.supervisor.find(1).channel(bad)
+            for generation in (1, 2, 3):
+                assert [await n.generation(each) for each in (bad, good)] == [generation, generation]
+                fault_of(n.process(generation), bad.id)
+                for each in (bad, good):
+                    refusal = await lost(n, each)
+                    assert bad.id not in str(refusal.details), "who it was is nobody else's business"
+                await until(lambda: n.device.state == SERVING)
+            for device in n.supervisor:
+                with pytest.raises(Refusal) as caught:
+                    await device.channel(bad)
+                assert caught.value.reason == Reason.SESSION_BARRED
+            assert told == [bad.id] and elsewhere.link.generation == 1
+            await until(lambda: not elsewhere.alive)
+            assert await n.generation(good) == 4, "the culprit counts once: the device is not fenced"
+            assert n.device.link is not None and not n.device.link.serves(bad) and n.device.link.serves(good)
+            for _ in range(3):
+                generation = await n.generation(own)
+                fault_of(n.process(generation), own.id)
+                await lost(n, own)
+            await n.generation(own)
+            await n.sessions.close(bad, "done")
+            assert not n.supervisor.offenders.barred(bad.id)
+
+    run(scenario())
+
+
+def test_several_culprits_speak_against_the_device() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, max_restarts=1)) as n:
+            for generation in (1, 2):
+                session = n.session()
+                assert await n.generation(session) == generation
+                fault_of(n.process(generation), session.id)
+                await lost(n, session)
+            assert n.device.state == FENCED
+
+    run(scenario())
+
+
+def test_a_crash_is_put_down_to_the_only_session_that_had_work_there() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, max_faults=0)) as n:
+            busy, idle = n.session(), n.session()
+            await n.generation(idle)
+            channel = await n.device.channel(busy)
+            channel.send_batch(b"")
+            n.process(1).die()
+            await until(lambda: n.supervisor.offenders.barred(busy.id))
+            assert not n.supervisor.offenders.barred(idle.id)
+
+    run(scenario())
+
+
+def test_memory_is_asked_for_and_given_back_over_the_link() -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        async with node(PATIENT, launcher) as n:
+            await n.generation(n.session())
+            own = n.session(dedicated=True)
+            await n.generation(own)
+            memory = n.device.memory
+            total = 1 << 30
+            assert (memory.granted(1), memory.granted(2), memory.free) == (total, 0, 0)
+            n.process(2).send(Kind.HELD, json.dumps({"wants": 100, "reserved": 0, "in_use": 0}).encode())
+            await until(lambda: memory.granted(2))
+            slab = total // 64
+            assert memory.granted(2) == slab and memory.granted(1) == total // 2
+            limits = [[limit["bytes"] for limit in n.process(number).limits] for number in (1, 2)]
+            assert limits == [[total // 2], [slab]]
+            described = {each.generation: each.memory_granted for each in n.device.describe().processes}
+            assert described == {1: total // 2, 2: slab}
+            await n.sessions.close(own, "done")
+            await until(lambda: memory.granted(1) == total)
+
+    run(scenario())
+
+
+def test_a_process_waits_for_room_for_its_context() -> None:
+    async def scenario() -> None:
+        policy = dataclasses.replace(PATIENT, context_memory=600 << 20, serving_wait=0.2)
+        async with node(policy) as n:
+            await n.generation(n.session())
+            own = n.session(dedicated=True)
+            with pytest.raises(Refusal) as caught:
+                await n.device.channel(own)
+            assert caught.value.reason == Reason.DEVICE_UNAVAILABLE and caught.value.retry_after_s
+            assert "memory" in caught.value.message
+            assert n.device.state == SERVING and len(n.launcher.started) == 1
+            await n.sessions.close(own, "done")
+            await until(lambda: len(n.device.workers) == 1)
 
     run(scenario())
 

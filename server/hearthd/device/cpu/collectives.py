@@ -39,6 +39,7 @@ class CpuCommunicator:
 
     def abort(self) -> None:
         self._reduce.abort()
+        self._reduce.close()  # waits for an operation of this rank that is under way, which fails now
 
 
 class CpuCommunicators:
@@ -55,6 +56,11 @@ class CpuCommunicators:
         from hearthd.device.cpu.shared_reduce import SharedReduce  # builds the runtime: only where it is needed
 
         return SharedReduce.create(ranks, self._toolchain())
+
+    def forget(self, unique_id: bytes) -> None:
+        from hearthd.device.cpu.shared_reduce import SharedReduce
+
+        SharedReduce.release(unique_id)
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> CpuCommunicator:
         from hearthd.device.cpu.shared_reduce import SharedReduce

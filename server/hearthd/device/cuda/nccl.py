@@ -117,6 +117,9 @@ class NcclCommunicators:
         # CuPy 13 has a tuple of signed numbers, CuPy 14 bytes.
         return unique if isinstance(unique, bytes) else bytes(number & 0xFF for number in unique)
 
+    def forget(self, unique_id: bytes) -> None:
+        """NCCL has nothing to give back."""
+
     def join(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
         """Returns when all ranks have joined; NCCL gives no way to end the wait from outside."""
         self._require()

@@ -30,6 +30,11 @@ class Usage:
             used[self.track] = max(self.position, used.get(self.track, 0))
         return used
 
+    def read_by(self, track: int, done: int) -> None:
+        """What `track` read up to position `done` is over: who writes next need not wait for what it is given since."""
+        if self.reads is not None and self.reads.get(track, done + 1) <= done:
+            del self.reads[track]
+
 
 class Ordering:
     """Positions of all tracks, and which waits have been made."""

@@ -14,8 +14,10 @@ MOST = 256
 FIRST = 2
 """Commands of a session of which nothing is known yet."""
 
-_NEW = 0.3
-"""The weight of the last slice in what a command is expected to take."""
+_LESS = 0.5
+_MORE = 0.1
+"""The weight of the last slice in what a command is expected to take, where it took less, and where it took more: what
+it took has in it how late that was noticed."""
 
 
 class Pace:
@@ -31,7 +33,8 @@ class Pace:
         """So many commands took so long."""
         if count > 0:
             each = max(seconds / count, 1e-7)
-            self.seconds += (each - self.seconds) * (_NEW if self.seconds else 1.0)
+            new = 1.0 if not self.seconds else _LESS if each < self.seconds else _MORE
+            self.seconds += new * (each - self.seconds)
 
     def most(self, on_device: int, limit: float = SLICE_S) -> int:
         """How many commands may follow those that are on the device, so that all together take `limit` seconds.

@@ -1,0 +1,48 @@
+"""What a worker needs of its device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from hearthd.front.isolation import Policy
+from hearthd.front.loss import Cause
+from hearthd.front.process import Process
+from hearthd.spec import DeviceSpec
+
+if TYPE_CHECKING:
+    from hearthd.front.worker import Worker
+
+
+class Host(Protocol):
+    """One device, as its workers see it."""
+
+    ordinal: int
+    policy: Policy
+
+    async def enter(self, worker: Worker) -> DeviceSpec:
+        """Returns when there is room on the device for one more process: what it is to be told."""
+
+    async def start_process(self, spec: DeviceSpec) -> Process:
+        """Raises what keeps it from being started; there is room for another one then."""
+
+    def learn(self, process: Process) -> None:
+        """A process is ready."""
+
+    async def prepare(self, process: Process, worker: Worker) -> None:
+        """What has to be there before the worker's sessions use the process is brought back now."""
+
+    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
+        """Tells everyone; the session that it was lost to, where that can be known and concerns others."""
+
+    def replace(self, worker: Worker) -> bool:
+        """Whether another worker goes on in this one's place."""
+
+    def buried(self, generation: int) -> None:
+        """A process is gone, with all that it held."""
+
+    def gone(self, worker: Worker) -> None:
+        """It has ended for good."""
+
+    def notify(self) -> None: ...
+
+    async def changed(self) -> None: ...

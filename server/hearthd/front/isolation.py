@@ -1,0 +1,72 @@
+"""Whom the processes of a device serve, and how patient the front is with them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hearth_proto.v1 import node_pb2
+
+STARTING = node_pb2.DEVICE_STATE_STARTING
+SERVING = node_pb2.DEVICE_STATE_SERVING
+LOST = node_pb2.DEVICE_STATE_LOST
+FENCED = node_pb2.DEVICE_STATE_FENCED
+
+STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "fenced"}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How patient the supervisor is, in seconds, and who shares a process with whom."""
+
+    start_timeout: float = 60.0
+    ping_timeout: float = 10.0
+    ping_interval: float = 2.0
+    max_restarts: int = 5
+    restart_window: float = 60.0
+    shutdown_timeout: float = 5.0
+    max_faults: int = 5
+    """A session to which more processes are lost within `restart_window` may share none any more."""
+    serving_wait: float = 5.0
+    """How long a call waits for a process that is being replaced."""
+    by_tenant: bool = False
+    """Each tenant has processes of its own; otherwise all sessions that are not dedicated share one."""
+    idle_timeout: float = 60.0
+    """A process that holds nothing for anybody ends after this time, unless it is everybody's; 0: never."""
+    max_processes: int = 8
+    """On each device."""
+    context_memory: int = 0
+    """Bytes of the device that each process takes before it allocates anything."""
+    scrub: bool = False
+    """Memory is cleared before it is handed to anybody."""
+    spare: bool = False
+    """One further process on each device is ready for who comes, or loses its own."""
+
+
+class Key(NamedTuple):
+    """Whom a worker serves: everybody, one tenant, or one session of a tenant."""
+
+    tenant: str = ""
+    session: str = ""
+
+    @property
+    def dedicated(self) -> bool:
+        return bool(self.session)
+
+
+EVERYBODY = Key()
+
+
+class Loss(NamedTuple):
+    """When a process was lost, and to which session."""
+
+    at: float
+    culprit: str | None = None
+
+
+def weight(losses: Iterable[Loss]) -> int:
+    """How much losses speak against the device. What one session has done again and again is dealt with there, and
+    counts once."""
+    losses = list(losses)
+    return sum(loss.culprit is None for loss in losses) + len({loss.culprit for loss in losses} - {None})

@@ -1,0 +1,79 @@
+"""A session that does checked work while others are fuzzed, and whose secrets nobody may be told."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+import numpy as np
+
+import hearth
+
+SOURCE = """
+// %(mark)s
+extern "C" __global__ void work_%(mark)s(unsigned* x, unsigned k, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = x[i] * 3u + k;
+}
+__device__ int secret_%(mark)s[4];
+"""
+N = 5000
+
+
+class Canary:
+    """Works in a thread of its own from `start` to `stop`; `errors` is what went wrong."""
+
+    def __init__(self, node: hearth.Node, gpu: hearth.Device, mark: str) -> None:
+        self.mark = mark
+        self.node, self.gpu = node, gpu
+        self.rounds = 0
+        self.errors: list[str] = []
+        self._over = threading.Event()
+        module = gpu.RawModule(code=SOURCE % {"mark": mark})
+        self._kernel = module.get_function(f"work_{mark}")
+        self._variable = module.get_global(f"secret_{mark}", np.int32)
+        self._held = gpu.asarray(np.frombuffer((mark.encode() * 1000)[:16000], np.uint8))
+        gpu.publish(f"weights_{mark}", self._held)
+        gpu.synchronize()
+        self._thread = threading.Thread(target=self._work, name="canary")
+
+    @property
+    def secrets(self) -> list[bytes]:
+        """What must not stand in anybody else's answers."""
+        return [self.mark.encode(), self.node._session.token.encode(), self.node.session_id.encode()]
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(60)
+        if self._thread.is_alive():
+            self.errors.append("it hangs")
+
+    def _work(self) -> None:
+        try:
+            while not self._over.wait(0.01):
+                self._round()
+                self.rounds += 1
+        except Exception as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+
+    def _round(self) -> None:
+        start = np.random.default_rng(self.rounds).integers(0, 2**32, N, np.uint32)
+        x = self.gpu.asarray(start)
+        expected = start
+        for k in range(3):
+            self._kernel((20,), (256,), (x, np.uint32(k), np.int32(N)))
+            expected = expected * np.uint32(3) + np.uint32(k)
+        if not (x.get() == expected).all():
+            self.errors.append("a wrong result")
+        if self.rounds % 20 == 0:
+            good = self._held.get().tobytes() == (self.mark.encode() * 1000)[:16000]
+            if not good or self._variable.get().any():
+                self.errors.append("its memory was changed")
+
+
+def new_mark() -> str:
+    """A word that nothing else contains."""
+    return "canary" + secrets.token_hex(8)

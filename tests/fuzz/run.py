@@ -1,0 +1,238 @@
+"""One daemon, two canaries, one session that is fuzzed; and what has to be true whatever was sent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from hearth_proto import reasons
+from hearth_proto.v1 import status_pb2
+from tests.daemon.harness import DaemonProcess
+from tests.daemon.held import State, state_of
+from tests.daemon.tenants import new_token, tenant, token_hash
+from tests.fuzz import targets
+from tests.fuzz.canary import Canary, new_mark
+from tests.fuzz.messages import Maker
+from tests.fuzz.session import Session
+
+FOREIGN, OWN, OPERATOR = "canary", "fuzz", "operator"
+PRIVATE_KIB = 48 << 10
+"""What a process may have more after it: pools and what the allocator keeps."""
+ALIVE_EVERY = 40
+"""Calls between two looks whether the session that is fuzzed still is one."""
+SOCKETS = ("wire, TCP", "wire, Unix", "HTTP", "identity")
+
+
+class Fuzz:
+    """`with Fuzz(cache) as fuzz: fuzz.run(name, seconds)`; `problems` is what was wrong."""
+
+    def __init__(self, cache: Path, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.problems: list[str] = []
+        self.codes: dict[str, Counter[str]] = {}
+        tokens = {name: new_token() for name in (FOREIGN, OWN, OPERATOR)}
+        config = {
+            "tenants": [
+                tenant(FOREIGN, tokens=[token_hash(tokens[FOREIGN])]),
+                tenant(OWN, tokens=[token_hash(tokens[OWN])], users=[os.getuid()]),
+                tenant(OPERATOR, tokens=[token_hash(tokens[OPERATOR])], rights=["admin"]),
+            ],
+            "devices": {"isolation": "shared"},
+            "auth": {"max_failures": 10_000, "failure_delay": "0s", "http_on_loopback": False},
+            "collectives": {"timeout": "1s"},
+            "sessions": {"lease": "5s"},
+        }
+        self.daemon = DaemonProcess(cache, config, 2)
+        self._bearer, self._operator = tokens[OWN], tokens[OPERATOR]
+        self._channel = grpc.insecure_channel(self.daemon.unix, [("grpc.max_send_message_length", -1)])
+        self._metadata = (("authorization", f"Bearer {self._bearer}"),)
+        self.node = self.daemon.connect(token=tokens[FOREIGN])
+        self.canaries = [Canary(self.node, gpu, new_mark()) for gpu in self.node.devices[:2]]
+        self.session = Session(self._channel, self._metadata, len(self.node.devices))
+        self.maker = Maker(self.rng, self._token, (FOREIGN, "weights", "weights_canary"))
+        self._pids = self._processes()
+        self._log_read = 0
+
+    def __enter__(self) -> Fuzz:
+        self.session.renew()
+        self.session.renew()  # one has ended by then
+        for canary in self.canaries:
+            canary.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for canary in self.canaries:
+            canary.stop()
+        self._channel.close()
+        self.node.close()
+        self.daemon.stop()
+        self.problems += [f"left behind: {what}" for what in self.daemon.left_behind()]
+        if self.daemon.process.returncode != 0:
+            self.problems.append(f"the daemon ended with {self.daemon.process.returncode}")
+        self.daemon.remove()
+
+    @staticmethod
+    def names() -> list[str]:
+        """All that there is to be fuzzed."""
+        return [*(rpc.name for rpc in targets.rpcs()), *SOCKETS]
+
+    # ---- the fuzzing ----
+
+    def run(self, name: str, seconds: float) -> int:
+        """Fuzzes one of `names`; how many messages it was."""
+        deadline = time.monotonic() + seconds
+        one = self._one(name)
+        sent = 0
+        while time.monotonic() < deadline:
+            one()
+            sent += 1
+            if sent % ALIVE_EVERY == 0 and not self.session.alive():
+                self.session.renew()
+        if not self.session.alive():
+            self.session.renew()
+        self._look(name)
+        return sent
+
+    def _one(self, name: str) -> Callable[[], None]:
+        found = [rpc for rpc in targets.rpcs() if rpc.name == name]
+        if found:
+            return lambda: self._call(found[0])
+        address = self.daemon.grpc if name == "wire, TCP" else self.daemon.http
+        host, _, port = address.rpartition(":")
+        if name == "HTTP":
+            return lambda: self._exchange(name, targets.http(self.maker, self._bearer), lambda: _tcp(host, int(port)))
+        if name == "wire, TCP":
+            return lambda: self._exchange(name, targets.wire(self.maker), lambda: _tcp(host, int(port)))
+        path = self.daemon.socket
+        if name == "identity":
+            path = path.with_name(f"{path.stem}-identity.sock")
+            assert path.exists(), path
+        return lambda: self._exchange(name, targets.wire(self.maker), lambda: _unix(path))
+
+    def _call(self, rpc: targets.Rpc) -> None:
+        payloads = targets.payloads(rpc, self.maker)
+        answer = targets.call(self._channel, rpc, payloads, self._metadata)
+        self.codes.setdefault(rpc.name, Counter())[answer.code.name] += 1
+        told = self._reason(answer)
+        if answer.code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) or told in ("INTERNAL", "DEVICE_LOST"):
+            shown = [payload[:200] for payload in payloads[:8]]
+            self.problems.append(f"{rpc.name}: {answer.code.name} {told} {answer.text[:300]!r} to {shown!r}")
+        self._scan(rpc.name, answer.text, b"".join(payloads))
+
+    def _exchange(self, name: str, data: bytes, connect: Callable[[], socket.socket]) -> None:
+        answer = targets.exchange(connect, data)
+        head = answer.split(b"\r\n", 1)[0][:20].decode("latin-1")
+        self.codes.setdefault(name, Counter())[head if name == "HTTP" else str(bool(answer))] += 1
+        if name == "HTTP" and b" 500 " in answer[:20]:
+            self.problems.append(f"{name}: {answer[:300]!r} to {data[:300]!r}")
+        self._scan(name, answer, data)
+
+    def _token(self) -> str:
+        """Of a session: its own as a rule; else one of the past, of nobody, or almost another's."""
+        dice = self.rng.random()
+        if dice < 0.82:
+            return self.session.token
+        other = self.rng.choice((self.session.token, self.canaries[0].node._session.token, self.session.stale))
+        if dice < 0.86:
+            return self.session.stale
+        if dice < 0.96:
+            at = self.rng.randrange(len(other))
+            return other[:at] + self.rng.choice("abcXYZ019_-") + other[at + 1 :] if dice < 0.92 else other[:at]
+        return self.rng.choice(("", "x" * 5000, "\0", "é"))
+
+    # ---- what has to be true ----
+
+    @staticmethod
+    def _reason(answer: targets.Answer) -> str:
+        """The reason in the status's details, where there are any."""
+        key = reasons.STATUS_DETAILS_KEY.encode()
+        _, _, tail = answer.text.partition(key + b"\n")
+        if not tail:
+            return ""
+        with contextlib.suppress(Exception):
+            return str(reasons.from_status(status_pb2.Status.FromString(tail)).reason)
+        return ""
+
+    def _scan(self, name: str, answer: bytes, sent: bytes) -> None:
+        for canary in self.canaries:
+            for secret in canary.secrets:
+                if secret in answer and secret not in sent:
+                    self.problems.append(f"{name}: an answer tells of another session: {answer[:300]!r}")
+
+    def _processes(self) -> list[tuple[int, int]]:
+        return [(device.pid, device.generation) for device in self.node.describe().devices]
+
+    def _look(self, name: str) -> None:
+        """After each target: everybody lives and works, and the log knows of no defect."""
+        if self.daemon.process.poll() is not None:
+            self.problems.append(f"{name}: the daemon has ended: {self.daemon.log()[-2000:]}")
+            return
+        pids = self._processes()
+        if pids != self._pids:
+            self.problems.append(f"{name}: a device process has ended: {self._pids} are {pids}")
+            self._pids = pids
+        for canary in self.canaries:
+            self.problems += [f"{name}: the canary: {error}" for error in canary.errors]
+            canary.errors.clear()
+            before, deadline = canary.rounds, time.monotonic() + 20.0
+            while canary.rounds == before and not canary.errors and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if canary.rounds == before:
+                self.problems.append(f"{name}: the canary does not work any more: {canary.errors}")
+        log = self.daemon.log()
+        fresh, self._log_read = log[self._log_read :], len(log)
+        for line in fresh.splitlines():
+            if "Traceback" in line or '"level": "error"' in line or not line.startswith("{"):
+                self.problems.append(f"{name}: the log: {line[:1500]}")
+                break
+
+    def at_rest(self) -> State:
+        """What is held when the session that is fuzzed is closed, and there is another that has done nothing."""
+        self.session.renew()
+        deadline = time.monotonic() + 10.0
+        while len(self.node.sessions()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return state_of(self.daemon, self._operator)
+
+    def compare(self, before: State, after: State) -> None:
+        """Nothing may have stayed."""
+        for name, a, b in zip(
+            ("front", *(f"device {i}" for i in range(len(after.devices)))),
+            (after.front, *after.devices),
+            (before.front, *before.devices),
+            strict=True,
+        ):
+            if sum(a.fds.values()) > sum(b.fds.values()) + 4:
+                self.problems.append(f"{name}: open files {b.fds} have become {a.fds}")
+            if a.private_kib > b.private_kib + PRIVATE_KIB:
+                self.problems.append(f"{name}: {b.private_kib} KiB of its own have become {a.private_kib}")
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    return socket.create_connection((host, port), 5)
+
+
+def _unix(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(5)
+    connection.connect(str(path))
+    return connection
+
+
+@contextlib.contextmanager
+def fuzzing(cache: Path, seed: int = 0) -> Iterator[Fuzz]:
+    """With what is held compared at the end."""
+    with Fuzz(cache, seed) as fuzz:
+        before: Any = fuzz.at_rest()
+        yield fuzz
+        if fuzz.daemon.process.poll() is None:
+            fuzz.compare(before, fuzz.at_rest())

@@ -1,0 +1,110 @@
+"""The session that is fuzzed: opened anew whenever a message ended it; furnished, so that handles mean something."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import grpc
+
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2, node_pb2
+from tests.fuzz.messages import NOTHING
+
+LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
+SETUP_S = 30.0
+SMALL, LARGE, SIDE, ELSE = 1, 2, 3, 4
+
+
+class Session:
+    """By plain stubs. `metadata` says who the caller is."""
+
+    def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], devices: int) -> None:
+        self._channel = channel
+        self._metadata = metadata
+        self._devices = devices
+        self.token = ""
+        self.stale = ""
+        """Of the session before, which has ended."""
+        self.opened = 0
+
+    def call(self, service: str, method: str, request: Any, answer: Any) -> Any:
+        made: Any = self._channel.unary_unary(
+            f"/hearth.v1.{service}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        return made(request, timeout=SETUP_S, metadata=self._metadata)
+
+    def renew(self) -> None:
+        """Another session; the one before is closed."""
+        self.close()
+        request = node_pb2.OpenSessionRequest(
+            protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX), client_name="fuzz"
+        )
+        self.stale = self.token
+        self.token = self.call("NodeService", "OpenSession", request, node_pb2.OpenSessionResponse).session_token
+        self.opened += 1
+        for ordinal in range(self._devices):
+            self._furnish(ordinal)
+
+    def alive(self) -> bool:
+        """Whether it still is a session, and its default stream is answered."""
+        for ordinal in range(self._devices):
+            target = device_pb2.Target(session_token=self.token, device=ordinal)
+            request = device_pb2.FlushRequest(target=target, command=c.Flush())
+            made: Any = self._channel.unary_unary(
+                "/hearth.v1.DeviceService/Flush",
+                request_serializer=device_pb2.FlushRequest.SerializeToString,
+                response_deserializer=c.Done.FromString,
+            )
+            try:
+                made(request, timeout=2.0, metadata=self._metadata)
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.DEADLINE_EXCEEDED):  # type: ignore[attr-defined]
+                    return False
+                if error.code() == grpc.StatusCode.NOT_FOUND:  # type: ignore[attr-defined]
+                    return False
+        return True
+
+    def close(self) -> None:
+        if self.token:
+            with contextlib.suppress(grpc.RpcError):  # it has ended
+                request = node_pb2.CloseSessionRequest(session_token=self.token)
+                self.call("NodeService", "CloseSession", request, node_pb2.CloseSessionResponse)
+
+    def _furnish(self, ordinal: int) -> None:
+        """One of everything, under the numbers that the messages use."""
+        dim, x = c.Dim3(x=1), c.Argument(pointer=c.Argument.Pointer(buffer=SMALL))
+        one = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), bytes(12)))
+        parts = [c.Allocate.Part(buffer=LARGE, size=4096), c.Allocate.Part(buffer=ELSE, size=16)]
+        commands = (
+            c.Command(allocate=c.Allocate(buffer=SMALL, size=16)),
+            c.Command(allocate=c.Allocate(parts=parts)),
+            c.Command(create_stream=c.CreateStream(stream=SIDE)),
+            c.Command(create_stream=c.CreateStream(stream=ELSE)),
+            c.Command(record_event=c.RecordEvent(event=SMALL)),
+            c.Command(load_module=c.LoadModule(module=SMALL, kind=c.CODE_KIND_CUDA_CPP, code=NOTHING.encode())),
+            c.Command(get_function=c.GetFunction(function=SMALL, module=SMALL, name="nothing")),
+            c.Command(get_global=c.GetGlobal(buffer=SIDE, module=SMALL, name="variable")),
+            c.Command(start_profile=c.StartProfile(profile=SMALL)),
+            c.Command(launch=c.Launch(function=SMALL, grid=dim, block=dim, arguments=[x, c.Argument(int32=1)])),
+            c.Command(prepare=c.Prepare(prepared=SMALL, launches=one)),
+            c.Command(stream=ELSE, begin_capture=c.BeginCapture(graph=SMALL)),
+            c.Command(stream=ELSE, fill=c.Fill(buffer=ELSE, size=16, pattern=b"x")),
+            c.Command(request=9, stream=ELSE, end_capture=c.EndCapture(graph=SMALL)),
+        )  # fmt: skip
+        attach = device_pb2.Attach(session_token=self.token, device=ordinal)
+        messages = [
+            device_pb2.ExecuteRequest(attach=attach),
+            device_pb2.ExecuteRequest(batch=c.Batch(seq=1, commands=commands)),
+        ]
+        execute: Any = self._channel.stream_stream(
+            "/hearth.v1.DeviceService/Execute",
+            request_serializer=device_pb2.ExecuteRequest.SerializeToString,
+            response_deserializer=device_pb2.ExecuteResponse.FromString,
+        )
+        for _ in execute(iter(messages), timeout=SETUP_S, metadata=self._metadata):
+            pass

@@ -1,0 +1,209 @@
+"""What is fuzzed: every method of every service, found by its descriptors, and the sockets beneath."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2, node_pb2
+from tests.fuzz.messages import Maker
+
+CALL_S = 1.0
+"""Whatever waits for longer is broken off by its client."""
+OVERSIZED = 33 << 20
+"""Beyond what gRPC takes at all."""
+LARGE = 3 << 20
+"""Beyond what a message may have inline, and a chunk of a transfer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back of one call."""
+
+    code: grpc.StatusCode
+    text: bytes
+    """All that was said: messages, status, metadata."""
+
+
+@dataclass(frozen=True)
+class Rpc:
+    """One method."""
+
+    service: str
+    method: MethodDescriptor
+
+    @property
+    def name(self) -> str:
+        return f"{self.service.rpartition('.')[2]}/{self.method.name}"
+
+    @property
+    def streams(self) -> bool:
+        """Whether it takes any number of messages."""
+        return bool(self.method.client_streaming)
+
+    def message(self) -> Message:
+        made: Message = message_factory.GetMessageClass(self.method.input_type)()
+        return made
+
+
+def rpcs() -> list[Rpc]:
+    """Every method of the daemon's own services."""
+    return [
+        Rpc(service.full_name, method)
+        for file in (node_pb2.DESCRIPTOR, device_pb2.DESCRIPTOR)
+        for service in file.services_by_name.values()
+        for method in service.methods
+    ]
+
+
+def call(channel: grpc.Channel, rpc: Rpc, payloads: list[bytes], metadata: Any) -> Answer:
+    """Sends raw messages, however many the method takes. What is a stream to the client may be one message to the
+    daemon: the wire is the same."""
+    made: Any = channel.stream_stream(f"/{rpc.service}/{rpc.method.name}")
+    answers = made(iter(payloads), timeout=CALL_S, metadata=metadata)
+    parts: list[bytes] = []
+    try:
+        parts.extend(answers)
+    except grpc.RpcError:
+        pass
+    parts.append((answers.details() or "").encode())
+    for key, value in answers.trailing_metadata() or ():
+        parts += [key.encode(), value if isinstance(value, bytes) else value.encode()]
+    return Answer(answers.code(), b"\n".join(parts))
+
+
+def payloads(rpc: Rpc, maker: Maker) -> list[bytes]:
+    """The messages of one call."""
+    rng = maker.rng
+    if rpc.method.name == "Execute":
+        return list(_execute(maker))
+    count = rng.choice((0, 1, 1, 2, 4)) if rpc.streams else rng.choice((1,) * 198 + (0, 2))
+    return [_payload(rpc, maker) for _ in range(count)]
+
+
+def _payload(rpc: Rpc, maker: Maker) -> bytes:
+    rng = maker.rng
+    dice = rng.random()
+    if dice < 0.08:
+        return maker.junk()
+    if dice < 0.60:
+        return bytes(maker.fill(rpc.message()).SerializeToString())
+    if dice < 0.93:
+        with maker.harmless():
+            return maker.broken(maker.fill(rpc.message()).SerializeToString())
+    if dice < 0.98:
+        other = rng.choice(rpcs())
+        with maker.harmless():
+            return bytes(maker.fill(other.message()).SerializeToString())
+    return _large(rpc.message(), maker, rng)
+
+
+def _large(message: Message, maker: Maker, rng: random.Random) -> bytes:
+    """A message that is too large; rarely one that is larger than gRPC takes."""
+    with maker.harmless():
+        maker.fill(message)
+    size = OVERSIZED if rng.random() < 0.05 else LARGE
+    for field in message.DESCRIPTOR.fields:
+        if field.type == field.TYPE_BYTES and not field.is_repeated:
+            setattr(message, field.name, bytes(size))
+            return bytes(message.SerializeToString())
+        if field.name == "command":
+            for inner in field.message_type.fields:
+                if inner.type == inner.TYPE_BYTES and not inner.is_repeated:
+                    setattr(getattr(message, "command"), inner.name, bytes(size))  # noqa: B009
+                    return bytes(message.SerializeToString())
+    return bytes(message.SerializeToString()) + b"\x7a" + _varint(size) + bytes(size)  # field 15, which nobody has
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def _execute(maker: Maker) -> Iterator[bytes]:
+    """An attach as a rule, then batches as a rule."""
+    rng = maker.rng
+    if rng.random() < 0.9:
+        attach = device_pb2.Attach(session_token=maker.token(), device=rng.choice((0, 0, 0, 1, 77)))
+        if rng.random() < 0.3:
+            maker.fill(attach, 0.4)
+        first = device_pb2.ExecuteRequest(attach=attach).SerializeToString()
+        yield first if rng.random() < 0.9 else maker.broken(first)
+    seq = 0
+    for _ in range(rng.choice((0, 1, 2, 5))):
+        dice = rng.random()
+        seq = seq + 1 if dice < 0.95 else rng.choice((0, 1, 2**64 - 1))
+        if dice < 0.10:
+            yield maker.junk()
+            continue
+        if dice < 0.15:
+            received = maker.fill(device_pb2.Received())
+            yield device_pb2.ExecuteRequest(received=received).SerializeToString()
+            continue
+        breaks = dice > 0.6
+        with maker.harmless() if breaks else contextlib.nullcontext():
+            commands = [maker.command() for _ in range(rng.choice((1, 3, 10)))]
+        whole = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=commands)).SerializeToString()
+        yield maker.broken(whole) if breaks else whole
+
+
+# ---- below RPCs ----
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PATHS = ("/", "/healthz", "/readyz", "/metrics", "/status", "/../etc/passwd", "/status?x=%00", "/%", "*", "")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PRI", "\0")
+
+
+def http(maker: Maker, bearer: str) -> bytes:
+    """A request, or what somebody might take for one."""
+    rng = maker.rng
+    if rng.random() < 0.2:
+        return maker.junk(2000)
+    lines = [f"{rng.choice(METHODS)} {rng.choice(PATHS)} HTTP/1.{rng.choice('0119')}", "Host: x"]
+    if rng.random() < 0.5:
+        lines.append(f"Authorization: {rng.choice(('Bearer', 'Basic', ''))} {rng.choice((bearer, 'x', '=' * 200))}")
+    if rng.random() < 0.3:
+        lines.append(
+            f"{rng.choice(('Content-Length', 'X-' + 'y' * 9000, 'Transfer-Encoding'))}: {rng.choice(('9', '-1', 'chunked', 'x' * 9000))}"
+        )
+    lines.append("Connection: close")
+    whole = "\r\n".join(lines).encode() + b"\r\n\r\n" + maker.junk(40)
+    return maker.broken(whole) if rng.random() < 0.3 else whole
+
+
+def wire(maker: Maker) -> bytes:
+    """What is no gRPC, or has been."""
+    rng = maker.rng
+    frame = bytearray()
+    for _ in range(rng.randrange(5)):
+        body = rng.randbytes(rng.randrange(60))
+        frame += len(body).to_bytes(3, "big") + bytes((rng.randrange(12), rng.randrange(256)))
+        frame += rng.randrange(5).to_bytes(4, "big") + body
+    whole = PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]) + bytes(frame)
+    return maker.junk(3000) if rng.random() < 0.3 else maker.broken(whole) if rng.random() < 0.5 else whole
+
+
+def exchange(connect: Callable[[], socket.socket], data: bytes, patience: float = 0.2) -> bytes:
+    """Sends bytes to a socket and reads what comes back for a moment."""
+    answer = b""
+    with contextlib.suppress(OSError), connect() as connection:
+        connection.settimeout(patience)
+        connection.sendall(data)
+        if len(data) % 3 == 0:
+            connection.shutdown(socket.SHUT_WR)
+        while more := connection.recv(1 << 16):
+            answer += more
+    return answer

@@ -1,0 +1,255 @@
+"""What a device process may hold: the limit, what is asked of the front, and who is told of the answer."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.grants import Grants, Plea
+from hearthd.device.policy.budget import over_quota
+from hearthd.device.server import MemoryInfo
+from hearthd.device.staging import Staging
+from hearthd.device.tables import Session
+from hearthd.device.watchdog import shorter
+from hearthd.spec import DeviceSpec
+
+GRAIN = 10
+TOTAL = 1000
+
+
+class Server:
+    """A pool that takes memory of the device in grains, and gives what is unused back when it is trimmed."""
+
+    memory_grain = GRAIN
+
+    def __init__(self) -> None:
+        self.in_use = 0
+        self.reserved = 0
+        self.trims = 0
+        self.pieces = False
+        """Whether what is unused is too small for anything."""
+        self.filled: list[tuple[int, bytes, int]] = []
+
+    def allocate(self, size: int, stream: Any) -> Any:
+        self.in_use += size
+        if self.pieces:
+            self.reserved += -(-size // GRAIN) * GRAIN
+        elif self.in_use > self.reserved:
+            self.reserved = -(-self.in_use // GRAIN) * GRAIN
+        return SimpleNamespace(address=self.in_use, size=size, reserved=size)
+
+    def free(self, memory: Any, stream: Any) -> None:
+        self.in_use -= memory.size
+
+    def give(self, size: int) -> None:
+        self.in_use -= size
+
+    def trim(self) -> None:
+        self.trims += 1
+        self.reserved = -(-self.in_use // GRAIN) * GRAIN
+
+    def memory_held(self) -> tuple[int, int]:
+        return self.reserved, self.in_use
+
+    def memory_info(self) -> MemoryInfo:
+        return MemoryInfo(TOTAL - self.reserved, TOTAL, self.reserved, self.in_use)
+
+    def fill(self, address: int, pattern: bytes, size: int, stream: Any) -> None:
+        self.filled.append((address, pattern, size))
+
+
+class Process:
+    def __init__(self, granted: int | None, scrub: bool = False) -> None:
+        self.server = Server()
+        self.said: list[tuple[int, dict[str, Any]]] = []
+        outbox: Any = SimpleNamespace(put=lambda kind, payload, id=0: self.said.append((id, json.loads(payload))))
+        spec = DeviceSpec(0, "cpu", 0, memory_granted=granted, scrub=scrub)
+        self.grants = Grants(spec, self.server, outbox)  # type: ignore[arg-type]
+
+    def told(self, limit: int, **more: Any) -> dict[str, Any]:
+        """The front says LIMIT; the answer."""
+        payload = json.dumps({"bytes": limit, **more}).encode()
+        before = len(self.said)
+        self.grants.told(Frame(Kind.LIMIT, 0, 0, 7, payload))
+        ident, answer = self.said[before]
+        assert ident == 7
+        return answer
+
+    def allocate(self, size: int) -> None:
+        self.grants.allocate(size, None)
+
+    def refused(self, size: int) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            self.allocate(size)
+        return caught.value
+
+
+def test_without_a_limit_nobody_is_asked() -> None:
+    process = Process(None)
+    process.allocate(5000)
+    assert not process.said and not process.server.trims and process.grants.limit is None
+
+
+def test_beyond_the_limit_with_all_the_numbers() -> None:
+    process = Process(100)
+    process.allocate(95)
+    refusal = process.refused(20)
+    assert refusal.reason == Reason.OUT_OF_MEMORY and refusal.details["fits"] == "not now"
+    said = [refusal.details[name] for name in ("granted", "requested", "in_use", "total")]
+    assert said == ["100", "20", "95", "1000"]
+    assert refusal.fix and process.server.trims == 1
+    process.allocate(5)
+    assert process.refused(TOTAL + 1).details["fits"] == "never"
+
+
+def test_what_the_pool_has_unused_needs_no_more() -> None:
+    process = Process(100)
+    process.allocate(100)
+    process.server.give(60)
+    process.allocate(50)
+    assert not process.server.trims
+    process.server.give(50)
+    process.allocate(61 - 1)
+    assert process.server.reserved == 100
+
+
+def test_the_pool_is_trimmed_before_it_is_refused() -> None:
+    process = Process(100)
+    process.allocate(100)
+    process.server.give(100)
+    process.server.reserved = 100
+    process.grants.limit = 90  # less than it holds
+    process.allocate(85)
+    assert process.server.trims == 1
+
+
+def test_a_pool_that_had_to_grow_for_want_of_one_piece_gives_it_back() -> None:
+    process = Process(100)
+    process.allocate(100)
+    process.server.give(40)
+    process.server.pieces = True
+    assert process.refused(30).details["granted"] == "100"
+    assert process.server.memory_held() == (60, 60)
+    process.told(200)
+    process.allocate(30)
+
+
+def test_it_keeps_what_is_in_use_and_says_so() -> None:
+    process = Process(None)
+    process.allocate(300)
+    process.server.give(100)
+    assert process.told(50) == {"limit": 200, "reserved": 200, "in_use": 200}
+    assert process.grants.limit == 200 and process.server.trims == 1
+    assert process.told(500) == {"limit": 500, "reserved": 200, "in_use": 200}
+    assert process.server.trims == 1, "there was nothing to give back"
+
+
+def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_after() -> None:
+    process = Process(100)
+    heard: list[tuple[str, bool]] = []
+    process.allocate(100)
+    process.grants.ask(15, lambda granted: heard.append(("first", granted)))
+    assert process.said.pop() == (0, {"wants": 20, "reserved": 100, "in_use": 100})
+    process.grants.ask(5, lambda granted: heard.append(("second", granted)))
+    assert not process.said, "one request at a time"
+    process.told(40)
+    assert not heard, "to be told to give back is no answer"
+    process.told(40, denied=True)
+    assert heard == [("first", False)]
+    assert process.said[-1] == (0, {"wants": 10, "reserved": 100, "in_use": 100}), "now for the second"
+    process.grants.ask(5, lambda granted: heard.append(("third", granted)))
+    process.told(200)
+    assert heard[1:] == [("second", True), ("third", True)], "it may be enough for both: they try again"
+    process.told(200, denied=True)
+    assert len(heard) == 3
+
+
+def test_a_plea_goes_on_while_more_is_granted_and_ends_with_a_denial() -> None:
+    process = Process(0)
+    woken: list[None] = []
+    plea = Plea(process.grants, lambda: woken.append(None))
+    refusal = process.refused(30)
+    assert plea.waits(refusal) and plea.waits(refusal) and len(process.said) == 1
+    process.told(10)  # somebody else may have been quicker
+    assert woken and plea.waits(process.refused(30))
+    process.told(10, denied=True)
+    assert len(woken) == 2 and not plea.waits(process.refused(30))
+    assert not Plea(process.grants, lambda: None).waits(over_quota(5, 4, 0)), "the front could not help"
+
+
+def test_a_quota_that_several_processes_share() -> None:
+    process = Process(10)
+    plea = Plea(process.grants, lambda: None)
+    assert plea.waits(process.refused(30))
+    process.told(10, denied=True, quota=25)
+    refusal = process.refused(30)
+    assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.details["allowed"] == "25"
+    assert not plea.waits(refusal)
+    assert Plea(process.grants, lambda: None).waits(refusal), "another allocation asks again: it may have changed"
+    process.told(50)
+    process.allocate(30)
+
+
+def test_memory_is_cleared_where_there_are_tenants() -> None:
+    process = Process(None, scrub=True)
+    process.allocate(30)
+    process.allocate(0)
+    assert process.server.filled == [(30, b"\0", 30)]
+    bare = Process(None)
+    bare.allocate(30)
+    assert not bare.server.filled
+
+
+@pytest.mark.parametrize(("wanted", "default", "had"), [(0, 0, 0), (5, 0, 5), (0, 3, 3), (5, 3, 3), (2, 3, 2)])
+def test_a_session_may_want_less_time_than_the_daemon_allows(wanted: float, default: float, had: float) -> None:
+    assert shorter(wanted, default) == had
+
+
+# ---- host memory ----
+
+
+def session(tenant: str, quota: int) -> Session:
+    track: Any = SimpleNamespace(index=0)
+    return Session(1, {"tenant": tenant, "pinned_bytes": quota}, lambda *_: track)
+
+
+def test_a_tenant_has_so_much_host_memory_on_loan_and_no_more() -> None:
+    server: Any = SimpleNamespace(
+        allocate_host=lambda size: SimpleNamespace(size=size), free_host=lambda buffer: None,
+        host_grown=lambda: False, host_refusal=lambda size: None,
+    )  # fmt: skip
+    server.allocate_host = Lent
+    room: list[None] = []
+    staging = Staging(server, 1000, SimpleNamespace(), lambda: room.append(None))  # type: ignore[arg-type]
+    one, same, other = session("x", 100), session("x", 100), session("y", 0)
+    first = staging.acquire(60, one)
+    assert first is not None and staging.acquire(60, same) is None
+    assert staging.acquire(600, other) is not None, "nobody else's quota"
+    assert staging.acquire(40, same) is not None
+    staging.release(first)
+    assert room, "who waited is tried again"
+    second = staging.acquire(60, one)
+    assert second is not None and one.bytes_pinned == 60
+    staging.release(second)
+    staging.release(second)
+    assert one.bytes_pinned == 0
+
+
+def test_a_copy_larger_than_the_quota_goes_alone() -> None:
+    server: Any = SimpleNamespace(free_host=lambda buffer: None, host_grown=lambda: False, allocate_host=Lent)
+    staging = Staging(server, 1000, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
+    one = session("x", 100)
+    large = staging.acquire(500, one)
+    assert large is not None and staging.acquire(1, one) is None
+    staging.release(large)
+    assert staging.acquire(1, one) is not None
+
+
+class Lent:
+    def __init__(self, size: int) -> None:
+        self.size = size

@@ -1,0 +1,170 @@
+"""Certificates: what is refused at start, what is read again, and HTTP with them."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+from front_fixture import Front, front, run
+
+from hearthd.front import tls
+from hearthd.front.access import Access
+from hearthd.front.addresses import Address
+from hearthd.front.http import HttpServer
+from hearthd.front.tenants import Credential, Directory, Right, Tenant, token_key
+from hearthd.front.tls import Certificates, TlsError
+
+CA = trustme.CA()
+
+
+def issue(folder: Path, name: str, ca: trustme.CA = CA, days: int = 30, since: int = 1) -> tuple[Path, Path]:
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    issued = ca.issue_cert("localhost", not_before=now - since * day, not_after=now + days * day)
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.touch(mode=0o600)
+    key.write_bytes(issued.private_key_pem.bytes())
+    return certificate, key
+
+
+def refused(certificate: Path, key: Path, client_ca: Path | str = "") -> str:
+    with pytest.raises(TlsError) as error:
+        Certificates(str(certificate), str(key), str(client_ca))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    certificate, key = issue(tmp_path, "good")
+    Certificates(str(certificate), str(key))
+    other, other_key = issue(tmp_path, "other")
+    old, old_key = issue(tmp_path, "old", days=-1, since=9)
+    early, early_key = issue(tmp_path, "early", since=-9)
+    nothing = tmp_path / "nothing.pem"
+    nothing.write_text("nothing\n")
+    assert "not that of the certificate" in refused(certificate, other_key)
+    assert "expired" in refused(old, old_key) and str(old) in refused(old, old_key)
+    assert "not yet valid" in refused(early, early_key)
+    assert "missing.key" in refused(certificate, tmp_path / "missing.key")
+    assert "nothing.pem" in refused(nothing, key) and "nothing.pem" in refused(certificate, nothing)
+    assert "tls.client_ca" in refused(certificate, key, nothing)
+    for mode in (0o604, 0o602, 0o666):
+        other_key.chmod(mode)
+        assert "everybody" in refused(other, other_key) and f"chmod 600 {other_key}" in refused(other, other_key)
+    other_key.chmod(0o640)  # a group's is its own affair
+    Certificates(str(other), str(other_key))
+
+
+def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    certificate, key = issue(tmp_path, "good")
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(
+        plain.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    assert "encrypted" in refused(certificate, key)
+
+
+def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
+    certificate, key = issue(tmp_path, "good")
+    certificates = Certificates(str(certificate), str(key))
+    assert certificates._renewed() is None
+    before = certificates._configuration
+    issue(tmp_path, "good")
+    assert certificates._renewed() is None, "not looked at again yet"
+    now[0] += 6
+    assert certificates._renewed() is certificates._configuration is not before
+    now[0] += 6
+    assert certificates._renewed() is None, "the same files"
+    # What cannot be used is not used; the daemon goes on with what it has.
+    kept = certificates._configuration
+    for spoil in (lambda: certificate.write_text("half"), certificate.unlink):
+        spoil()
+        now[0] += 6
+        assert certificates._renewed() is None and certificates._configuration is kept
+    issue(tmp_path, "good")
+    now[0] += 6
+    assert certificates._renewed() is not None
+
+
+# ---- HTTP ----
+
+ALICE, OPERATOR = Tenant("alice", rights=frozenset({Right.READ})), Tenant("operator")
+
+
+async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientSession]:
+    """The pages of a front as they are served beyond loopback: with TLS, to tenants."""
+    certificate, key = issue(folder, "http")
+    auth = f.daemon.access.auth
+    auth.directory = Directory(
+        [ALICE, OPERATOR], {Credential(token_key("a")): ALICE, Credential(token_key("o")): OPERATOR}
+    )
+    server = HttpServer(
+        f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, guarded=True,
+        certificates=Certificates(str(certificate), str(key)),
+    )  # fmt: skip
+    address = await server.start(Address("localhost", 0))
+    trusted = ssl.create_default_context()
+    CA.configure_trust(trusted)
+    return server, f"https://{address}", aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted))
+
+
+def test_pages_beyond_loopback(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            await f.open("secret plan")
+            server, base, client = await http(f, tmp_path)
+            try:
+                for path in ("/healthz", "/readyz"):
+                    async with client.get(base + path) as answer:
+                        assert answer.status == 200
+                for path in ("/metrics", "/status", "/", "/nothing"):
+                    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic a"}):
+                        async with client.get(base + path, headers=headers) as answer:
+                            assert answer.status == 401 and answer.headers["WWW-Authenticate"].startswith("Bearer")
+                            assert set(await answer.json()) == {"error", "fix"}
+                for token, sees in (("a", False), ("o", True)):
+                    async with client.get(base + "/status", headers={"Authorization": f"Bearer {token}"}) as answer:
+                        body = await answer.json()
+                    assert bool(body["sessions"]) is sees and len(body["devices"]) == 2
+                    assert ("default" in [entry["name"] for entry in body["tenants"]]) is sees
+                    async with client.get(base + "/metrics", headers={"authorization": f"bearer {token}"}) as answer:
+                        text = await answer.text()
+                    assert ('tenant="default"' in text) is sees and "hearth_sessions 1.0" in text
+            finally:
+                await client.close()
+                await server.stop()
+
+    run(scenario())
+
+
+def test_which_addresses_are_guarded(tmp_path: Path) -> None:
+    """Loopback is free and without TLS, unless it is configured otherwise; elsewhere it is not, where there are
+    tenants."""
+
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            access: Access = f.daemon.access
+            parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics)
+            near, far = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
+            assert not access.http(near, *parts)._guarded and not access.http(far, *parts)._guarded
+            access.auth.directory = Directory([ALICE])
+            certificate, key = issue(tmp_path, "x")
+            access.certificates = Certificates(str(certificate), str(key))
+            assert not access.http(near, *parts)._guarded and access.http(far, *parts)._guarded
+            assert access.http(near, *parts)._certificates is None
+            assert access.http(far, *parts)._certificates is access.certificates
+
+    run(scenario())

@@ -1,0 +1,60 @@
+"""Who is blamed for a lost process, and who is barred."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason
+from hearthd.front.offenders import Offenders, culprit
+
+
+@pytest.mark.parametrize(
+    ("label", "details", "working", "blamed"),
+    [
+        ("fault", {"sessions": "a"}, {"a", "b"}, "a"),
+        ("fault", {"sessions": "a, a"}, (), "a"),
+        ("fault", {"sessions": "a, b"}, {"a"}, None),
+        ("fault", {}, {"a"}, None),
+        ("signal", {"signal": "SIGSEGV"}, {"a"}, "a"),
+        ("signal", {"signal": "SIGSEGV"}, {"a", "b"}, None),
+        ("signal", {"signal": "SIGSEGV"}, (), None),
+        ("signal", {"signal": "SIGKILL"}, {"a"}, None),
+        ("stuck", {}, {"a"}, None),
+        ("restart", {}, {"a"}, None),
+        ("exit", {"exit_code": "1"}, {"a"}, None),
+    ],
+)
+def test_only_a_single_suspect_is_blamed(
+    label: str, details: dict[str, str], working: set[str], blamed: str | None
+) -> None:
+    assert culprit(label, details, working) == blamed
+
+
+@given(st.lists(st.floats(0, 30), max_size=40), st.integers(0, 6))
+def test_barred_by_one_fault_too_many_within_the_window(gaps: list[float], most: int) -> None:
+    offenders = Offenders(most, 60.0)
+    now, times, barred = 0.0, [], False
+    for gap in gaps:
+        now += gap
+        times.append(now)
+        over = sum(now - each <= 60.0 for each in times) > most
+        assert offenders.blame("s", now) == (over and not barred)
+        barred = barred or over
+        assert offenders.barred("s") == barred
+        assert not offenders.barred("t")
+
+
+def test_what_a_barred_session_is_told_and_how_it_ends() -> None:
+    offenders = Offenders(1, 60.0)
+    assert not offenders.blame("s", 0.0)
+    assert offenders.blame("s", 1.0)
+    refusal = offenders.refusal("s")
+    assert refusal.reason == Reason.SESSION_BARRED and 'isolation="dedicated"' in refusal.fix
+    assert refusal.details["faults"] == "2" and refusal.details["allowed"] == "1"
+    offenders.forget("s")
+    assert not offenders.barred("s") and not offenders.blame("s", 2.0)
+    offenders.blame("s", 2.0)
+    offenders.pardon()
+    assert not offenders.barred("s")
