@@ -219,18 +219,18 @@ class Attachment:
             return self._stream
 
     def take(self, stream: int) -> bytes | None:
-        session = self.session
+        session, idle = self.session, False
         with self._lock:
             while True:
                 if session.error is not None or stream != self._stream:
                     return None
                 if session.attached:
                     self._bury()
-                request = session.next_request()
+                request = session.next_request(idle)
                 if request is not None:
                     break
                 self._sender_waits = True
-                self._work.wait(_IDLE_S)
+                idle = not self._work.wait(_IDLE_S)
                 self._sender_waits = False
             if self._watchers:
                 self._change.notify_all()

@@ -128,6 +128,7 @@ class Connection:
             self._space = space = Space(generation)
             self.durables.move(attachment.session.durable, space)
         self.generation = generation
+        attachment.session.reverts = self.durables.any
         attachment.adopt(space)
         self._attachment = attachment
 

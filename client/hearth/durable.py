@@ -31,6 +31,9 @@ class Durables:
     def __contains__(self, memory: Memory) -> bool:
         return self._memories.get(memory.handle) is memory
 
+    def any(self) -> bool:
+        return bool(self._memories)
+
     def add(self, memory: Memory) -> None:
         self._memories[memory.handle] = memory
 
@@ -74,7 +77,9 @@ class Durability:
         `QuotaExceededError`, as all that goes wrong with a copy, comes with the next `synchronize`, `flush` or `get`.
         ``durable=False`` ends it, and so does the array's end.
 
-        Until the first copy is complete, and it is for sure when a `synchronize` has returned, a loss is a loss.
+        Until the first copy is complete, and it is for sure when a `synchronize` has returned, a loss is a loss. After
+        it, whatever was written since the last complete copy is gone: `DeviceLostError` says so once, at the next
+        `synchronize` or `get`, also where nothing was under way.
         """
         attachment = self._connection.attachment()
         command = commands_pb2.Command(stream=streams.resolve(stream, self._connection, attachment))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 RECEIPT_RESPONSES = 64
 RECEIPT_BYTES = 1 << 20
 """The daemon is told what came after so many responses, or bytes of them."""
+ARRIVED_BYTES = 4 << 20
+"""The same for bytes of downloads."""
 _DOWNLOADS = 256
 """Downloads whose progress is told again after a break; those that are over are long behind."""
 
@@ -42,6 +44,8 @@ class Session(Outgoing):
         self.fail_later: HearthError | None = None
         """The response that was received ends the attachment; the driver calls `fail` with this."""
         self.device_lost = False
+        self.reverts: Callable[[], bool] = lambda: False
+        """Whether a loss would bring something back as it was before, though nothing is under way."""
         self.draining = False
         self.durable: list[int] = []
         """Buffers of lost generations that were back, under their handles, when this attachment began."""
@@ -56,6 +60,7 @@ class Session(Outgoing):
         self._told_bytes = 0
         self._arrived: OrderedDict[int, int] = OrderedDict()  # transfer -> bytes that have come, for downloads
         self._untold: dict[int, int] = {}
+        self._untold_bytes = 0
         self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
         self._unacked_bytes = 0
         self._again: deque[bytes] = deque()  # of those, what the daemon did not get
@@ -118,14 +123,15 @@ class Session(Outgoing):
         return (
             self.received - self._told >= RECEIPT_RESPONSES
             or self._received_bytes - self._told_bytes >= RECEIPT_BYTES
-            or bool(self._untold)
+            or self._untold_bytes >= ARRIVED_BYTES
         )
 
     def attach(self, token: str, device: int) -> bytes:
         """The first request of a stream: it begins the attachment, or goes on with it."""
         begun = self.generation > 0
         self._note_told()
-        self._untold = dict(self._arrived)
+        self._untold = dict(self._arrived)  # the last time may have been lost
+        self._untold_bytes = ARRIVED_BYTES if self._untold else 0
         attach = device_pb2.Attach(
             session_token=token,
             device=device,
@@ -137,12 +143,13 @@ class Session(Outgoing):
         )
         return device_pb2.ExecuteRequest(attach=attach).SerializeToString()
 
-    def next_request(self) -> bytes | None:
-        """What to send now: what the daemon is waiting to hear, else a batch; None while there is nothing to send or
-        the window is full."""
-        if self.receipt_due:
+    def next_request(self, idle: bool = False) -> bytes | None:
+        """What to send now: what the daemon should hear, else a batch; None while there is nothing to send or the
+        window is full. `idle`: there was nothing to send for a while, so that small news may go."""
+        if self.receipt_due or (idle and self._untold and self.attached and self.error is None):
             transfers = [device_pb2.TransferProgress(transfer=t, bytes=n) for t, n in self._untold.items()]
             self._untold.clear()
+            self._untold_bytes = 0
             self._note_told()
             received = device_pb2.Received(responses=self.received, transfers=transfers)
             return device_pb2.ExecuteRequest(received=received).SerializeToString()
@@ -168,6 +175,7 @@ class Session(Outgoing):
 
     def arrived(self, transfer: int, size: int) -> None:
         """So many bytes of a download have come; the daemon is told, so that it keeps them no longer."""
+        self._untold_bytes += size - self._arrived.get(transfer, 0)
         self._arrived[transfer] = self._untold[transfer] = size
         self._arrived.move_to_end(transfer)
         if len(self._arrived) > _DOWNLOADS:
@@ -204,8 +212,8 @@ class Session(Outgoing):
     def fail(self, error: HearthError) -> bool:
         """Ends the attachment: every reply gets `error`, the queue is dropped. A second call does nothing.
 
-        Returns whether the error still has to be reported to somebody: one-way work is lost with it, and no reply
-        that reports such work was waiting.
+        Returns whether the error still has to be reported to somebody: one-way work is lost with it, or something will
+        be as it was before, and no reply that reports such was waiting.
         """
         if self.error is not None:
             return False
@@ -220,7 +228,7 @@ class Session(Outgoing):
         self._unacked_bytes = 0
         for reply in replies:
             reply.set_error(error)
-        return self.unreported and not told
+        return (self.unreported or self.reverts()) and not told
 
     def _attach(self, attached: device_pb2.Attached) -> None:
         if self.attached:

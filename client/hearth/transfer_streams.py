@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hearth.transport.base import Upload as Sending
 
 _TOLD_BYTES = 2 << 20
-"""The daemon hears what has come of a download after so many bytes, and at its end."""
+"""The attachment hears what has come of a download after so many bytes, and at its end."""
 
 
 class _Cancels(Protocol):

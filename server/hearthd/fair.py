@@ -149,6 +149,9 @@ class Fair(Generic[K]):
         """How many want a turn."""
         return len(self._wanting)
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._wanting
+
     def enter(self, key: K, group: str = "", weight: float = 1.0, priority: int = 0) -> None:
         """The flow wants a turn. `weight` is its group's: the last one named counts."""
         place = (priority, group)

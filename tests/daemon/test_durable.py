@@ -188,6 +188,14 @@ def test_the_loss_is_told_once_also_where_all_is_back(lossy: DaemonProcess) -> N
             gpu.synchronize()
         assert x.get().tolist() == [0] * 4
         gpu.synchronize()
+        x.fill(2)
+        gpu.synchronize()
+        kill(lossy)  # nothing is under way; but the array is what it was before
+        wait_until(lambda: gpu.state == "serving", "the device's return")
+        with pytest.raises(hearth.DeviceLostError):
+            x.get()
+        assert x.get().tolist() == [0] * 4
+        gpu.synchronize()
 
 
 # ---- what it costs, and its end ----

@@ -6,7 +6,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -268,3 +268,38 @@ def test_how_soon_a_faulted_device_serves_again(start_daemon: StartDaemon, spare
             took.append(time.perf_counter() - begin)
     print(f"fault to served again on {BACKEND}, spare={spare}: median {statistics.median(took) * 1e3:.0f} ms, {took}")
     assert statistics.median(took) < 10
+
+
+def test_groups_of_sessions_in_processes_of_their_own(start_daemon: StartDaemon) -> None:
+    """Both reduce over the same devices; the loss of a process is that of one of the groups."""
+    daemon = start_daemon(cpu_count=2, devices=DEVICES)
+    with daemon.connect() as shared_node, daemon.connect(isolation="dedicated") as own_node:
+        if len(shared_node.devices) < 2:
+            pytest.skip("needs two devices")
+
+        def reduces(node: hearth.Node) -> None:
+            group = hearth.Group(node.devices[:2])
+            arrays = [gpu.full(1000, rank + 1, np.float32) for rank, gpu in enumerate(node.devices[:2])]
+            group.all_reduce(arrays)
+            assert all((array.get() == 3).all() for array in arrays)
+
+        for _ in range(2):
+            for node in (shared_node, own_node):
+                reduces(node)
+        own_devices = daemon.status()["devices"][1]["processes"]
+        (pid,) = [each["pid"] for each in own_devices if each["session"] == own_node.session_id]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: '"device_lost"' in daemon.log(), "the loss is known")
+        reduces(shared_node)
+        with pytest.raises(hearth.HearthError):
+            reduces(own_node)
+        wait_until(lambda: _works(lambda: reduces(own_node)), "the other group's recovery")
+        reduces(shared_node)
+
+
+def _works(what: Callable[[], None]) -> bool:
+    try:
+        what()
+    except hearth.HearthError:
+        return False
+    return True

@@ -29,6 +29,8 @@ BATCH = 12
 LEASE_S = 1.0
 LIFE_S = (0.02, 1.2)
 """When a client is killed, counted from its fork."""
+FRONT_THREADS = 8
+"""Those of gRPC's core and of the event loop come and go, within bounds."""
 PRIVATE_KIB = 32 << 10
 """What a process may have more: caches, pools and what the allocator keeps, whose size depends on what came when."""
 
@@ -136,7 +138,7 @@ def more(now: Held, before: Held, room: int) -> dict[str, object]:
 def growth(now: State, before: State) -> list[object]:
     """What the daemon holds beyond what it held before."""
     found: list[object] = []
-    processes = [("front", now.front, before.front, 0)]
+    processes = [("front", now.front, before.front, FRONT_THREADS)]
     for i, (a, b) in enumerate(zip(now.devices, before.devices, strict=True)):
         # A stream's thread on the CPU, its event on a GPU, stays for the next session's stream.
         processes.append((f"device {i}", a, b, max(0, now.streams[i] - before.streams[i])))

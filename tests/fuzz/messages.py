@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from hearth_proto import launches
 from hearth_proto.launches import Extension, Place, Record
 from hearth_proto.v1 import commands_pb2
+from tests.fuzz.templates import TEMPLATES
 
 HANDLES = (0, 1, 1, 1, 2, 2, 3, 4, 5, 77, 4242, 2**32, 2**40 + 1, 2**63, 2**64 - 1)
 SIZES = (0, 1, 3, 4, 8, 16, 17, 512, 4096, 4097, 1 << 20, 1 << 41, 2**63 - 1, 2**63, 2**64 - 1)
@@ -46,7 +47,7 @@ LIMITS_NS = (0, 60 * 10**9)
 NOTHING = 'extern "C" __global__ void nothing(int* x, int n) {}\n__device__ int variable[4];'
 """A kernel that can be given anything."""
 
-FEW_FIELDS = frozenset({"iterations", "max_events", "rows", "batches"})
+OPTIONS = ("", "-DN=1", "f<int>", "-x", "--help", "-I/etc")
 NUMBERED = frozenset({
     "buffer", "buffers", "stream", "event", "module", "function", "profile", "graph", "prepared", "tensor_map",
     "source", "destination", "start", "end", "transfer",
@@ -55,6 +56,21 @@ RUNS = frozenset({"function", "graph", "prepared"})
 NOBODY = 0x7777_7777_7777
 """A handle of nothing, and far from all others."""
 ORDINALS = (0, 0, 0, 0, 1, 2, 77, 2**32 - 1)
+BY_NAME: Mapping[str, tuple[Any, ...]] = {
+    "device": ORDINALS,
+    "devices": ORDINALS,
+    "code": (b"", NOTHING.encode(), NOTHING.encode(), b"int x", b"\x7fELF", bytes(100)),
+    "options": OPTIONS,
+    "headers": OPTIONS,
+    "name_expressions": OPTIONS,
+    **dict.fromkeys(("transfer", "upload", "download"), (*(0,) * 9, 1, 2, 2**64 - 1)),
+    **dict.fromkeys(("iterations", "max_events", "rows", "batches"), FEW),
+}
+
+
+def _runs(message: Message) -> bool:
+    """Whether kernels are launched by it, or could be by another one that names what it makes."""
+    return any(field.name in RUNS or field.name in ("launch", "launches") for field, _ in message.ListFields())
 
 
 class Maker:
@@ -89,13 +105,17 @@ class Maker:
 
     def fill(self, message: Message, likely: float = 0.6, depth: int = 0) -> Any:
         """Sets fields at random; of a oneof, the last that is set counts."""
+        template = TEMPLATES.get(message.DESCRIPTOR.name)
+        if template is not None and self.rng.random() < 0.6 and not (self._harmless and _runs(template)):
+            message.CopyFrom(template)
+            likely = 0.1
         for field in message.DESCRIPTOR.fields:
             needed = field.name in ("target", "command", "session_token")
             if self.rng.random() < (0.97 if needed else likely / (1 + depth / 3)):
                 self._set(message, field, depth)
         return message
 
-    def _set(self, message: Message, field: FieldDescriptor, depth: int) -> None:
+    def _set(self, message: Message, field: Any, depth: int) -> None:
         times = self.rng.choice((0, 1, 1, 2, 3)) if field.is_repeated else 1
         for _ in range(times):
             if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -116,35 +136,27 @@ class Maker:
 
     def value(self, message: str, field: FieldDescriptor) -> Any:
         """What may stand in a field."""
-        pick, name = self.rng.choice, field.name
-        if name == "session_token":
+        if field.name == "session_token":
             return self.token()
-        if name in ("device", "devices"):
-            return pick(ORDINALS)
-        if name.endswith("timeout_ns"):
-            return pick(LIMITS_NS)
-        if name in ("launches", "launch") and field.type == field.TYPE_BYTES:
+        if field.name in ("launches", "launch") and field.type == field.TYPE_BYTES:
             return self.records()
-        if name == "code":
-            return pick((b"", NOTHING.encode(), NOTHING.encode(), b"int x", b"\x7fELF", bytes(100)))
-        if name in ("options", "headers", "name_expressions"):
-            return pick(("", "-DN=1", "f<int>", "-x", "--help", "-I/etc"))
-        if name == "transfer":
-            return pick((0, 0, 0, 0, 0, 0, 0, 1, 2, 2**64 - 1))
-        if name in FEW_FIELDS or (name == "count" and message in ("LaunchGraph", "LaunchPrepared")):
-            return pick(FEW)
-        if name in NUMBERED:
-            return NOBODY if self._harmless and name in RUNS else pick(HANDLES)
-        if field.enum_type is not None:
-            return pick((0, 1, 1, 2, 3, 4, 5, 6, 99))
-        if message == "Dim3":
-            return pick(DIMS)
-        if "offset" in name:
-            return pick(OFFSETS)
-        return self._by_type(field)
+        return self.rng.choice(self._choices(message, field))
 
-    def _by_type(self, field: FieldDescriptor) -> Any:
-        pick = self.rng.choice
+    def _choices(self, message: str, field: FieldDescriptor) -> tuple[Any, ...]:
+        name = field.name
+        by_meaning: tuple[tuple[bool, tuple[Any, ...]], ...] = (
+            (name in BY_NAME, BY_NAME.get(name, ())),
+            (name.endswith("timeout_ns"), LIMITS_NS),
+            (name == "count" and message in ("LaunchGraph", "LaunchPrepared"), FEW),
+            (name in RUNS and self._harmless, (NOBODY,)),
+            (name in NUMBERED, HANDLES),
+            (field.enum_type is not None, (0, 1, 1, 2, 3, 4, 5, 6, 99)),
+            (message == "Dim3", DIMS),
+            ("offset" in name, OFFSETS),
+        )
+        return next((values for meant, values in by_meaning if meant), None) or self._by_type(field)
+
+    def _by_type(self, field: FieldDescriptor) -> tuple[Any, ...]:
         values: Mapping[int, tuple[Any, ...]] = {
             field.TYPE_STRING: self._texts,
             field.TYPE_BYTES: BYTES,
@@ -158,7 +170,7 @@ class Maker:
             field.TYPE_SINT64: (0, 1, -1, 2**63 - 1, -(2**63)),
             field.TYPE_UINT64: SIZES,
         }
-        return pick(values[field.type])
+        return values[field.type]
 
     def records(self) -> bytes:
         """Packed launches; most are well formed."""
@@ -175,7 +187,8 @@ class Maker:
             extension = Extension(cluster, pick(FEW), pick((0, 0, 2, 77)), pick(OFFSETS))
         record = launches.pack(
             Record(
-                NOBODY if self._harmless else pick((1, 1, 1, 77)), pick((0, 0, 3, 77)), (pick(DIMS[:-1]), pick(FEW), pick(FEW)),
+                NOBODY if self._harmless else pick((1, 1, 1, 77)), pick((0, 0, 3, 77)),
+                (pick(DIMS[:-1]), pick(FEW), pick(FEW)),
                 (pick(DIMS), pick(FEW), pick(FEW)), pick((0, 0, 1024, 2**31)), pick(range(32)), pick(LIMITS_NS),
                 launches.pack_layout(places), tuple(pick(HANDLES) for _ in range(pointers)),
                 pick((bytes(size), bytes(size + 8))), extension,

@@ -8,14 +8,12 @@ from typing import Any
 import grpc
 
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
-from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
 from tests.fuzz.messages import NOTHING
+from tests.fuzz.templates import ELSE, LARGE, ONE, SIDE, SMALL
 
-LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
 SETUP_S = 30.0
-SMALL, LARGE, SIDE, ELSE = 1, 2, 3, 4
 
 
 class Session:
@@ -63,9 +61,9 @@ class Session:
             try:
                 made(request, timeout=2.0, metadata=self._metadata)
             except grpc.RpcError as error:
-                if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.DEADLINE_EXCEEDED):  # type: ignore[attr-defined]
+                if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.DEADLINE_EXCEEDED):
                     return False
-                if error.code() == grpc.StatusCode.NOT_FOUND:  # type: ignore[attr-defined]
+                if error.code() == grpc.StatusCode.NOT_FOUND:
                     return False
         return True
 
@@ -78,7 +76,6 @@ class Session:
     def _furnish(self, ordinal: int) -> None:
         """One of everything, under the numbers that the messages use."""
         dim, x = c.Dim3(x=1), c.Argument(pointer=c.Argument.Pointer(buffer=SMALL))
-        one = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), bytes(12)))
         parts = [c.Allocate.Part(buffer=LARGE, size=4096), c.Allocate.Part(buffer=ELSE, size=16)]
         commands = (
             c.Command(allocate=c.Allocate(buffer=SMALL, size=16)),
@@ -91,9 +88,9 @@ class Session:
             c.Command(get_global=c.GetGlobal(buffer=SIDE, module=SMALL, name="variable")),
             c.Command(start_profile=c.StartProfile(profile=SMALL)),
             c.Command(launch=c.Launch(function=SMALL, grid=dim, block=dim, arguments=[x, c.Argument(int32=1)])),
-            c.Command(prepare=c.Prepare(prepared=SMALL, launches=one)),
+            c.Command(prepare=c.Prepare(prepared=SMALL, launches=ONE)),
             c.Command(stream=ELSE, begin_capture=c.BeginCapture(graph=SMALL)),
-            c.Command(stream=ELSE, fill=c.Fill(buffer=ELSE, size=16, pattern=b"x")),
+            c.Command(stream=ELSE, launches=ONE),
             c.Command(request=9, stream=ELSE, end_capture=c.EndCapture(graph=SMALL)),
         )  # fmt: skip
         attach = device_pb2.Attach(session_token=self.token, device=ordinal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -69,13 +70,15 @@ def rpcs() -> list[Rpc]:
 def call(channel: grpc.Channel, rpc: Rpc, payloads: list[bytes], metadata: Any) -> Answer:
     """Sends raw messages, however many the method takes. What is a stream to the client may be one message to the
     daemon: the wire is the same."""
-    made: Any = channel.stream_stream(f"/{rpc.service}/{rpc.method.name}")
+    made: Any = channel.stream_stream(f"/{rpc.service}/{rpc.method.name}", None, None)
     answers = made(iter(payloads), timeout=CALL_S, metadata=metadata)
     parts: list[bytes] = []
-    try:
+    with contextlib.suppress(grpc.RpcError):
         parts.extend(answers)
-    except grpc.RpcError:
-        pass
+    return _answer(answers, parts)
+
+
+def _answer(answers: Any, parts: list[bytes]) -> Answer:
     parts.append((answers.details() or "").encode())
     for key, value in answers.trailing_metadata() or ():
         parts += [key.encode(), value if isinstance(value, bytes) else value.encode()]
@@ -85,8 +88,6 @@ def call(channel: grpc.Channel, rpc: Rpc, payloads: list[bytes], metadata: Any) 
 def payloads(rpc: Rpc, maker: Maker) -> list[bytes]:
     """The messages of one call."""
     rng = maker.rng
-    if rpc.method.name == "Execute":
-        return list(_execute(maker))
     count = rng.choice((0, 1, 1, 2, 4)) if rpc.streams else rng.choice((1,) * 198 + (0, 2))
     return [_payload(rpc, maker) for _ in range(count)]
 
@@ -118,7 +119,7 @@ def _large(message: Message, maker: Maker, rng: random.Random) -> bytes:
             setattr(message, field.name, bytes(size))
             return bytes(message.SerializeToString())
         if field.name == "command":
-            for inner in field.message_type.fields:
+            for inner in field.message_type.fields if field.message_type else ():
                 if inner.type == inner.TYPE_BYTES and not inner.is_repeated:
                     setattr(getattr(message, "command"), inner.name, bytes(size))  # noqa: B009
                     return bytes(message.SerializeToString())
@@ -133,19 +134,25 @@ def _varint(value: int) -> bytes:
     return bytes((*out, value))
 
 
-def _execute(maker: Maker) -> Iterator[bytes]:
-    """An attach as a rule, then batches as a rule."""
+def attach(maker: Maker) -> bytes:
+    """The first message of Execute, as a rule."""
     rng = maker.rng
-    if rng.random() < 0.9:
-        attach = device_pb2.Attach(session_token=maker.token(), device=rng.choice((0, 0, 0, 1, 77)))
-        if rng.random() < 0.3:
-            maker.fill(attach, 0.4)
-        first = device_pb2.ExecuteRequest(attach=attach).SerializeToString()
-        yield first if rng.random() < 0.9 else maker.broken(first)
-    seq = 0
+    if rng.random() < 0.1:
+        return (
+            maker.junk() if rng.random() < 0.5 else bytes(maker.fill(device_pb2.ExecuteRequest()).SerializeToString())
+        )
+    message = device_pb2.Attach(session_token=maker.token(), device=rng.choice((0, 0, 0, 1, 77)))
+    if rng.random() < 0.2:
+        maker.fill(message, 0.4)
+    first = device_pb2.ExecuteRequest(attach=message).SerializeToString()
+    return bytes(first) if rng.random() < 0.9 else maker.broken(first)
+
+
+def batches(maker: Maker, seq: int) -> Iterator[bytes]:
+    """What follows it; `seq` is the last batch that was executed."""
+    rng = maker.rng
     for _ in range(rng.choice((0, 1, 2, 5))):
         dice = rng.random()
-        seq = seq + 1 if dice < 0.95 else rng.choice((0, 1, 2**64 - 1))
         if dice < 0.10:
             yield maker.junk()
             continue
@@ -156,8 +163,34 @@ def _execute(maker: Maker) -> Iterator[bytes]:
         breaks = dice > 0.6
         with maker.harmless() if breaks else contextlib.nullcontext():
             commands = [maker.command() for _ in range(rng.choice((1, 3, 10)))]
+        seq = (seq + 1) % 2**64 if rng.random() < 0.97 else rng.choice((0, 1, 2**64 - 1))
         whole = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=commands)).SerializeToString()
-        yield maker.broken(whole) if breaks else whole
+        yield maker.broken(whole) if breaks else bytes(whole)
+
+
+def execute(channel: grpc.Channel, rpc: Rpc, maker: Maker, metadata: Any) -> tuple[Answer, bytes]:
+    """One Execute stream: waits for what the attach is answered, so that the batches go on from there. Also what it
+    sent."""
+    sent: list[bytes] = []
+    attached: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def requests() -> Iterator[bytes]:
+        sent.append(attach(maker))
+        yield sent[-1]
+        with contextlib.suppress(queue.Empty):  # refused
+            for message in batches(maker, attached.get(timeout=CALL_S)):
+                sent.append(message)
+                yield message
+
+    made: Any = channel.stream_stream(f"/{rpc.service}/{rpc.method.name}", None, None)
+    answers = made(requests(), timeout=CALL_S, metadata=metadata)
+    parts: list[bytes] = []
+    with contextlib.suppress(grpc.RpcError):
+        for part in answers:
+            if not parts:
+                attached.put(device_pb2.ExecuteResponse.FromString(part).attached.last_seq)
+            parts.append(part)
+    return _answer(answers, parts), b"".join(sent)
 
 
 # ---- below RPCs ----
@@ -176,9 +209,8 @@ def http(maker: Maker, bearer: str) -> bytes:
     if rng.random() < 0.5:
         lines.append(f"Authorization: {rng.choice(('Bearer', 'Basic', ''))} {rng.choice((bearer, 'x', '=' * 200))}")
     if rng.random() < 0.3:
-        lines.append(
-            f"{rng.choice(('Content-Length', 'X-' + 'y' * 9000, 'Transfer-Encoding'))}: {rng.choice(('9', '-1', 'chunked', 'x' * 9000))}"
-        )
+        name = rng.choice(("Content-Length", "X-" + "y" * 9000, "Transfer-Encoding"))
+        lines.append(f"{name}: {rng.choice(('9', '-1', 'chunked', 'x' * 9000))}")
     lines.append("Connection: close")
     whole = "\r\n".join(lines).encode() + b"\r\n\r\n" + maker.junk(40)
     return maker.broken(whole) if rng.random() < 0.3 else whole

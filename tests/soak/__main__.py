@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG: dict[str, Any] = {
     "sessions": {"lease": "5s"},
     "devices": {"max_restarts": 1_000_000, "restart_window": "1s"},
+    "collectives": {"timeout": "120s"},  # on a machine that has a lot else to do
     "log": {"format": "json"},
 }
 KILL_S = (15.0, 45.0)
@@ -38,9 +39,9 @@ LOUD = ("error", "critical", "exception")
 class Child:
     """One client's process, started again where it is killed or ends by itself."""
 
-    def __init__(self, kind: str, number: int, seed: int, target: str, through: str) -> None:
+    def __init__(self, kind: str, number: int, seed: int, target: str) -> None:
         self.kind = kind
-        self._arguments = [kind, str(number), str(seed), target, through]
+        self._arguments = [kind, str(number), str(seed), target]
         self.totals: collections.Counter[str] = collections.Counter()
         self.errors: list[str] = []
         self.ended_badly = 0
@@ -159,7 +160,7 @@ def main() -> int:
 def soak(daemon: DaemonProcess, chosen: argparse.Namespace) -> dict[str, Any]:
     watch = Watch(daemon)
     kinds = list(KINDS)
-    children = [Child(kinds[n % len(kinds)], n, chosen.seed * 1000 + n, daemon.unix, "") for n in range(chosen.clients)]
+    children = [Child(kinds[n % len(kinds)], n, chosen.seed * 1000 + n, daemon.unix) for n in range(chosen.clients)]
     began, factor, used_before, at = time.monotonic(), 20.0, 0.0, time.monotonic()
     problems: list[str] = []
     try:

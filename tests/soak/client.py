@@ -1,4 +1,4 @@
-"""One client of the soak, in a process of its own: `python -m tests.soak.client KIND NUMBER SEED TARGET THROUGH`.
+"""One client of the soak, in a process of its own: `python -m tests.soak.client KIND NUMBER SEED TARGET`.
 
 Says what it did on standard output, a line of JSON every two seconds. Reads from standard input how long to rest after
 each round, in multiples of the round's own time; the end of it is the end.
@@ -13,7 +13,7 @@ import time
 import traceback
 
 from tests.soak.ledger import Ledger
-from tests.soak.work import INSTEAD, KINDS, Client, Missing
+from tests.soak.work import KINDS, Client
 
 SAY_S = 2.0
 LEAST_REST_S = 0.05
@@ -36,14 +36,13 @@ class Pace:
         self.over.wait(min(MOST_REST_S, max(LEAST_REST_S, self.factor * worked)))
 
 
-def main(kind: str, number: int, seed: int, target: str, through: str) -> None:
+def main(kind: str, number: int, seed: int, target: str) -> None:
     ledger, pace = Ledger(), Pace()
-    client = Client(target, through, random.Random(seed), ledger, number)
+    client = Client(target, random.Random(seed), ledger, number)
     threading.Thread(target=pace.listen, daemon=True).start()
     said = time.monotonic()
-    make = KINDS[kind]
     while not pace.over.is_set():
-        rounds = make(client)
+        rounds = KINDS[kind](client)
         try:
             while not pace.over.is_set():
                 began = time.monotonic()
@@ -56,9 +55,6 @@ def main(kind: str, number: int, seed: int, target: str, through: str) -> None:
                     print(ledger.line(), flush=True)
         except StopIteration:
             continue
-        except Missing as missing:
-            ledger.count(f"missing: {missing}")
-            make = KINDS[INSTEAD]
         except Exception as error:
             text = "".join(traceback.format_exception(error)).strip().splitlines()
             ledger.wrong(f"{type(error).__name__}: {error} at {' < '.join(text[-6:-1])}", "errors")
@@ -69,4 +65,4 @@ def main(kind: str, number: int, seed: int, target: str, through: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,12 +1,10 @@
 """What the clients of the soak do: each kind is a generator that does a round of work and yields, for ever.
 
-Every result is checked. What another part of the daemon does not offer yet is told by `Missing`, and the client does
-something else instead.
+Every result is checked.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import random
 import time
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import hearth
+from tests.daemon.cutter import Cutter, random_cuts
 from tests.soak.ledger import Ledger
 
 SOURCE = r"""
@@ -40,27 +39,17 @@ CALM_S = 20.0
 """Between two faults of a session."""
 
 
-class Missing(Exception):
-    """The daemon or the client does not offer this (yet)."""
-
-
 @dataclass
 class Client:
     """One client of the soak."""
 
     target: str
-    through: str
-    """The address of a proxy that cuts connections; empty: none."""
     rng: random.Random
     ledger: Ledger
     number: int
 
     def connect(self, target: str = "", **options: Any) -> hearth.Node:
-        """A session. Raises `Missing` where `connect` does not know an option."""
-        known = inspect.signature(hearth.connect).parameters
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise Missing(f"connect({', '.join(unknown)})")
+        """A session, with the patience of a machine that has other things to do."""
         return hearth.connect(target or self.target, timeout=60, **options)
 
     def device(self, node: hearth.Node) -> hearth.Device:
@@ -307,8 +296,6 @@ def durable(client: Client) -> Rounds:
     """Checkpoints of arrays that change; a dedicated session loses its process and has them back."""
     with client.connect(name="soak durable", isolation="dedicated") as node:
         gpu = client.device(node)
-        if not hasattr(gpu, "durable"):
-            raise Missing("gpu.durable")
         add_one = gpu.RawModule(code=SOURCE).get_function("add_one")
         x = gpu.durable(gpu.zeros(50_000, np.int32))
         done = 0
@@ -335,18 +322,46 @@ def durable(client: Client) -> Rounds:
 
 
 def resuming(client: Client) -> Rounds:
-    """Launches and transfers over a connection that is cut every now and then."""
-    if not client.through:
-        raise Missing("resume")
-    with client.connect(client.through, name="soak resuming") as node:
+    """Launches and transfers over connections that are cut every now and then, at any byte."""
+    with Cutter(client.target, random_cuts(client.number, 8 << 20)) as cutter:
+        node = until_connected(client, cutter)
+        with node:
+            gpu = client.device(node)
+            counter = Counter(gpu)
+            for number in itertools.count():
+                counter.launch(client.rng.randrange(1, 60))
+                host = np.random.default_rng(client.rng.randrange(2**32)).integers(0, 256, 3 << 20, np.uint8)
+                array = gpu.asarray(host)
+                client.ledger.check(bool((array.get() == host).all()), "a transfer over a cut connection")
+                counter.check(client.ledger, "launches over a cut connection")
+                if number % 10 == 0:
+                    client.ledger.count("cuts", cutter.cuts)
+                    cutter.cuts = 0
+                yield
+
+
+def until_connected(client: Client, cutter: Cutter) -> hearth.Node:
+    """What opens a session is not repeated by itself: it may be cut, too."""
+    for _ in range(50):
+        try:
+            return client.connect(cutter.address, name="soak resuming")
+        except hearth.HearthError as error:
+            refused = error
+    raise refused
+
+
+def published(client: Client) -> Rounds:
+    """Arrays that one session publishes and others attach."""
+    with client.connect(name="soak publisher") as node:
         gpu = client.device(node)
-        counter = Counter(gpu)
-        while True:
-            counter.launch(client.rng.randrange(1, 60))
-            host = np.random.default_rng(client.rng.randrange(2**32)).integers(0, 256, 3 << 20, np.uint8)
-            array = gpu.asarray(host)
-            client.ledger.check(bool((array.get() == host).all()), "a transfer over a cut connection")
-            counter.check(client.ledger, "launches over a cut connection")
+        for number in itertools.count():
+            name, host = f"soak {client.number} {number}", np.full(100_000, number, np.int32)
+            gpu.publish(name, gpu.asarray(host))
+            with client.connect(name="soak reader") as reader:
+                attached = reader.device(gpu.ordinal).attach(name)
+                client.ledger.check(bool((attached.get() == number).all()), "an attached array")
+                gpu.unpublish(name)
+                client.ledger.check(bool((attached.get() == number).all()), "an attached array that has no name now")
             yield
 
 
@@ -362,10 +377,8 @@ def until_served(gpu: hearth.Device, seconds: float = 30.0) -> None:
 KINDS: dict[str, Callable[[Client], Rounds]] = {
     "launches": launches, "transfers": transfers, "graphs": graphs, "dispatches": dispatches, "telemetry": telemetry,
     "short": short_sessions, "faulting": faulting, "durable": durable, "resuming": resuming, "collectives": collectives,
-    "errors": errors, "modules": modules, "killed": launches, "killed-transfers": transfers, "launches-2": launches,
-    "transfers-2": transfers,
+    "errors": errors, "modules": modules, "killed": launches, "killed-transfers": transfers, "published": published,
+    "resuming-2": resuming,
 }  # fmt: skip
 KILLED = ("killed", "killed-transfers")
 """The parent kills these with SIGKILL every now and then, and starts them again."""
-INSTEAD = "launches"
-"""What a client does whose own work is not there yet."""

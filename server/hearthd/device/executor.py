@@ -248,13 +248,14 @@ class Executor:
 
     def _cancel(self, session: Session, frame: Frame) -> None:
         """Nobody waits for a call any more: it is dropped unless it has begun. What has runs on, and nobody is told."""
+        refusal = Refusal(Reason.CANCELLED, "nobody waits for the call any more; it did not run")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
+            self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         for operation in session.deferred:
             if operation.call == frame.id and not (operation.begun or operation.announced):  # else peers count on it
-                session.deferred.withdraw(operation)
-                operation.abandon(Refusal(Reason.CANCELLED, "nobody waits for the call any more; it did not run"))
+                operation.abandon(refusal)
                 self._device.telemetry.cancelled += 1
                 self._kicked.add(session.channel)
                 return

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 Done = Callable[[OSError | None], None]
 """Called on the device-handle thread, with what went wrong."""
@@ -62,6 +64,36 @@ class FileThread:
     def _run(self) -> None:
         while True:
             self._work.get()()
+
+
+class SessionFiles:
+    """The file of each session, by its channel: they come by a way of their own, before or after what asks for them."""
+
+    def __init__(self, thread: FileThread, on_file: Callable[[], None]) -> None:
+        self._thread = thread
+        self._on_file = on_file
+        self._files: dict[int, int] = {}
+        self.get = self._files.get
+        self._closed: deque[int] = deque(maxlen=1024)
+        """Channels that were closed before their file came."""
+
+    def received(self, body: dict[str, Any], files: list[int]) -> None:
+        """A message from the front."""
+        channel = int(body.get("channel", 0))
+        keep = None if channel in self._closed or channel in self._files or not files else files.pop()
+        for file in files:
+            os.close(file)
+        if keep is not None:
+            self._files[channel] = keep
+            self._on_file()
+
+    def close(self, channel: int) -> None:
+        """The session is over: its file is closed behind what is being written."""
+        file = self._files.pop(channel, None)
+        if file is not None:
+            self._thread.close(file)
+        else:
+            self._closed.append(channel)
 
 
 def _write(file: int, data: memoryview, offset: int) -> None:

@@ -64,6 +64,7 @@ class LaunchCommands:
                     session, batch, index + count + found, f"{size - at} bytes are left; a record has at least 64"
                 )
                 at = size
+                count += 1
                 break
             if known and not deferred and not traced and size - at >= HEADER.size:
                 record = data[at : at + LENGTH.unpack_from(data, at)[0]]
@@ -79,6 +80,7 @@ class LaunchCommands:
                     session, batch, index + count + found, f"it says it has {length} bytes, {size - at} are left"
                 )
                 at = size
+                count += 1
                 break
             entry = functions.get(head[3])
             stream = streams.get(head[4])

@@ -191,6 +191,8 @@ class Operation:
         """Called when it will not: refused, skipped or given up. Lets go of what the operation held elsewhere."""
 
     def step(self) -> bool:
+        if self.finished:
+            return True  # it was abandoned, and kept its place so that what is behind it stays there
         record = self.origin.record
         if record is None:
             return self._step()

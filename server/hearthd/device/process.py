@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -9,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
@@ -41,6 +43,8 @@ from hearthd.malloc import keep_freed_memory
 from hearthd.spec import DeviceSpec
 
 RECEIVE_BYTES = 2 << 20
+LAST_WORDS_S = 0.3
+"""How long a process that gives up its device waits for the front to have heard why."""
 EXIT_FAULT = 70
 """Exit status of a process that gave up its device (EX_SOFTWARE)."""
 
@@ -249,7 +253,18 @@ class DeviceProcess:
         self._executor.sharing.meter.tell()
         self._outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
         self._outbox.send_all()
+        self._linger()
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _linger(self) -> None:
+        """Until the front has heard it and closes the link: one that it writes to when this end is gone would break,
+        and take the last words with it."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        with contextlib.suppress(OSError):
+            while (left := deadline - time.monotonic()) > 0:
+                self._link.settimeout(left)
+                if not self._link.recv(RECEIVE_BYTES):
+                    return
 
 
 def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:

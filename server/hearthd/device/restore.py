@@ -12,13 +12,13 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import Device
 from hearthd.device.copies import Direct
+from hearthd.device.durable import Durable
 from hearthd.device.files import FileThread
 from hearthd.device.late_allocation import LATE, LateAllocation
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.policy.snapshots import Allowance, Areas
 from hearthd.device.server import HostBuffer
-from hearthd.device.snapshot import Durable
 
 
 class Means(NamedTuple):

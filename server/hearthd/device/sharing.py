@@ -324,13 +324,13 @@ class Sharing:
                 backlog.stirred = self.more = True
         if not backlog.active:
             return
-        asks = bool(backlog.asks)
-        if asks and not backlog.wanting:
+        asks = backlog.asks
+        if asks and backlog not in self._fair:
             session = backlog.session
             self._fair.enter(backlog, session.tenant, session.weight, session.priority)
-        elif backlog.wanting and not asks:
-            self._fair.leave(backlog)
-        backlog.wanting = asks
+        if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
+            self._fair.leave(backlog)  # copies need no turn, but credit
+        backlog.wanting = bool(asks)
         if not (asks or backlog.waiting or backlog.slices):
             if backlog.under_way(self._tracks):
                 self._found(backlog, turn=False)
@@ -352,22 +352,26 @@ class Sharing:
                 self._give(backlog)
         if holder is None or holder.open is not None or not holder.wanting:
             return
-        if self._holder is not None and self._holder is not holder and self._holder.in_turn:
+        copies = holder.asks == COPY
+        if not copies and self._holder is not None and self._holder is not holder and self._holder.in_turn:
             self._give_beside(holder)
             return
-        self._holder = holder
         limit = min(AHEAD * SLICE_S, self._fair.credit(holder))
         most = min(holder.pace.most(holder.on_device, limit), holder.pace.most(0))
         if most > 0:
-            self._open(holder, most, launches=True, turn=True)
+            self._open(holder, most, launches=not copies, turn=not copies)
 
     def _give_beside(self, backlog: Backlog) -> None:
         """Lets a session go without a turn, where it has credit left and nothing under way, or only wants to copy."""
         launches = backlog.sparse
-        if launches or backlog.asks == COPY:
-            most = backlog.pace.most(backlog.on_device)
-            if most > 0 and self._fair.credit(backlog) > 0:
-                self._open(backlog, most, launches=launches, turn=False)
+        if not launches and backlog.asks != COPY:
+            return
+        if self._fair.credit(backlog) <= 0:
+            backlog.stirred = backlog.stirred or backlog not in self._fair  # it has to line up
+            return
+        most = backlog.pace.most(backlog.on_device)
+        if most > 0:
+            self._open(backlog, most, launches=launches, turn=False)
 
     # ---- slices ----
 

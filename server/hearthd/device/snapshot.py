@@ -8,89 +8,20 @@ file (see `hearthd.device.files`), and count when the front has said so.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from hearth_proto.layouts import Rows
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Refusal
 from hearthd.device.context import Device
 from hearthd.device.copies import Direct
+from hearthd.device.durable import Durable, Part, Vault, never_granted, not_written
 from hearthd.device.files import FileThread
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.policy.snapshots import Allowance, Areas, Which
+from hearthd.device.policy.snapshots import Allowance, Areas
 from hearthd.device.server import HostBuffer
-from hearthd.device.tables import Buffer, LogicalStream, Session
+from hearthd.device.tables import LogicalStream
 from hearthd.device.tracks import Track
-
-
-class Durable:
-    """A buffer that has copies in the host's memory. `areas` is None until the front has granted them."""
-
-    __slots__ = ("_on_end", "areas", "buffer", "ended", "key", "line", "refusal", "session", "writes")
-
-    def __init__(self, key: int, session: Session, buffer: Buffer, on_end: Callable[[Durable], None]) -> None:
-        self.key = key
-        self.session = session
-        self.buffer = buffer
-        self.areas: Areas | None = None
-        self.refusal: Refusal | None = None
-        """Why the front has not."""
-        self.line: deque[Snapshot] = deque()
-        """Snapshots of it, in the order of their points: the first is under way."""
-        self.writes = 0
-        """Of its copies, on their way to the file."""
-        self.ended = False
-        self._on_end = on_end
-
-    def end(self) -> None:
-        """It is durable no more: freed, or no longer wanted. A second call does nothing."""
-        if not self.ended:
-            self.ended = True
-            self._on_end(self)
-
-
-class Vault(Protocol):
-    """The front's side of it: see `hearthd.device.snapshots`."""
-
-    def file(self, session: Session) -> int | None:
-        """The session's file; None: it is on its way."""
-        ...
-
-    def lend(self) -> Track | None:
-        """A track for copies that are given to it ahead of their point; None: they have to wait for it."""
-        ...
-
-    def give_back(self, track: Track) -> None: ...
-    def track(self) -> Track:
-        """The track for copies that wait for nothing any more: all snapshots share it."""
-        ...
-
-    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
-        """Tells the front that these copies are complete, and the snapshot what it says."""
-        ...
-
-    def written(self, durable: Durable) -> None:
-        """A write of one of its copies is over."""
-        ...
-
-    def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
-        """Calls back those that wait for it, once its failure, if that is its end, has been noted."""
-        ...
-
-
-class Part:
-    """One buffer's copy, `given` bytes of which have been given to the device."""
-
-    __slots__ = ("areas", "direct", "durable", "given", "which")
-
-    def __init__(self, durable: Durable, areas: Areas, direct: Direct) -> None:
-        self.durable = durable
-        self.areas = areas
-        self.which = areas.begin()
-        self.direct = direct
-        self.given = 0
 
 
 class Snapshot:
@@ -151,7 +82,7 @@ class Snapshot:
     def _note(self) -> bool:
         for durable in self._durables:
             if durable.refusal is not None:
-                raise _never_granted(durable, durable.refusal)
+                raise never_granted(durable, durable.refusal)
             try:
                 durable.buffer.range(0, durable.buffer.size, self._origin.name)
             except Refusal:
@@ -274,7 +205,7 @@ class Snapshot:
         part.durable.writes -= 1
         self._vault.written(part.durable)
         if error is not None:
-            self.fail(_not_written(error))
+            self.fail(not_written(error))
         self._done(host, size, ahead)
 
     def _done(self, host: HostBuffer | None, size: int, ahead: bool) -> None:
@@ -346,21 +277,3 @@ class Snapshot:
         behind, self._behind = self._behind, []
         self._vault.over(self, behind)
         self._device.kick(self.session)
-
-
-def _never_granted(durable: Durable, refusal: Refusal) -> Refusal:
-    return Refusal(
-        Reason.DEPENDENCY_FAILED,
-        f"buffer {durable.buffer.handle} was never made durable: {refusal.message}",
-        fix=refusal.fix,
-        details={**refusal.details, "buffer": durable.buffer.handle, "cause": refusal.reason},
-    )
-
-
-def _not_written(error: OSError) -> Refusal:
-    return Refusal(
-        Reason.OUT_OF_MEMORY,
-        f"the host's memory took no copy of a durable buffer: {error.strerror or error}; the copy before it stands",
-        fix="free host memory, or lower sessions.durable_bytes",
-        details={"error": str(error)},
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import os
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -16,14 +14,15 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
-from hearthd.device.files import FileThread
+from hearthd.device.durable import Durable
+from hearthd.device.files import FileThread, SessionFiles
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.operation import Operation, Origin, Replies, submit
 from hearthd.device.policy.snapshots import Allowance, Areas, Which
 from hearthd.device.published import ATTACHED
 from hearthd.device.restore import Means, Restore
-from hearthd.device.snapshot import Durable, Snapshot
-from hearthd.device.tables import Buffer, LogicalStream, Session
+from hearthd.device.snapshot import Snapshot
+from hearthd.device.tables import Buffer, Session
 from hearthd.device.tracks import Track
 
 AHEAD = 4
@@ -52,19 +51,17 @@ class SnapshotCommands:
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
         self._ids = itertools.count(1)
         self._answers: dict[int, Callable[[dict[str, Any], Refusal | None], None]] = {}
-        self._file_of: dict[int, int] = {}  # by channel
+        self._file_of = SessionFiles(self._files, lambda: device.kick(None))
         self._shared: Track | None = None
         self._spare: list[Track] = []
         self._lent = 0
-        self._closed: deque[int] = deque(maxlen=1024)
-        """Channels that were closed before their file came."""
         self._served = False
 
     def listen(self, descriptors: Descriptors | None) -> None:
         """Takes the files of sessions from now on."""
         self._served = descriptors is not None
         if descriptors is not None:
-            descriptors.on("snapshot", self._received)
+            descriptors.on("snapshot", self._file_of.received)
 
     # ---- commands ----
 
@@ -221,16 +218,6 @@ class SnapshotCommands:
         refusal = from_status(status_pb2.Status.FromString(base64.b64decode(error))) if error else None
         answer(body, refusal)
 
-    def _received(self, body: dict[str, Any], files: list[int]) -> None:
-        """The file of a session."""
-        channel = int(body.get("channel", 0))
-        keep = None if channel in self._closed or channel in self._file_of or not files else files.pop()
-        for file in files:
-            os.close(file)
-        if keep is not None:
-            self._file_of[channel] = keep
-            self._device.kick(None)
-
     def restore(self, session: Session, frame: Frame) -> None:
         """Brings back what the session had in a process that was lost; answered when all of it is there."""
         copies = [
@@ -296,27 +283,4 @@ class SnapshotCommands:
             if snapshot.track is not None:
                 session.touch(snapshot.track)  # the session is over when the last of its copies is
             snapshot.give_up(gone)
-        file = self._file_of.pop(session.channel, None)
-        if file is not None:
-            self._files.close(file)
-        else:
-            self._closed.append(session.channel)
-
-
-def behind(session: Session, stream: LogicalStream | None, callback: Callable[[], None]) -> Callable[[], None]:
-    """`callback`, to be called when all else that it waits for is there: it then waits for the snapshots that are under
-    way now, on `stream` or (None) on any."""
-    snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
-    if not snapshots:
-        return callback
-    left = len(snapshots) + 1
-
-    def one() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            callback()
-
-    for snapshot in snapshots:
-        snapshot.then(one)
-    return one
+        self._file_of.close(session.channel)

@@ -8,10 +8,10 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
+from hearthd.device.durable import behind
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import Failure, surface
 from hearthd.device.profile import ProfileCommands
-from hearthd.device.snapshots import behind
 from hearthd.device.tables import EventEntry, LogicalStream
 from hearthd.device.tracks import Track
 

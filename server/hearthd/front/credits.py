@@ -57,15 +57,15 @@ class Place(NamedTuple):
 
 
 class _Process:
-    __slots__ = ("began", "overdue", "place", "state", "told")
+    __slots__ = ("beside", "overdue", "place", "state", "told")
 
     def __init__(self) -> None:
         self.place = Place()
         self.state = 0
         self.told = -1
         """The flags of its last TURN; -1: none."""
-        self.began = 0.0
-        """When it began to have work, or lost its turn."""
+        self.beside = 0.0
+        """Until when it may go on without a turn."""
         self.overdue = 0.0
         """When nobody waits any more for what it has on the device without a turn."""
 
@@ -104,12 +104,12 @@ class Turns(Generic[K]):
             return []
         self._charge(now)
         if state and not process.state:
-            process.began = now
-        process.state, process.place = state, place
-        if state:
-            self._fair.enter(key, place.tenant, place.weight, place.priority)
-        else:
+            process.beside = now + BESIDE_S if process.told & MAY else now
+            self._fair.enter(key, place.tenant, place.weight, place.priority)  # so that it is charged,
+            self._fair.leave(key)  # but it lines up when it has to
+        elif not state:
             self._fair.leave(key)
+        process.state, process.place = state, place
         return self.look(now)
 
     def look(self, now: float) -> list[tuple[K, int]]:
@@ -123,6 +123,9 @@ class Turns(Generic[K]):
                 process.state = 0
             self._fair = Fair(self._quantum)
             return told
+        for key, process in self._processes.items():
+            if process.state and now >= process.beside and key not in self._fair:
+                self._fair.enter(key, process.place.tenant, process.place.weight, process.place.priority)
         holder = self._turn(now)
         waiting = sum(1 for process in self._processes.values() if process.state)
         news: list[tuple[K, int]] = []
@@ -131,7 +134,7 @@ class Turns(Generic[K]):
             flags = MAY * may | AWAITED * (waiting > (1 if process.state else 0))
             if process.told >= 0 and process.told & MAY and not may:
                 process.overdue = now + PATIENCE_S
-                process.began = now - BESIDE_S
+                process.beside = now
             if flags != process.told:
                 process.told = flags
                 news.append((key, flags))
@@ -152,7 +155,8 @@ class Turns(Generic[K]):
         self._holder = wanted
         working = sum(1 for process in self._processes.values() if process.state & WORKS)
         if len(self._fair) > 1:
-            self._due(now + max(SHORTEST_S, self._fair.credit(wanted) * max(working, 1)))
+            credit = min(self._fair.credit(wanted), self._quantum)  # infinite where only less urgent ones wait
+            self._due(now + max(SHORTEST_S, credit * max(working, 1)))
         return wanted
 
     def _may(self, key: K, process: _Process, holder: K | None, now: float) -> bool:
@@ -162,14 +166,13 @@ class Turns(Generic[K]):
             return False
         if not process.state:
             return True
-        if key == self._holder or now - process.began >= BESIDE_S:
+        if key == self._holder or now >= process.beside:
             return False
-        self._due(process.began + BESIDE_S)
+        self._due(process.beside)
         return True
 
     def _due(self, when: float) -> None:
-        if when != float("inf"):
-            self.due = when if self.due is None else min(self.due, when)
+        self.due = when if self.due is None else min(self.due, when)
 
     def _charge(self, now: float) -> None:
         working = [key for key, process in self._processes.items() if process.state & WORKS]

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from hearthd import version
 from hearthd.config import Config
-from hearthd.front import backends, device_service, durable, health, listen, node_service
+from hearthd.front import backends, device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.collective_router import CollectiveRouter
@@ -25,6 +25,7 @@ from hearthd.front.credits import Credits
 from hearthd.front.drain import Drain
 from hearthd.front.durable import Vault
 from hearthd.front.execute import Window
+from hearthd.front.host_memory import share_of_host
 from hearthd.front.http import HttpServer
 from hearthd.front.launcher import ForkServerLauncher, Launcher
 from hearthd.front.link import DeviceLink
@@ -92,7 +93,7 @@ class Daemon:
         self.supervisor.sessions = self.sessions
         self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
-        self.vault = Vault(self.sessions, config.sessions.durable_bytes or durable.share_of_host())
+        self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.vault.restore)
         self.access = Access(config, self.sessions, self.metrics)
         self.supervisor.prepare.append(self.access.watch)

@@ -7,8 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -16,9 +15,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
 from hearthd.front.grants import Grants
+from hearthd.front.host import Owner
 from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
 from hearthd.front.launcher import Launcher
-from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.loss import Cause
 from hearthd.front.offenders import culprit
 from hearthd.front.process import Process
@@ -31,29 +30,6 @@ from hearthd.spec import DeviceSpec
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
 
 log = structlog.get_logger("hearthd.supervisor")
-
-
-class Owner(Protocol):
-    """Who is told of a device's changes: the supervisor."""
-
-    on_collective: CollectiveSink | None
-    sessions: Iterable[Session]
-
-    def blame(self, session: str) -> None:
-        """A process that it shared was lost to a session."""
-
-    def barred(self, session: Session) -> Refusal | None:
-        """Why a session may share no process."""
-
-    def notify(self) -> None: ...
-
-    async def changed(self) -> None: ...
-
-    def device_lost(self, link: DeviceLink, why: str) -> None:
-        """A process has ended; the channels of its link are still known."""
-
-    async def before_serving(self, link: DeviceLink) -> None:
-        """A process is ready: what has to be there before anybody uses it is brought back now."""
 
 
 class Device(Standing):
@@ -273,10 +249,11 @@ class Device(Standing):
             self._refill()
 
     def restart(self) -> None:
-        """Ends every process, lifts fences, and starts again. For operators."""
+        """Ends every process, lifts fences and bars, and starts again. For operators."""
         log.warning("device_restart", device=self.ordinal, processes=len(self.workers))
         self.fenced = ""
         self._failures.clear()
+        self._owner.pardon()
         for worker in self.workers:
             if not worker.ending:
                 worker.restart()

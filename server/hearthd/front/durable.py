@@ -18,7 +18,6 @@ import json
 import os
 from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -265,15 +264,6 @@ class Vault:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def share_of_host() -> int:
-    """A quarter of the memory that this daemon may have: the host's, or its control group's limit."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int(Path(limit).read_text()))
-    return total // 4
 
 
 async def _unless_over(link: DeviceLink, asking: Any) -> dict[str, Any]:

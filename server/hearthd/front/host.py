@@ -1,12 +1,16 @@
-"""What a worker needs of its device."""
+"""What a worker needs of its device, and a device of its supervisor."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from hearth_proto.reasons import Refusal
 from hearthd.front.isolation import Policy
+from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.loss import Cause
 from hearthd.front.process import Process
+from hearthd.front.sessions import Session
 from hearthd.spec import DeviceSpec
 
 if TYPE_CHECKING:
@@ -46,3 +50,29 @@ class Host(Protocol):
     def notify(self) -> None: ...
 
     async def changed(self) -> None: ...
+
+
+class Owner(Protocol):
+    """Who is told of a device's changes: the supervisor."""
+
+    on_collective: CollectiveSink | None
+    sessions: Iterable[Session]
+
+    def blame(self, session: str) -> None:
+        """A process that it shared was lost to a session."""
+
+    def barred(self, session: Session) -> Refusal | None:
+        """Why a session may share no process."""
+
+    def pardon(self) -> None:
+        """Sessions that were barred may share processes again."""
+
+    def notify(self) -> None: ...
+
+    async def changed(self) -> None: ...
+
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """A process has ended; the channels of its link are still known."""
+
+    async def before_serving(self, link: DeviceLink) -> None:
+        """A process is ready: what has to be there before anybody uses it is brought back now."""

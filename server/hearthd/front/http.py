@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 import socket
 import time
@@ -12,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from hearth_proto.reasons import Refusal
 from hearthd import version
@@ -30,6 +32,14 @@ _HEALTH = ("/healthz", "/readyz")
 _VIEWER: ContextVar[Tenant] = ContextVar("viewer", default=EVERYONE)
 """Who asks for the page."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _OurFaults(logging.Filter):
+    """Lets pass what aiohttp logs, with a traceback, but of bytes that are no request: whoever sends them is told so,
+    and could fill the log with them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class HttpServer:
@@ -73,6 +83,7 @@ class HttpServer:
 
     async def start(self, address: Address) -> Address:
         """Listens; returns the address with its port. Raises `ListenError`."""
+        logging.getLogger("aiohttp.server").addFilter(_OurFaults())
         self._runner = web.AppRunner(self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         context = self._certificates.http() if self._certificates is not None else None

@@ -91,6 +91,10 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
             except grpc.aio.AbortError:
                 code = "ABORTED"
                 raise
+            except grpc.aio.InternalError:
+                # A message could not be sent: the client is gone, and gRPC has yet to say so.
+                code = "CANCELLED"
+                raise asyncio.CancelledError from None
             except (grpc.RpcError, grpc.aio.UsageError):
                 # The call was over before the answer was written: the client is gone.
                 code = "CANCELLED"

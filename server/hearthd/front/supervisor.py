@@ -96,6 +96,10 @@ class Supervisor:
         """Why a session may share no process."""
         return self.offenders.refusal(session.id) if self.offenders.barred(session.id) else None
 
+    def pardon(self) -> None:
+        """Sessions that were barred may share processes again."""
+        self.offenders.pardon()
+
     async def before_serving(self, link: DeviceLink) -> None:
         for prepare in self.prepare:
             try:

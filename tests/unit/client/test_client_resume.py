@@ -16,7 +16,8 @@ from test_client_session import Recorder, attached, result
 
 import hearth
 from hearth import session as session_module
-from hearth.session import RECEIPT_RESPONSES, Limits, Session
+from hearth.outgoing import Limits
+from hearth.session import ARRIVED_BYTES, RECEIPT_RESPONSES, Session
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.batches import Batches
@@ -252,16 +253,22 @@ def test_downloads_are_told_and_told_again_after_a_break() -> None:
     session = attached(Session(Limits()))
     session.arrived(7, 100)
     session.arrived(8, 5)
-    session.arrived(7, 300)
-    [told] = receipts(session)
-    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: 300, 8: 5}
     assert not receipts(session)
+    session.arrived(7, ARRIVED_BYTES)
+    [told] = receipts(session)
+    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: ARRIVED_BYTES, 8: 5}
+    assert not receipts(session)
+    session.arrived(8, 6)
+    assert not receipts(session)
+    idle = device_pb2.ExecuteRequest.FromString(session.next_request(idle=True) or b"")
+    assert [entry.bytes for entry in idle.received.transfers] == [6]
+    assert session.next_request(idle=True) is None
     session.suspend(hearth.ConnectError("cut"))
     assert session.next_request() is None
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
     [told] = receipts(session)  # it may have been lost
-    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: 300, 8: 5}
+    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: ARRIVED_BYTES, 8: 6}
     for transfer in range(1000):
         session.arrived(transfer, 1)
     session.suspend(hearth.ConnectError("cut"))

@@ -155,6 +155,46 @@ def test_a_copy_counts_when_the_front_has_said_so(make: Make) -> None:
     assert len(rig.forgotten()) == 1 and rig.gauges()["durable_bytes"] == 0
 
 
+def test_a_checkpoint_keeps_its_place_behind_what_its_stream_waits_for(make: Make) -> None:
+    rig = make()
+    written(rig, 5, data_of(100))
+    rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.hear()
+    rig.batch(c.Command(write=c.Write(buffer=5, offset=50, size=50, transfer=9)))  # its bytes have not come
+    asked = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
+    rig.batch(c.Command(fill=c.Fill(buffer=5, size=100, pattern=b"\1")))
+    rig.upload(9, bytes(50), 50)
+    rig.hear()
+    assert not rig.answer(asked).HasField("error")
+    assert rig.copy(5) == data_of(100)[:50] + bytes(50)
+    assert rig.call(read=c.Read(buffer=5, size=100)).read.data == b"\1" * 100
+
+
+def test_a_copy_that_waits_holds_up_no_stream_and_takes_no_track(make: Make) -> None:
+    """Behind a write that has not arrived: as many as one likes, and others of the session go on."""
+    rig = make()
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=1)))
+    written(rig, 5, data_of(100))
+    rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.hear()
+    streams = rig.gauges()["streams"]
+    rig.batch(c.Command(write=c.Write(buffer=5, size=100, transfer=9)))
+    for _ in range(50):
+        rig.batch(c.Command(checkpoint=c.Checkpoint()))
+    rig.batch(
+        c.Command(allocate=c.Allocate(buffer=6, size=3)),
+        c.Command(stream=1, write=c.Write(buffer=6, data=b"abc")),
+    )
+    assert rig.call(stream=1, read=c.Read(buffer=6, size=3)).read.data == b"abc"
+    rig.upload(9, bytes(100), 100)
+    for _ in range(50):
+        rig.hear()
+    assert not rig.call(sync=c.Sync()).HasField("error")
+    assert rig.copy(5) == bytes(100) and rig.gauges()["streams"] <= streams + 5
+
+
 def test_what_the_front_refuses(make: Make) -> None:
     rig = make()
     written(rig, 5, data_of(100))

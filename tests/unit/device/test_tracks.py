@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.device.policy.ordering import Usage
 from hearthd.device.grants import Grants
+from hearthd.device.policy.ordering import Usage
 from hearthd.device.reservations import Reservations
 from hearthd.device.tables import Buffer, Session
 from hearthd.device.telemetry import Telemetry

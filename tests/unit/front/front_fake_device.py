@@ -80,9 +80,9 @@ class FakeDevice:
             return
 
     def fault(self, refusal: Refusal) -> None:
-        """Says why, then ends."""
+        """Says why, then ends when the front has heard it."""
+        self.exit_code = -11
         self.send(Kind.FAULT, refusal.to_status().SerializeToString())
-        self.die()
 
     def join(self) -> None:
         self._thread.join(10)

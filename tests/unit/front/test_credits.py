@@ -183,6 +183,7 @@ def test_an_idle_holder_passes_its_turn_at_once() -> None:
     simulation = Simulation()
     for key in "abc":
         simulation.join(key, Place(key))
+    for key in "abc":
         simulation.report(key, WANTS | WORKS)
     simulation.run(BESIDE_S * 1.01)
     (holder,) = [key for key in "abc" if simulation.flags[key] & MAY]

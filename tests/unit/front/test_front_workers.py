@@ -396,6 +396,9 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
             await until(lambda: not elsewhere.alive)
             assert await n.generation(good) == 4, "the culprit counts once: the device is not fenced"
             assert n.device.link is not None and not n.device.link.serves(bad) and n.device.link.serves(good)
+            n.device.restart()
+            await lost(n, good)
+            assert await n.generation(bad) == await n.generation(good), "an operator has let it in again"
             for _ in range(3):
                 generation = await n.generation(own)
                 fault_of(n.process(generation), own.id)
@@ -445,7 +448,7 @@ def test_memory_is_asked_for_and_given_back_over_the_link() -> None:
             total = 1 << 30
             assert (memory.granted(1), memory.granted(2), memory.free) == (total, 0, 0)
             n.process(2).send(Kind.HELD, json.dumps({"wants": 100, "reserved": 0, "in_use": 0}).encode())
-            await until(lambda: memory.granted(2))
+            await until(lambda: n.process(2).limits)
             slab = total // 64
             assert memory.granted(2) == slab and memory.granted(1) == total // 2
             limits = [[limit["bytes"] for limit in n.process(number).limits] for number in (1, 2)]

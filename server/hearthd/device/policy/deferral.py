@@ -119,15 +119,6 @@ class Deferred(Generic[C]):
         finally:
             self._pumping = False
 
-    def withdraw(self, command: C) -> None:
-        """Gives up one that waits; those behind it need not wait for it any more, and run at the next `pump`."""
-        waiting = next((each for each in self._all if each.command is command), None)
-        if waiting is None:
-            return
-        if waiting in self._ready:
-            self._ready.remove(waiting)
-        self._let_go(waiting, self._ready)
-
     def clear(self) -> list[C]:
         """Gives up all that wait; oldest first."""
         commands = list(self)
@@ -145,16 +136,12 @@ class Deferred(Generic[C]):
             if not waiting.command.step():
                 self._ready.append(waiting)
                 continue
+            self._release(waiting)
             finished.append(waiting.command)
-            self._let_go(waiting, ready)
-
-    def _let_go(self, waiting: _Waiting[C], ready: deque[_Waiting[C]]) -> None:
-        """It is over, and so is the waiting of those that stood behind it alone."""
-        self._release(waiting)
-        for follower in waiting.behind:
-            follower.ahead -= 1
-            if not follower.ahead:
-                ready.append(follower)
+            for follower in waiting.behind:
+                follower.ahead -= 1
+                if not follower.ahead:
+                    ready.append(follower)
 
     def _ahead(self, command: C) -> set[_Waiting[C]]:
         """The waiting commands that have to run first."""

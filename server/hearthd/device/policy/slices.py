@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 SLICE_S = 1e-3
 """What one slice should take: as long as others may have to wait for a turn that is theirs."""
 
@@ -37,11 +39,11 @@ class Pace:
             self.seconds += new * (each - self.seconds)
 
     def most(self, on_device: int, limit: float = SLICE_S) -> int:
-        """How many commands may follow those that are on the device, so that all together take `limit` seconds.
+        """How many commands may follow those that are on the device, so that all but the last take `limit` seconds.
 
         At least one where there is none, however long it takes.
         """
         if not self.seconds:
             return max(FIRST - on_device, 0)
-        left = int(limit / self.seconds) - on_device
-        return min(left, MOST) if left > 0 else int(not on_device)
+        least = int(not on_device)
+        return max(least, min(math.ceil(min(limit / self.seconds, AHEAD * MOST)) - on_device, MOST))

@@ -1,0 +1,16 @@
+"""How much memory this host has, as far as the daemon may use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def share_of_host() -> int:
+    """A quarter of the memory that this daemon may have: the host's, or its control group's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(limit).read_text()))
+    return total // 4

@@ -1,0 +1,56 @@
+"""Commands as they should be, on what `session.py` furnishes: to be spoilt in a field or two."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.v1 import commands_pb2 as c
+
+SMALL, LARGE, SIDE, ELSE = 1, 2, 3, 4
+"""Handles: a buffer of 16 bytes, one of everything; a buffer of 4096; a stream and a module's variable; the rest."""
+LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
+ONE = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), bytes(12)))
+"""A packed launch."""
+
+_DIM = c.Dim3(x=1, y=1, z=1)
+_ARGUMENTS = [c.Argument(pointer=c.Argument.Pointer(buffer=SMALL)), c.Argument(int32=1)]
+_BINDINGS = [
+    c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=16, data=bytes(16)),
+    c.Binding(role=c.Binding.ROLE_VALUE, value=c.Argument(int32=1)),
+]
+
+TEMPLATES: dict[str, Message] = {
+    message.DESCRIPTOR.name: message
+    for message in (
+        c.Allocate(buffer=6, size=100),
+        c.Free(buffers=[SMALL]),
+        c.Write(buffer=LARGE, size=16, data=bytes(16)),
+        c.Read(buffer=LARGE, size=16),
+        c.Copy(source=LARGE, destination=SMALL, size=16),
+        c.Fill(buffer=LARGE, size=4096, pattern=b"x"),
+        c.Launch(function=SMALL, grid=_DIM, block=_DIM, arguments=_ARGUMENTS),
+        c.Dispatch(function=SMALL, grid=_DIM, block=_DIM, bindings=_BINDINGS),
+        c.CreateTensorMap(
+            tensor_map=6, buffer=LARGE, dtype="float32", shape=[16, 16], strides=[64],
+            tile=c.CreateTensorMap.Tile(box=[8, 8]),
+        ),
+        c.AllReduce(
+            devices=[0], sequence=1, source=LARGE, destination=LARGE, count=4, dtype="float32", op=c.REDUCE_OP_SUM
+        ),
+        c.LaunchGraph(graph=SMALL, count=2),
+        c.UpdateGraph(graph=SMALL, node=0, launch=ONE),
+        c.Prepare(prepared=6, launches=ONE),
+        c.LaunchPrepared(prepared=SMALL, count=2),
+        c.Occupancy(function=SMALL, block=_DIM),
+        c.GetFunction(function=6, module=SMALL, name="nothing"),
+        c.GetGlobal(buffer=6, module=SMALL, name="variable"),
+        c.RecordEvent(event=6),
+        c.WaitEvent(event=SMALL),
+        c.BeginCapture(graph=6),
+        c.EndProfile(profile=SMALL),
+        c.SetDurable(buffers=[SMALL, LARGE], durable=True),
+        c.Checkpoint(buffers=[SMALL]),
+        c.StartTrace(),
+    )
+}  # fmt: skip
