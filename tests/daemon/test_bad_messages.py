@@ -60,6 +60,16 @@ def test_numbers_of_batches(stream: Execute) -> None:
     assert stream.ask(c.Command(read=c.Read(buffer=KEEP, size=16))).read.data == bytes(16)
 
 
+def test_batches_that_are_sent_again_hold_no_place(raw: Raw, stream: Execute) -> None:
+    """However many: neither the window nor the end of the stream waits for their acknowledgement."""
+    for _ in range(3 * raw.opened.limits.max_batches_in_flight):
+        stream.batch(c.Command(flush=c.Flush()), seq=1)
+    assert stream.ask(c.Command(read=c.Read(buffer=KEEP, size=16))).read.data == bytes(16)
+    last = stream.seq
+    stream.close()
+    assert raw.execute().attached.last_seq == last
+
+
 def test_a_batch_that_is_too_large(raw: Raw, stream: Execute) -> None:
     most = raw.opened.limits.max_batch_bytes
     stream.batch(c.Command(write=c.Write(buffer=KEEP, data=bytes(most))))

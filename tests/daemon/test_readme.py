@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import trustme
+
+from .conftest import StartDaemon
 from .harness import BACKEND, DaemonProcess, environment, on_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +45,18 @@ def test_more_of_a_device(daemon: DaemonProcess) -> None:
     assert [line for line in lines if line not in printed] == [*shown, "['scale', 'hello'] True"]
 
 
+def test_when_something_breaks(start_daemon: StartDaemon) -> None:
+    code = blocks("python")[2]
+    shown = [line.rpartition("# ")[2].partition(":")[0] for line in code.splitlines() if re.match(r" +print\(", line)]
+    assert run(code, start_daemon()) == shown
+
+
+def test_sharing_a_device(daemon: DaemonProcess) -> None:
+    code = blocks("python")[3]
+    shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
+    assert run(code, daemon) == shown
+
+
 def test_the_quick_start(daemon: DaemonProcess) -> None:
     first, profile, mean = run(blocks("python")[0], daemon)
     assert first == "[ 0.  4.  8. 12.]"
@@ -50,7 +66,15 @@ def test_the_quick_start(daemon: DaemonProcess) -> None:
 
 def test_the_configuration_it_shows_is_accepted(tmp_path: Path) -> None:
     (text,) = blocks("toml")
-    assert tomllib.loads(text)["insecure"] is True
+    assert tomllib.loads(text)["listen"]["grpc"] == "0.0.0.0:7421"
+    for name in ("tls.pem", "tls.key"):
+        text = text.replace(f"/etc/hearth/{name}", str(tmp_path / name))
+    authority = trustme.CA()
+    certificate = authority.issue_cert("gpu-box")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
+    (tmp_path / "tls.key").chmod(0o600)
+    text = text.replace('"alice"', f'"{getpass.getuser()}"')  # who is not known here is refused
     file = tmp_path / "hearth.toml"
     file.write_text(text)
     for path in (file, ROOT / "deploy" / "hearth.toml"):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import random
+import signal
 import statistics
+import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import hearth
+from hearth.transport import grpc as transport
 
 from .conftest import StartDaemon
-from .cutter import Cutter, random_cuts
+from .cutter import Budget, Cutter, random_cuts
+from .harness import DaemonProcess, wait_until
+from .kernels import common, gated, saxpy_works
 
 KERNELS = """
 extern "C" __global__ void step(unsigned int* x, int n, unsigned int k, unsigned int* launches) {
@@ -105,3 +114,346 @@ def test_ten_thousand_commands_over_connections_that_are_cut(
             f"median {median:.1f} ms, p99 {p99:.1f} ms; {seconds:.1f} s, {cutter.up + cutter.down >> 20} MiB"
         )
     assert median < 100
+
+
+# ---- one thing at a time ----
+
+
+@pytest.fixture
+def cutter(daemon: DaemonProcess) -> Iterator[Cutter]:
+    with Cutter(daemon.unix) as proxy:
+        yield proxy
+
+
+class Counter:
+    """A counter on the device that every launch adds one to: none is lost, none runs twice."""
+
+    def __init__(self, gpu: hearth.Device) -> None:
+        self.gpu = gpu
+        self.x = gpu.zeros(1, np.int32)
+        self._add = common(gpu, "add_one")
+        self._launched = 0
+        self.check()
+
+    def launch(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._add((1,), (1,), (self.x, np.int32(1)))
+        self._launched += times
+
+    def check(self) -> None:
+        self.launch(3)
+        assert self.x.get().tolist() == [self._launched]
+
+
+def test_a_connection_that_is_cut_while_nothing_happens(cutter: Cutter) -> None:
+    with hearth.connect(cutter.address) as node:
+        counter = Counter(node.device(0))
+        for number in range(1, 6):
+            cutter.cut(reset=number % 2 == 0)
+            wait_until(lambda wanted=number: len(outages(counter.gpu)) == wanted, "the resume, without any use")
+            counter.check()
+        assert node.describe().devices and node.session_id in {entry.session_id for entry in node.sessions()}
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_cut_at_every_byte_of_the_way_back(cutter: Cutter, direction: str) -> None:
+    """The next connection is cut as well: in its handshake, in the Attach or its answer, in the first batch, in the
+    first result."""
+    with hearth.connect(cutter.address) as node:
+        counter = Counter(node.device(0))
+        for position in itertools.chain(range(0, 400, 9), range(400, 1200, 41)):
+            following = cutter.connections
+            cutter.plan = lambda number, first=following, most=position: (
+                Budget(**{direction: most}) if number == first else Budget()
+            )
+            counter.launch(2)
+            cutter.cut()
+            counter.check()
+        cutter.plan = lambda number: Budget()
+        assert cutter.cuts > 90
+        counter.check()
+
+
+def test_a_first_attach_that_is_cut(cutter: Cutter) -> None:
+    for position in range(0, 1500, 60):
+        with hearth.connect(cutter.address) as node:
+            following = cutter.connections
+            cutter.plan = lambda number, first=following, most=position: (
+                Budget(down=most) if number == first else Budget()
+            )
+            cutter.cut()
+            node.device(0).zeros(3).get()
+            cutter.plan = lambda number: Budget()
+
+
+def test_opening_a_session_over_connections_that_are_cut(cutter: Cutter) -> None:
+    for position in range(0, 1000, 50):
+        first = cutter.connections
+        cutter.plan = lambda number, first=first, most=position: Budget(down=most) if number == first else Budget()
+        with hearth.connect(cutter.address) as node:
+            assert node.describe().devices
+
+
+def test_a_connection_that_falls_silent(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says that it is over: the client notices by its pings, and takes the session over from a stream that the
+    daemon thinks is there."""
+    options = dict(transport._OPTIONS) | {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200}
+    monkeypatch.setattr(transport, "_OPTIONS", tuple(options.items()))
+    with hearth.connect(cutter.address) as node:
+        counter = Counter(node.device(0))
+        for number in range(1, 3):
+            cutter.stall()
+            counter.launch(100)
+            counter.check()
+            assert len(outages(counter.gpu)) == number
+
+
+@pytest.mark.usefixtures("pair")
+def test_two_devices_and_a_collective_across_cuts(cutter: Cutter) -> None:
+    with hearth.connect(cutter.address) as node:
+        devices = node.devices[:2]
+        counters = [Counter(device) for device in devices]
+        group = hearth.Group(devices)
+        arrays = [device.full(1000, rank + 1, np.int64) for rank, device in enumerate(devices)]
+        for number in range(1, 9):
+            group.all_reduce(arrays)
+            if number % 2:
+                cutter.cut()
+            for counter in counters:
+                counter.launch(10)
+        for counter, array in zip(counters, arrays, strict=True):
+            counter.check()
+            assert (array.get() == 3 * 2**7).all(), "each sum was taken once"
+            assert outages(counter.gpu)
+
+
+def test_large_transfers_go_on_where_they_were(cutter: Cutter) -> None:
+    """With the daemon's own limits, several at once, in both directions."""
+    cutter.plan = random_cuts(5, 12 << 20)
+    hosts = [np.frombuffer(np.random.default_rng(number).bytes((20 << 20) + number), np.uint8) for number in range(3)]
+    results: dict[int, bool] = {}
+    reports: list[int] = []
+    with hearth.connect(cutter.address) as node:
+        gpu = node.device(0)
+
+        def there_and_back(number: int) -> None:
+            progress = (lambda done, total: reports.append(done)) if number == 0 else None
+            x = gpu.asarray(hosts[number], progress=progress)
+            results[number] = bool((x.get() == hosts[number]).all())
+
+        threads = [threading.Thread(target=there_and_back, args=(number,)) for number in range(len(hosts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert results == dict.fromkeys(range(len(hosts)), True)
+    assert cutter.cuts > 3
+    assert reports == sorted(reports) and reports[-1] == hosts[0].nbytes
+
+
+def test_a_dispatch_with_large_inputs_and_outputs_across_cuts(cutter: Cutter) -> None:
+    source = """extern "C" __global__ void identity(const int* x, int* y, int n) {
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = x[i]; }"""
+    host = np.random.default_rng(0).integers(0, 1 << 30, 3 << 20, np.int32)
+    with hearth.connect(cutter.address) as node:
+        gpu = node.device(0)
+        identity = gpu.RawModule(code=source).get_function("identity")
+        gpu.synchronize()
+        cutter.plan = random_cuts(6, 4 << 20)
+        cutter.cut()
+        for _ in range(3):
+            out = hearth.Out(host.shape, host.dtype)
+            (result,) = gpu.dispatch(identity, (64,), (64,), [host, out, np.int32(host.size)])
+            np.testing.assert_array_equal(result, host)
+        assert cutter.cuts > 1
+
+
+def test_what_kernels_print_and_what_fails_comes_once(cutter: Cutter) -> None:
+    """Events and the errors of one-way commands, over connections that are cut all the time."""
+    code = r'''extern "C" __global__ void say(int n) { printf("%d.\n", n); }'''
+    texts: list[str] = []
+    with hearth.connect(cutter.address) as node:
+        gpu = node.device(0)
+        gpu.on_output(texts.append)
+        say = gpu.RawModule(code=code).get_function("say")
+        say((1,), (1,), (np.int32(-1),))
+        gpu.synchronize()
+        cutter.plan = random_cuts(8, 10_000)
+        cutter.cut()
+        failures = 0
+        for number in range(150):
+            say((1,), (1,), (np.int32(number),))
+            if number % 10 == 0:
+                gpu.RawModule(code="this does not compile")
+            if number % 3 == 0:
+                try:
+                    gpu.synchronize()
+                except hearth.CompileError as error:
+                    failures += max(1, len(error.failures))
+        with contextlib.suppress(hearth.CompileError):
+            gpu.synchronize()
+            failures -= 1
+        failures += 1
+        assert failures in (15, 16), failures
+        assert "".join(texts).split() == [f"{number}." for number in range(-1, 150)]
+        assert len(outages(gpu)) > 3
+
+
+def test_a_timeout_while_the_connection_is_away(cutter: Cutter) -> None:
+    with hearth.connect(cutter.address) as node:
+        counter = Counter(node.device(0))
+        cutter.refuse()
+        cutter.cut()
+        counter.launch(5)
+        began = time.monotonic()
+        for wait in (lambda: counter.gpu.synchronize(timeout=0.1), lambda: counter.x.get(timeout=0.1)):
+            with pytest.raises(hearth.TimeoutError):
+                wait()
+        assert time.monotonic() - began < 5
+        cutter.refuse(False)
+        counter.check()
+
+
+def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
+    with hearth.connect(cutter.address) as node:
+        counter = Counter(node.device(0))
+        cutter.refuse()
+        cutter.cut()
+        thread = threading.Thread(target=counter.launch, args=(30_000,))
+        thread.start()
+        session = counter.gpu._connection.attachment().session
+        wait_until(lambda: session.full, "the queue to be full")
+        assert thread.is_alive()
+        cutter.refuse(False)
+        thread.join(60)
+        counter.check()
+
+
+# ---- ends ----
+
+
+def test_a_device_that_dies_while_the_client_is_away(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with Cutter(daemon.unix) as cutter, hearth.connect(cutter.address) as node:
+        gpu = node.device(0)
+        counter = Counter(gpu)
+        counter.launch(10)
+        cutter.refuse()
+        cutter.cut()
+        os.kill(daemon.device_pid(), signal.SIGKILL)
+        wait_until(lambda: daemon.status()["devices"][0]["generation"] > 1, "another process")
+        cutter.refuse(False)
+        with pytest.raises(hearth.DeviceLostError, match="SIGKILL"):
+            gpu.synchronize()
+        gpu.synchronize()  # told once
+        with pytest.raises(hearth.BufferLostError):
+            counter.x.get()
+        saxpy_works(gpu)
+        cutter.cut()
+        saxpy_works(gpu)
+
+
+def test_a_device_that_dies_as_the_connection_is_cut(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with Cutter(daemon.unix, random_cuts(3, 30_000)) as cutter, hearth.connect(cutter.address) as node:
+        gpu = node.device(0)
+        for generation in range(1, 4):
+            wait_until(lambda wanted=generation: daemon.status()["devices"][0]["generation"] == wanted)
+            wait_until(lambda: gpu.state == "serving")
+            with pytest.raises((hearth.DeviceLostError, hearth.BufferLostError)):
+                counter = Counter(gpu)
+                while True:
+                    counter.launch(20)
+                    if gpu.generation == generation and random.random() < 0.3:
+                        os.kill(daemon.device_pid(), signal.SIGKILL)
+                    gpu.synchronize()
+            wait_until(lambda wanted=generation: daemon.status()["devices"][0]["generation"] > wanted)
+        with contextlib.suppress(hearth.DeviceLostError):
+            gpu.synchronize()
+        saxpy_works(gpu)
+
+
+def test_a_client_that_is_away_for_longer_than_its_lease(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(sessions={"lease": "1s"})
+    with Cutter(daemon.unix) as cutter, hearth.connect(cutter.address) as node:
+        gpu = node.device(0)
+        counter = Counter(gpu)
+        big = gpu.zeros(8 << 20, np.uint8)
+        gpu.synchronize()
+        assert daemon.gauge("sessions") == 1
+        time.sleep(1.5)
+        counter.check()
+        cutter.refuse()
+        cutter.cut()
+        counter.launch()
+        began = time.monotonic()
+        with pytest.raises(hearth.ConnectError, match="broke and was not back within") as caught:
+            gpu.synchronize()
+        assert 0.9 < time.monotonic() - began < 5 and caught.value.fix and caught.value.details["lease_s"] == "1"
+        wait_until(lambda: daemon.gauge("sessions") == 0 and daemon.gauge("memory_in_use_bytes") == 0)
+        cutter.refuse(False)
+        with pytest.raises(hearth.SessionExpiredError):
+            gpu.synchronize()
+        del big
+
+
+@pytest.mark.parametrize("where", ["kernel", "upload"])
+def test_what_is_under_way_is_no_reason_to_wait_for_the_client(start_daemon: StartDaemon, where: str) -> None:
+    """A session that expires in the middle of an upload or behind a running kernel is freed all the same."""
+    daemon = start_daemon(sessions={"lease": "1s"})
+    with Cutter(daemon.unix) as cutter, contextlib.ExitStack() as stack:
+        node = hearth.connect(cutter.address)
+        stack.callback(node.close)
+        gpu = node.device(0)
+        x = gpu.zeros(64 << 20, np.uint8)
+        gpu.synchronize()
+        if where == "kernel":
+            common(gpu, "spin")((1,), (1,), (np.int64(1_500_000_000),))
+            common(gpu, "spin")((1,), (1,), (np.int64(1),))
+            wait_until(lambda: gpu._connection.attachment().session.idle)
+            cutter.refuse()
+            cutter.cut()
+        else:
+            cutter.plan = lambda number: Budget(up=20 << 20)
+            cutter.cut()
+            gpu.synchronize()
+            uploading = threading.Thread(target=_upload, args=(x,))
+            uploading.start()
+            wait_until(lambda: cutter.up > 20 << 20, "the cut")
+            cutter.refuse()
+            cutter.cut()
+            uploading.join(20)
+            assert not uploading.is_alive()
+        wait_until(lambda: daemon.gauge("sessions") == 0 and daemon.gauge("memory_in_use_bytes") == 0)
+        assert daemon.gauge("staging_bytes") == 0
+
+
+def _upload(x: hearth.DeviceArray) -> None:
+    with contextlib.suppress(hearth.HearthError):
+        x.set(np.ones(x.shape, x.dtype))
+
+
+def test_closing_a_broken_connection_is_quick(daemon: DaemonProcess) -> None:
+    with Cutter(daemon.unix) as cutter:
+        node = hearth.connect(cutter.address)
+        counter = Counter(node.device(0))
+        cutter.refuse()
+        cutter.cut()
+        counter.launch(10)
+        began = time.monotonic()
+        node.close()
+        assert time.monotonic() - began < 4
+        with pytest.raises(hearth.ClosedError):
+            counter.launch()
+
+
+def test_closing_right_after_a_cut_still_sends_what_is_queued(cutter: Cutter, daemon: DaemonProcess) -> None:
+    launches = daemon.counter("launches")
+    node = hearth.connect(cutter.address)
+    counter = Counter(node.device(0))
+    with gated(node.device(0)):
+        pass
+    counter.launch(1000)
+    cutter.cut()
+    node.close()
+    wait_until(lambda: daemon.counter("launches") >= launches + 1003, "all launches")

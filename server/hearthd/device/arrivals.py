@@ -58,7 +58,8 @@ class Arrivals:
             self._protocol_error(session, "it is no ExecuteRequest")
             return
         if batch.seq <= session.last_seq and batch.seq:
-            return  # sent again; it has run
+            self._device.outbox.put(Kind.ACK, channel=session.channel)  # sent again: it has run, and holds no place
+            return
         if batch.seq != session.last_seq + 1:
             self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
             return

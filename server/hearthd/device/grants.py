@@ -111,7 +111,7 @@ class Grants:
     def told(self, frame: Frame) -> None:
         """A LIMIT has come."""
         body = json.loads(frame.payload)
-        target, denied = int(body["bytes"]), bool(body.get("denied"))
+        target, denied, granted = int(body["bytes"]), bool(body.get("denied")), bool(body.get("granted"))
         before = self.limit
         reserved, in_use = self._server.memory_held()
         if reserved > target:
@@ -120,7 +120,8 @@ class Grants:
         self.limit = max(target, reserved)
         self._quota = int(body.get("quota", 0)) if denied else 0
         self._outbox.put(Kind.HELD, _json({"limit": self.limit, "reserved": reserved, "in_use": in_use}), id=frame.id)
-        if denied or (before is not None and self.limit > before):
+        # A request is answered also where the limit does not rise: the pool may have held more than the front knew.
+        if denied or granted or (before is not None and self.limit > before):
             asked, self._asked = self._asked, []
             if not denied:  # it may be enough for these, too
                 asked += [answered for _, answered in self._next]

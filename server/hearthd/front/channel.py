@@ -73,7 +73,11 @@ class Channel:
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
     def on_ack(self, seq: int) -> None:
-        if self.batches.acknowledge(seq) and self.sink is not None:
+        if not seq:  # for one that was sent again
+            self.batches.take_back()
+            if self.sink is not None:
+                self.sink.on_room()
+        elif self.batches.acknowledge(seq) and self.sink is not None:
             self.sink.on_ack(seq)
 
     def on_response(self, payload: bytes) -> None:

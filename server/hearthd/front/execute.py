@@ -135,6 +135,7 @@ class Attachment:
 
     def on_room(self) -> None:
         self._advance()
+        self._wake_writer()
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
         if self._end is not None:

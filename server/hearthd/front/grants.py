@@ -124,7 +124,7 @@ class Grants:
         task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, link: DeviceLink, limit: Limit) -> None:
-        body = {"bytes": limit.bytes, "denied": limit.denied, "quota": limit.quota}
+        body = {"bytes": limit.bytes, "denied": limit.denied, "granted": limit.granted, "quota": limit.quota}
         try:
             held = await link.ask(Kind.LIMIT, body)
         except Refusal:

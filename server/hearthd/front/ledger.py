@@ -37,7 +37,9 @@ class Limit(NamedTuple):
     process: int
     bytes: int
     denied: bool = False
-    """Whether it had asked for more."""
+    """It had asked for more, and gets none."""
+    granted: bool = False
+    """It had asked for more, and gets it."""
     quota: int = 0
     """The tenant's, where that is why."""
 
@@ -227,7 +229,8 @@ class Ledger:
         room = min(self.free, allowed)
         if demand.bytes <= room:
             whole = -(-demand.bytes // self.slab) * self.slab
-            self._tell(holder, holder.booked + (whole if whole <= room else demand.bytes), now, sends)
+            more = whole if whole <= room else demand.bytes
+            self._tell(holder, holder.booked + more, now, sends, granted=True)
         elif self._reclaim(
             holder, demand.bytes - room, demand.asked, now, sends, of_tenant=allowed < demand.bytes, generous=True
         ):
@@ -282,12 +285,12 @@ class Ledger:
             self._tell(holder, holder.booked + room, now, sends)
         holder.everything = True
 
-    def _tell(self, holder: Holder, limit: int, now: float, sends: list[Limit]) -> None:
+    def _tell(self, holder: Holder, limit: int, now: float, sends: list[Limit], granted: bool = False) -> None:
         """More is booked at once, less when it is confirmed."""
         holder.everything = False
         holder.booked = max(holder.booked, limit)
         holder.told, holder.due = limit, now + PATIENCE
-        sends.append(Limit(holder.process, limit))
+        sends.append(Limit(holder.process, limit, granted=granted))
 
     def _quota_left(self, holder: Holder) -> int:
         if not holder.quota:

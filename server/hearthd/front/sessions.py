@@ -210,6 +210,7 @@ class SessionTable:
             fix="Open a new session; what the old one held is gone.",
         )
         channels, session.channels = list(session.channels.values()), {}
+        session.ended.clear()  # nobody comes back for what is kept there
         closes = [asyncio.create_task(channel.close(refusal)) for channel in channels]
         if closes:
             _, late = await asyncio.wait(closes, timeout=patience)

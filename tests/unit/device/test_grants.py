@@ -253,3 +253,16 @@ def test_a_copy_larger_than_the_quota_goes_alone() -> None:
 class Lent:
     def __init__(self, size: int) -> None:
         self.size = size
+
+
+def test_a_grant_is_an_answer_also_where_the_pool_held_more_than_the_front_knew() -> None:
+    process = Process(100)
+    process.allocate(100)
+    process.server.in_use = process.server.reserved = 120  # beyond the limit: what was freed is not back yet
+    assert process.told(90)["limit"] == 120
+    heard: list[bool] = []
+    process.grants.ask(15, heard.append)
+    process.told(110)
+    assert not heard
+    process.told(110, granted=True)
+    assert heard == [True]
