@@ -122,7 +122,7 @@ class Attachment:
     def arrived(self, transfer: int, size: int) -> None:
         """So many bytes of a download have come: the daemon is told."""
         with self._lock:
-            self.session.arrived(transfer, size)
+            self.session.receipts.arrived(transfer, size)
             self._wake_sender()
 
     # ---- submit ----

@@ -9,26 +9,19 @@ serializes all calls.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth import wire
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
 from hearth.outgoing import BATCH_BYTES, Limits, Outgoing
+from hearth.receipts import Receipts
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
     from hearth.reply import ReplyLike
     from hearth_proto.v1 import commands_pb2
-
-RECEIPT_RESPONSES = 64
-RECEIPT_BYTES = 1 << 20
-"""The daemon is told what came after so many responses, or bytes of them."""
-ARRIVED_BYTES = 4 << 20
-"""The same for bytes of downloads."""
-_DOWNLOADS = 256
-"""Downloads whose progress is told again after a break; those that are over are long behind."""
 
 
 class Session(Outgoing):
@@ -53,14 +46,7 @@ class Session(Outgoing):
         """Takes what kernels of the session printed."""
         self.next_seq = 1
         self.acked = 0
-        self.received = 0
-        """Results and events that have come."""
-        self._received_bytes = 0
-        self._told = 0
-        self._told_bytes = 0
-        self._arrived: OrderedDict[int, int] = OrderedDict()  # transfer -> bytes that have come, for downloads
-        self._untold: dict[int, int] = {}
-        self._untold_bytes = 0
+        self.receipts = Receipts()
         self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
         self._unacked_bytes = 0
         self._again: deque[bytes] = deque()  # of those, what the daemon did not get
@@ -120,18 +106,12 @@ class Session(Outgoing):
         """Whether the daemon should be told what came."""
         if not self.attached or self.error is not None:
             return False
-        return (
-            self.received - self._told >= RECEIPT_RESPONSES
-            or self._received_bytes - self._told_bytes >= RECEIPT_BYTES
-            or self._untold_bytes >= ARRIVED_BYTES
-        )
+        return self.receipts.due
 
     def attach(self, token: str, device: int) -> bytes:
         """The first request of a stream: it begins the attachment, or goes on with it."""
         begun = self.generation > 0
-        self._note_told()
-        self._untold = dict(self._arrived)  # the last time may have been lost
-        self._untold_bytes = ARRIVED_BYTES if self._untold else 0
+        self.receipts.attached()
         attach = device_pb2.Attach(
             session_token=token,
             device=device,
@@ -139,20 +119,15 @@ class Session(Outgoing):
             resume=begun,
             generation=self.generation,
             last_seq_acked=self.acked,
-            received=self.received,
+            received=self.receipts.responses,
         )
         return device_pb2.ExecuteRequest(attach=attach).SerializeToString()
 
     def next_request(self, idle: bool = False) -> bytes | None:
         """What to send now: what the daemon should hear, else a batch; None while there is nothing to send or the
         window is full. `idle`: there was nothing to send for a while, so that small news may go."""
-        if self.receipt_due or (idle and self._untold and self.attached and self.error is None):
-            transfers = [device_pb2.TransferProgress(transfer=t, bytes=n) for t, n in self._untold.items()]
-            self._untold.clear()
-            self._untold_bytes = 0
-            self._note_told()
-            received = device_pb2.Received(responses=self.received, transfers=transfers)
-            return device_pb2.ExecuteRequest(received=received).SerializeToString()
+        if self.receipt_due or (idle and self.receipts.small and self.attached and self.error is None):
+            return self.receipts.request()
         return self.next_batch()
 
     def next_batch(self) -> bytes | None:
@@ -173,17 +148,6 @@ class Session(Outgoing):
         self._unacked_bytes += len(request)
         return request
 
-    def arrived(self, transfer: int, size: int) -> None:
-        """So many bytes of a download have come; the daemon is told, so that it keeps them no longer."""
-        self._untold_bytes += size - self._arrived.get(transfer, 0)
-        self._arrived[transfer] = self._untold[transfer] = size
-        self._arrived.move_to_end(transfer)
-        if len(self._arrived) > _DOWNLOADS:
-            self._arrived.popitem(last=False)
-
-    def _note_told(self) -> None:
-        self._told, self._told_bytes = self.received, self._received_bytes
-
     # ---- in: responses ----
 
     def receive(self, response: device_pb2.ExecuteResponse) -> None:
@@ -192,15 +156,15 @@ class Session(Outgoing):
             return
         kind = response.WhichOneof("kind")
         if kind == "result":
-            self.received += 1
+            self.receipts.response()
             self._complete(response.result)
         elif kind == "ack":
             self._acknowledge(response.ack.seq)
         elif kind == "attached":
             self._attach(response.attached)
         elif kind == "event":
-            self.received += 1
-            self._received_bytes += len(response.event.output.text)
+            self.receipts.response()
+            self.receipts.size(len(response.event.output.text))
             self._event(response.event)
 
     def suspend(self, error: HearthError) -> None:
@@ -284,9 +248,9 @@ class Session(Outgoing):
             reply.set_error(from_status(result.error))
             return
         if result.HasField("read"):
-            self._received_bytes += len(result.read.data)
+            self.receipts.size(len(result.read.data))
         elif result.HasField("dispatch"):
-            self._received_bytes += sum(map(len, result.dispatch.outputs))
+            self.receipts.size(sum(map(len, result.dispatch.outputs)))
         reply.set_result(result)
 
     def _event(self, event: device_pb2.Event) -> None:

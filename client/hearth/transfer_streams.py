@@ -113,6 +113,7 @@ class Upload(_Stream["Sending"]):
         self._chunk = chunk
         self._progress = progress
         self._reported = -1
+        self._reporting = threading.Lock()
         self._begin()
 
     def result(self) -> int:
@@ -126,12 +127,17 @@ class Upload(_Stream["Sending"]):
                         if passed > furthest:
                             furthest, patience = passed, Patience(self._connection.lease)
                         if passed == len(self._data):
-                            return passed
+                            received = passed
+                            break
                         self._reopen(passed)
                     assert self._stream is not None
-                    return self._stream.result()
+                    received = self._stream.result()
+                    break
                 except HearthError as error:
                     self._wait(patience, error)
+        if received == len(self._data):
+            self._report(received, received)  # the sending thread may come to it later
+        return received
 
     def _passed(self) -> int:
         """How many bytes the daemon has."""
@@ -153,9 +159,12 @@ class Upload(_Stream["Sending"]):
         )
 
     def _report(self, done: int, total: int) -> None:
-        if done > self._reported and self._progress is not None:  # what is sent again is no progress
-            self._reported = done
-            self._progress(done, total)
+        if self._progress is None:
+            return
+        with self._reporting:
+            if done > self._reported:  # what is sent again is no progress
+                self._reported = done
+                self._progress(done, total)
 
 
 class Download(_Stream["Chunks"]):

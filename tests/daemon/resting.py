@@ -34,7 +34,7 @@ SOURCE = SOURCES[BACKEND]
 class Flood:
     """A client in a thread: keeps a number of launches under way until it is stopped. `done` counts those that ran."""
 
-    def __init__(self, node: hearth.Node, nanoseconds: int, at_a_time: int = 4, under_way: int = 4) -> None:
+    def __init__(self, node: hearth.Node, nanoseconds: int, at_a_time: int = 4, under_way: int = 40) -> None:
         self._gpu = node.device(0)
         self._kernel = self._gpu.RawModule(code=SOURCE).get_function("rest")
         self._counter = self._gpu.zeros(1, np.int32)

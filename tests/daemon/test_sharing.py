@@ -37,19 +37,22 @@ def metered(daemon: DaemonProcess) -> dict[str, float]:
 
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
 def test_tenants_get_shares_by_their_weights(start_daemon: StartDaemon, isolation: str) -> None:
-    """Kernels of one length are counted: their shares are those of the time."""
+    """Of the time that was metered; kernels of one length are counted as well."""
     with three(start_daemon, isolation) as (daemon, nodes), contextlib.ExitStack() as stack:
-        floods = {name: Flood(nodes[name], 2_000_000, at_a_time=4, under_way=6) for name in WEIGHTS}
+        floods = {name: Flood(nodes[name], 2_000_000) for name in WEIGHTS}
         pids = {process["pid"] for process in daemon.status()["devices"][0]["processes"]}
         assert len(pids) == (1 if isolation == "shared" else 3)
         for flood in floods.values():
             stack.enter_context(flood)
-        time.sleep(0.5)
-        before = {name: flood.done for name, flood in floods.items()}
-        time.sleep(3.0)
+        time.sleep(0.7)  # what the first was given while it was alone is done by then
+        before, used = {name: flood.done for name, flood in floods.items()}, metered(daemon)
+        time.sleep(2.5)
         done = {name: flood.done - before[name] for name, flood in floods.items()}
+        used = {name: seconds - used[name] for name, seconds in metered(daemon).items()}
     for name, weight in WEIGHTS.items():
-        assert done[name] / sum(done.values()) == pytest.approx(weight / 7, rel=0.15), done
+        assert used[name] / sum(used.values()) == pytest.approx(weight / 7, rel=0.1), (used, done)
+        # The machine may be busy: a kernel that is held up there takes time that is its session's.
+        assert done[name] / sum(done.values()) == pytest.approx(weight / 7, rel=0.25), (used, done)
 
 
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
@@ -71,7 +74,7 @@ def test_a_flood_does_not_hold_up_who_launches_and_waits(start_daemon: StartDaem
 
         latency()
         alone = latency()
-        with Flood(nodes["four"], 1_000_000, at_a_time=64, under_way=16):
+        with Flood(nodes["four"], 1_000_000, at_a_time=64):
             time.sleep(0.5)
             beside = latency()
         # Twice as long and a kernel, and 20 ms for a machine on which others are at work; the flood has a second of
@@ -107,7 +110,6 @@ def test_what_is_metered_is_the_time_in_which_there_was_work(start_daemon: Start
         with floods[0], floods[1]:
             time.sleep(1.5)
         took = time.perf_counter() - began
-        time.sleep(1.2)  # a report comes about once a second
         used = sum(metered(daemon).values()) - before
     assert took * 0.85 <= used <= took * 1.1
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from tests.daemon.harness import BACKEND, DaemonProcess, environment, shared_memory
 from tests.soak.sample import cpu
+from tests.soak.trouble import KILLED, KINDS
 from tests.soak.watch import Watch
-from tests.soak.work import KILLED, KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG: dict[str, Any] = {

@@ -13,7 +13,8 @@ import time
 import traceback
 
 from tests.soak.ledger import Ledger
-from tests.soak.work import KINDS, Client
+from tests.soak.trouble import KINDS
+from tests.soak.work import Client
 
 SAY_S = 2.0
 LEAST_REST_S = 0.05

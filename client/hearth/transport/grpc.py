@@ -29,6 +29,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # A connection that is dead without a word is noticed, and left for another, well within a session's lease.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # of gRPC's other pings: while one is out, no keepalive is sent
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),  # one TCP connection a channel
     ("grpc.min_reconnect_backoff_ms", 5_000),  # what an attempt to connect may take

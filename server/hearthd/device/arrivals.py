@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -11,10 +11,16 @@ from google.protobuf.message import DecodeError
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.device.backlog import LAUNCH, NEEDS, NOTHING, Backlog
+from hearthd.device.backlog import LAUNCH, NEEDS, NOTHING, Ahead, Backlog, Changes
 from hearthd.device.context import Device
 from hearthd.device.launch import LaunchCommands
 from hearthd.device.tables import BatchEntry, Session
+
+LOOK_AHEAD_BYTES = 64 << 10
+"""Longer batches are not looked into before their turn: that takes time, which belongs to others."""
+
+CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
+"""Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
 
 
 class Commands(Protocol):
@@ -52,56 +58,85 @@ class Arrivals:
     def batch(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
         """Works a batch off."""
         session = backlog.session
-        try:
-            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch
-        except DecodeError:
-            self._protocol_error(session, "it is no ExecuteRequest")
+        opened = self._open(backlog, frame)
+        if opened is None:
             return
-        if batch.seq <= session.last_seq and batch.seq:
-            self._device.outbox.put(Kind.ACK, channel=session.channel)  # sent again: it has run, and holds no place
-            return
-        if batch.seq != session.last_seq + 1:
-            self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
-            return
-        session.last_seq = batch.seq
+        batch, answered = opened
         telemetry = self._device.telemetry
-        telemetry.batches += 1
         spent = 0
         began = time.perf_counter_ns()
         entry = BatchEntry(batch.seq)
         session.batches.append(entry)
         index = 0
-        for command in batch.commands:
+        for place, command in enumerate(batch.commands):
             kind = command.WhichOneof("kind") or ""
             if kind == "launches" and not command.request:
-                records, at = command.launches, 0
-                while at < len(records):
+                at = 0
+                while at < len(command.launches):
                     if backlog.left <= 0 or not backlog.may(LAUNCH):
                         spent += time.perf_counter_ns() - began
+                        backlog.place = place
                         yield
                         began = time.perf_counter_ns()
                         continue
-                    most = min(backlog.left, backlog.room)
-                    launches, at = self._launches.run_records(session, records, entry, index, at, most)
+                    launches, at = self._launches.run_records(
+                        session, command.launches, entry, index, at, min(backlog.left, backlog.room)
+                    )
                     telemetry.count("launch", launches)
                     index += launches
                     backlog.left -= launches
                     backlog.room -= launches
-            else:
+                continue
+            if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)
                 while backlog.left <= 0 or not backlog.may(need):
                     spent += time.perf_counter_ns() - began
+                    backlog.place = place
                     yield
                     began = time.perf_counter_ns()
-                self._commands.command(session, command, batch=entry, index=index)
-                index += 1
-                backlog.left -= 1
-                if need:
-                    backlog.room -= 1
+                self._run(backlog, command, need, entry, index)
+                if kind == "record_event" and backlog.awaited:
+                    for waiting in backlog.awaited.pop(command.record_event.event, ()):
+                        self._commands.command(session, waiting)
+            index += 1
         entry.left -= 1
         if not entry.left:
             self._commands.acknowledge(session, entry)
         telemetry.batch_execution.observe(spent + time.perf_counter_ns() - began)
+
+    def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
+        """The batch and the places of what has been answered in it; None where there is nothing to run."""
+        session = backlog.session
+        ahead = backlog.ahead.pop(id(frame), None)
+        try:
+            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if ahead is None else ahead.batch
+        except DecodeError:
+            self._protocol_error(session, "it is no ExecuteRequest")
+            return None
+        if batch.seq <= session.last_seq and batch.seq:
+            self._device.outbox.put(Kind.ACK, channel=session.channel)  # sent again: it has run, and holds no place
+            return None
+        if batch.seq != session.last_seq + 1:
+            self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
+            return None
+        session.last_seq = batch.seq
+        self._device.telemetry.batches += 1
+        backlog.under = batch
+        return batch, frozenset() if ahead is None else ahead.answered
+
+    def _run(
+        self,
+        backlog: Backlog,
+        command: commands_pb2.Command,
+        need: int,
+        entry: BatchEntry | None,
+        index: int,
+        call: int = 0,
+    ) -> None:
+        self._commands.command(backlog.session, command, batch=entry, index=index, call=call)
+        backlog.left -= 1
+        if need:
+            backlog.room -= 1
 
     def call(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
         """Works a single call off."""
@@ -114,10 +149,55 @@ class Arrivals:
         need = NEEDS.get(command.WhichOneof("kind") or "", NOTHING)
         while backlog.left <= 0 or not backlog.may(need):
             yield
-        self._commands.command(backlog.session, command, call=frame.id)
-        backlog.left -= 1
-        if need:
-            backlog.room -= 1
+        self._run(backlog, command, need, None, 0, frame.id)
+
+    def look_ahead(self, backlog: Backlog, frame: Frame) -> None:
+        """A batch that may have to wait: what it asks of events is answered as soon as those have been recorded.
+
+        A client that keeps so much under way waits for the events of its earlier work behind its later work; the device
+        would run dry before it hears of them. All that waits before this batch has to have been looked into as well.
+        """
+        if len(frame.payload) > LOOK_AHEAD_BYTES or len(backlog.ahead) != len(backlog.frames):
+            return
+        session = backlog.session
+        try:
+            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch
+        except DecodeError:
+            return
+        if batch.seq != session.last_seq + len(backlog.ahead) + 1:
+            return  # it is sent again, or has no place
+        before = [each.changes for each in backlog.ahead.values()]
+        if backlog.work is not None and backlog.under is not None:
+            before.append(_changes(backlog.under.commands[backlog.place :]))
+        changes = _changes(batch.commands)
+        known = [each for each in before if each is not None]
+        answered: list[int] = []
+        if changes is not None and len(known) == len(before):
+            for place, command in enumerate(batch.commands):
+                if command.WhichOneof("kind") == "query_event" and command.request:
+                    known.append(_changes(batch.commands[:place]) or {})
+                    if self._answer(backlog, command, known):
+                        answered.append(place)
+                    known.pop()
+        backlog.ahead[id(frame)] = Ahead(batch, changes, frozenset(answered))
+
+    def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
+        """Whether what is asked of an event is answered now, or when it has been recorded: `before` is what happens to
+        events until then."""
+        session = backlog.session
+        stream = session.streams.get(command.stream)
+        if stream is None or stream.capture is not None:
+            return False
+        handle = command.query_event.event
+        ahead = [each[handle] for each in before if handle in each]
+        if ahead == [True]:
+            backlog.awaited.setdefault(handle, []).append(command)
+            return True
+        event = session.events.get(handle)
+        if ahead or event is None or event.event is None:
+            return False
+        self._commands.command(session, command)
+        return True
 
     def _protocol_error(self, session: Session, why: str) -> None:
         refusal = Refusal(
@@ -129,3 +209,17 @@ class Arrivals:
         event = device_pb2.Event(protocol_error=refusal.to_status())
         response = device_pb2.ExecuteResponse(event=event)
         self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
+
+
+def _changes(commands: Iterable[commands_pb2.Command]) -> Changes | None:
+    """What the commands do to events; None where they decide about more than that."""
+    events: Changes = {}
+    for command in commands:
+        kind = command.WhichOneof("kind") or ""
+        if kind in CHANGING:
+            return None
+        if kind == "record_event":
+            events[command.record_event.event] = command.record_event.event not in events
+        elif kind == "destroy_event":
+            events[command.destroy_event.event] = False
+    return events

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from hearth_proto.frames import Frame, Kind
+from hearth_proto.v1 import commands_pb2
 from hearthd.device.policy.slices import Pace
 from hearthd.device.tables import Session
 from hearthd.device.tracks import NEVER, Track, Tracks
@@ -48,57 +51,81 @@ class Slice:
         return sum(track.given - base.get(track, track.since) for track in tracks)
 
 
+Changes = dict[int, bool]
+"""Events that commands record or destroy; whether they record them, once, and do no more."""
+
+
+class Ahead(NamedTuple):
+    """A batch that waits and has been looked into."""
+
+    batch: commands_pb2.Batch
+    changes: Changes | None
+    """What it does to events; None where it does more than that to commands behind it."""
+    answered: frozenset[int]
+    """Places of commands that have been answered already."""
+
+
 class Backlog:
     """One session's. Belongs to the device-handle thread."""
 
     __slots__ = (
-        "active", "closing", "counted", "ended", "frame", "frames", "late_at", "launches", "left", "metered", "need",
-        "open", "pace", "paid", "room", "session", "slices", "sparse", "stirred", "transfers", "used",
-        "wanting", "work",
+        "active", "ahead", "awaited", "closing", "counted", "ended", "forgiven", "frame", "frames", "late_at",
+        "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "place", "room", "session",
+        "since", "slices", "sparse", "transfers", "under", "used", "wanting", "work",
     )  # fmt: skip
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        # What waits.
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
         """The one that is being worked off."""
+        self.under: commands_pb2.Batch | None = None
+        """The batch in it."""
+        self.place = 0
+        """The command that it stands before."""
         self.work: Iterator[None] | None = None
         """What is left of it."""
-        self.need = NOTHING
-        """What its next command gives the device, where it had to stop before it."""
-        self.left = 0
-        """Commands of any kind that it may run before others are looked after."""
-        self.room = 0
-        """Those among them that give the device work."""
-        self.launches = False
-        """Whether these may be launches."""
+        self.ahead: dict[int, Ahead] = {}
+        """Batches among the frames that have been looked into, by `id` of the frame."""
+        self.awaited: dict[int, list[commands_pb2.Command]] = {}
+        """What is asked of events that have not been recorded yet."""
         self.transfers: set[int] = set()
         """Uploads with messages among the frames."""
-        self.closing = False
-        """Whether the end of the session is among the frames."""
-        self.ended = False
+        self.closing = self.ended = False
+        """Whether the end of the session is among the frames, and whether it has come."""
+        self.wanting = False
+        """Whether it has commands that give the device work, as far as it has been looked at."""
+        # What it may do now.
+        self.need = NOTHING
+        """What its next command gives the device, where it had to stop before it."""
+        self.left = self.room = 0
+        """Commands of any kind that it may run before others are looked after; those that give the device work."""
+        self.launches = False
+        """Whether these may be launches."""
+        # What is on the device.
         self.active = False
         """Whether it has something waiting, or work on the device."""
-        self.wanting = False
-        """Whether it stands in the order of turns."""
-        self.stirred = False
-        """Whether something has come or gone since it was looked at."""
         self.sparse = True
         """Whether all that it had went at once, when it last had something."""
-        self.metered = False
-        """Whether its time is counted though it is in no slice."""
+        self.metered = self.forgiven = False
+        """Whether its time is counted though it is in no slice; whether it is counted, but no debt."""
         self.open: Slice | None = None
         self.slices: deque[Slice] = deque()
         """Those that are on the device, oldest first."""
+        self.since = 0.0
+        """When the last slice was done, or the first of a row begun."""
         self.late_at = 0.0
         """When the oldest slice has taken too long."""
         self.pace = Pace()
         self.used = 0.0
         """Seconds of device time."""
         self.paid = 0.0
-        """What it had used when its last slice was done, or the first of a row begun."""
+        """What it had used at `since`."""
+        self.owes = math.inf
+        """See `hearthd.device.meter.Payer`."""
         self.counted = 0
-        """Commands that were done then, where it is in no slice."""
+        """Commands that were done at `since`, where it is in no slice."""
 
     @property
     def session_id(self) -> str:
@@ -106,15 +133,25 @@ class Backlog:
 
     def tracks(self) -> list[Track]:
         """Those of its streams, each once."""
-        streams = self.session.streams.items.values()
-        return list({stream.track: None for stream in streams})
+        streams = self.session.streams.items
+        if len(streams) == 1:
+            return [streams[0].track]
+        return list({stream.track: None for stream in streams.values()})
 
     def busy_tracks(self) -> list[Track]:
         """Those that may have work of it, also its part in collectives."""
-        streams = self.session.streams.items.values()
-        used = {stream.track: None for stream in streams}
-        used.update({stream.collectives: None for stream in streams if stream.collectives is not None})
+        streams = self.session.streams.items
+        if len(streams) == 1 and streams[0].collectives is None:
+            return [streams[0].track]
+        used = {stream.track: None for stream in streams.values()}
+        used.update({each.collectives: None for each in streams.values() if each.collectives is not None})
         return list(used)
+
+    def collectives(self, tracks: Tracks) -> list[Track]:
+        """Communicators' tracks with work of it that is not known to be done."""
+        streams = self.session.streams.items.values()
+        used = {each.collectives: None for each in streams if each.collectives is not None}
+        return [track for track in used if not tracks.done(track)]
 
     @property
     def waiting(self) -> bool:
@@ -178,7 +215,12 @@ class Backlog:
         """Whether the device has work of it that is not known to be done."""
         return not all(tracks.done(track) for track in self.busy_tracks())
 
-    # ---- frames that will not be looked at ----
+    def learn(self, count: int, now: float) -> None:
+        """So many commands were done since `since`."""
+        self.pace.learn(count, self.used - self.paid, now - self.since)
+        self.paid, self.since = self.used, now
+
+    # ---- frames that will not be looked at in their turn ----
 
     def behind(self, frame: Frame) -> bool:
         """Whether a message of an upload has to stay behind commands that wait: its Write may be among them."""
@@ -206,6 +248,8 @@ class Backlog:
     def drop(self) -> list[Frame]:
         """Forgets the frame that it stands before, and all up to the end of the session."""
         dropped = [self.frame] if self.frame is not None else []
+        self.ahead.clear()
+        self.awaited.clear()
         self.work = None
         self.need = NOTHING
         while self.frames and self.frames[0].kind != Kind.CLOSE:

@@ -1,7 +1,8 @@
 """Whose the device's time is: at every moment it is shared out among those who have work on it.
 
 Work of two sessions that is on the device at once may run side by side, or one behind the other: nobody can tell from
-outside, so each pays half. What is charged adds up to the time in which the device had work at all.
+outside, so each pays half, except who has paid already what its work takes by itself. What is charged adds up to the
+time in which the device had work at all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ class Payer(Protocol):
 
     used: float
     """Seconds so far."""
+
+    owes: float
+    """Seconds that it is still to pay for what it has on the device, as long as somebody else can; infinite: as many as
+    it takes."""
 
     @property
     def session_id(self) -> str: ...
@@ -55,15 +60,33 @@ class Meter(Generic[P]):
         """Shares out the time since the last call; what time it is."""
         now = self.clock()
         if self._under_way:
-            part = (now - self._now) / len(self._under_way)
-            untold = self._untold
-            for payer in self._under_way:
-                payer.used += part
-                untold[payer.session_id] = untold.get(payer.session_id, 0.0) + part
-                self._charge(payer, part)
-            self._telemetry.device_busy_ns += int((now - self._now) * 1e9)
+            spent = now - self._now
+            if len(self._under_way) == 1:
+                self._pay(next(iter(self._under_way)), spent)
+            else:
+                self._share(spent)
+            self._telemetry.device_busy_ns += int(spent * 1e9)
         self._now = now
         return now
+
+    def _share(self, spent: float) -> None:
+        part = spent / len(self._under_way)
+        whole = [payer for payer in self._under_way if payer.owes >= part]
+        rest = [payer for payer in self._under_way if payer.owes < part]
+        if not whole:
+            whole, rest = rest, []
+        for payer in rest:
+            spent -= payer.owes
+            self._pay(payer, payer.owes)
+        for payer in whole:
+            self._pay(payer, spent / len(whole))
+
+    def _pay(self, payer: P, seconds: float) -> None:
+        payer.used += seconds
+        payer.owes = max(payer.owes - seconds, 0.0)
+        session = payer.session_id
+        self._untold[session] = self._untold.get(session, 0.0) + seconds
+        self._charge(payer, seconds)
 
     def begin(self, payer: P) -> None:
         """It has work on the device from now on; to be ended as often as it was begun."""

@@ -221,6 +221,7 @@ class DeviceProcess:
         if frame.kind == Kind.PING:
             self._outbox.put(Kind.PONG, id=frame.id)
         elif frame.kind == Kind.STATS:
+            self._executor.sharing.meter.tell()  # so that who asks for both gets both of one moment
             self._outbox.put(Kind.STATS, json.dumps(self._executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self._executor.collectives.message(frame.payload, self._executor.session)

@@ -413,18 +413,7 @@ class Session:
 
     def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], Track]) -> None:
         self.channel = channel
-        self.id: str = info.get("session", "")
-        self.tenant: str = info.get("tenant", "")
-        self.weight: float = info.get("weight", 1.0)
-        """Its share of the device's time, beside the weights of other sessions that want it."""
-        self.priority: int = info.get("priority", 0)
-        """Added to that of its streams; lower is more urgent."""
-        self.launch_timeout: float = info.get("launch_timeout", 0.0)
-        """Seconds, for launches that have no limit of their own; 0: none."""
-        self.device_bytes: int = info.get("device_bytes", 0)
-        """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
-        self.pinned_bytes: int = info.get("pinned_bytes", 0)
-        self.durable_bytes: int = info.get("durable_bytes", 0)
+        self._identify(info)
         self.recall: Recall[Known] = Recall()
         """Launches that may be repeated without another look, by their records."""
         self.buffers: Table[Buffer] = Table("buffer", self.recall)
@@ -468,6 +457,21 @@ class Session:
         """What sees every command of the session, if anything does; launches then take the long way."""
         self._touched: dict[int, Track] = {}
         self.add_stream(0, track(self.priority))
+
+    def _identify(self, info: Mapping[str, Any]) -> None:
+        """Takes what the front says of it."""
+        self.id: str = info.get("session", "")
+        self.tenant: str = info.get("tenant", "")
+        self.weight: float = info.get("weight", 1.0)
+        """Its share of the device's time, beside the weights of other sessions that want it."""
+        self.priority: int = info.get("priority", 0)
+        """Added to that of its streams; lower is more urgent."""
+        self.launch_timeout: float = info.get("launch_timeout", 0.0)
+        """Seconds, for launches that have no limit of their own; 0: none."""
+        self.device_bytes: int = info.get("device_bytes", 0)
+        """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
+        self.pinned_bytes: int = info.get("pinned_bytes", 0)
+        self.durable_bytes: int = info.get("durable_bytes", 0)
 
     def add_stream(self, handle: int, track: Track) -> None:
         self.streams.items[handle] = LogicalStream(handle, track, self.id, self.launch_timeout)

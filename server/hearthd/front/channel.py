@@ -25,6 +25,12 @@ _LOGGED_CHARACTERS = 16 << 10
 class ResponseSink(Protocol):
     """The Execute stream of a channel."""
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no message of it has been taken: a client that attaches again has perhaps not heard that it was
+        attached."""
+        ...
+
     def on_response(self, payload: bytes) -> None: ...
 
     def on_ack(self, seq: int) -> None:

@@ -20,11 +20,11 @@ from hearthd.config import Config
 from hearthd.front import backends, device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
+from hearthd.front.attach import Window
 from hearthd.front.collective_router import CollectiveRouter
 from hearthd.front.credits import Credits
 from hearthd.front.drain import Drain
 from hearthd.front.durable import Vault
-from hearthd.front.execute import Window
 from hearthd.front.host_memory import share_of_host
 from hearthd.front.http import HttpServer
 from hearthd.front.launcher import ForkServerLauncher, Launcher
@@ -44,6 +44,7 @@ _GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second daemon would share the port in silence
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of gRPC's other pings: while one is out, no keepalive is sent
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),

@@ -18,6 +18,9 @@ Place = tuple[int, str]
 
 _HELP = {
     "batches": "Batches executed.",
+    "cancelled": "Single calls that were dropped, before they had begun, because their client was gone.",
+    "device_busy_ns": "Time in which the device had work.",
+    "slices": "Turns on the device, while several sessions wanted it.",
     "kernel_launches": "Kernels handed to the driver by launches, each repetition counted.",
     "validated_launches": "Launches between red zones.",
     "graph_launches": "Replays of graphs.",

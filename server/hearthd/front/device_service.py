@@ -14,7 +14,7 @@ from hearth_proto import rights
 from hearth_proto.reasons import Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front import calls, execute, refusals, resume, transfer_streams
+from hearthd.front import attach, calls, execute, refusals, transfer_streams
 from hearthd.front.channel import Channel
 from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
@@ -43,7 +43,7 @@ class Limits:
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
     max_code_bytes: int = 16 << 20
-    window: execute.Window = field(default_factory=execute.Window)
+    window: attach.Window = field(default_factory=attach.Window)
 
     def message(self) -> node_pb2.SessionLimits:
         return node_pb2.SessionLimits(
@@ -151,25 +151,26 @@ class DeviceService:
     # ---- Execute ----
 
     async def _execute(self, _: Any, context: Context) -> None:
-        attach = execute.parse_attach(await context.read())
-        session = self._sessions.find(attach.session_token)
-        device = self._supervisor.find(attach.device, session.tenant)
-        self._sessions.accounts.of(session.tenant).check_time()
+        request = attach.parse(await context.read())
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        if not request.resume:
+            self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.using(session):
-            if attach.resume:
-                channel = resume.take_up(session, attach)
+            if request.resume:
+                channel = attach.take_up(session, request)
             else:
                 channel = await device.channel(session, attaching=True)
-                resume.begin(session, device.ordinal, channel, attach.resumable, self._limits.window)
+                attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
             window = self._limits.window
             attachment = execute.Attachment(context, session, channel, window, self._traffic.execute_traffic)
             channel.taken_up(attachment)
             self.attachments.add(attachment)
             try:
-                if attach.resume:
-                    attachment.resume(attach.last_seq_acked)
+                if request.resume:
+                    attachment.resume(request.last_seq_acked)
                 self._greet(attachment)
-                if not attach.resume:
+                if not request.resume:
                     await attachment.prepare()
                 await context.write(
                     device_pb2.ExecuteResponse(
@@ -179,7 +180,7 @@ class DeviceService:
                             max_batch_bytes=window.max_batch_bytes,
                             max_batches_in_flight=window.max_batches,
                             max_unacked_bytes=window.max_unacked_bytes,
-                            resumed=attach.resume,
+                            resumed=request.resume,
                             durable=channel.durable,
                         )
                     ).SerializeToString()

@@ -70,9 +70,9 @@ class Drain:
         """Ends the wait for the sessions."""
         self._hurried.set()
 
-    async def run(self, timeout: float) -> None:
-        """Gives the sessions `timeout` seconds; returns sooner when all have ended, or when told to hurry."""
-        self._deadline = time.monotonic() + timeout
+    async def run(self, seconds: float) -> None:
+        """Gives the sessions so much time; returns sooner when all have ended, or when told to hurry."""
+        self._deadline = time.monotonic() + seconds
         if self._sessions.draining:  # by a call, which has set no time
             self._clients.announce(self._event())
         self.begin()
@@ -81,9 +81,7 @@ class Drain:
         try:
             while not emptied.done() and not hurried.done() and (left := self.left()) > 0:
                 self._notifier.stopping(f"Draining {len(self._sessions)} sessions, {left:.0f} s left")
-                await asyncio.wait(
-                    {emptied, hurried}, timeout=min(left, _TICK), return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({emptied, hurried}, timeout=min(left, _TICK), return_when=asyncio.FIRST_COMPLETED)
         finally:
             emptied.cancel()
             hurried.cancel()

@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import grpc.aio
 from google.protobuf.message import DecodeError
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import refusals
+from hearthd.front.attach import EOF, Window
 from hearthd.front.channel import Channel
+from hearthd.front.intake import Intake
 from hearthd.front.refusals import Context
-from hearthd.front.replies import Replies
 from hearthd.front.sessions import Session
 
-EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 _RECEIVED_TAG = b"\x1a"
 """First byte of an ExecuteRequest that says what has come: field 3, length-delimited."""
 _SETTLE = 5.0
@@ -28,44 +26,6 @@ _ACK_DELAY = 0.002
 wake-up, and what the client waits for is the result behind the ack."""
 _LAST_WORDS = 5.0
 """How long a client has to read what is queued for it when its stream has to end."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """What one Execute stream may have under way."""
-
-    max_batch_bytes: int = 8 << 20
-    max_batches: int = 64
-    max_unacked_bytes: int = 32 << 20
-    max_queued_bytes: int = 32 << 20
-    """Responses that wait for the client to read them, or (where it attached resumably) to say that they came: beyond,
-    no more of its batches are taken."""
-    max_kept: int = 8192
-    """How many responses may wait for a resumable client to say that they came."""
-    max_queued_hard: int = 256 << 20
-    """Beyond, the stream is ended: its client sends but does not read."""
-
-    def replies(self) -> Replies:
-        """Room for what a resumable client has not said to have."""
-        return Replies(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
-
-
-def parse_attach(message: object) -> device_pb2.Attach:
-    """The first message of a stream."""
-    if message is EOF or not isinstance(message, bytes):
-        raise refusals.malformed("The stream ended before its Attach.", "Send ExecuteRequest.attach first.")
-    try:
-        request = device_pb2.ExecuteRequest.FromString(message)
-    except DecodeError as error:
-        raise refusals.malformed(
-            f"The first message of Execute is no ExecuteRequest: {error}.", "Send ExecuteRequest.attach first."
-        ) from None
-    if request.WhichOneof("kind") != "attach":
-        raise refusals.malformed(
-            f"The first message of Execute is {request.WhichOneof('kind') or 'empty'}, not attach.",
-            "Send ExecuteRequest.attach first.",
-        )
-    return request.attach
 
 
 class Attachment:
@@ -88,12 +48,8 @@ class Attachment:
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._held: deque[bytes] = deque()  # batches that the window does not let pass yet
-        self._held_bytes = 0
-        self._waiting: asyncio.Task[None] | None = None
+        self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
         self._wake_out: asyncio.Future[None] | None = None
-        self._wake_in: asyncio.Future[None] | None = None
         self._end: Refusal | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last_words = _LAST_WORDS
@@ -104,11 +60,11 @@ class Attachment:
 
     def on_response(self, payload: bytes) -> None:
         self._queue(payload)
-        if self._queued_bytes > self._window.max_queued_hard:
+        if self._intake.unread > self._window.max_queued_hard:
             self.on_lost(
                 Refusal(
                     Reason.QUEUE_FULL,
-                    f"{self._queued_bytes} bytes of responses wait to be read; the most is "
+                    f"{self._intake.unread} bytes of responses wait to be read; the most is "
                     f"{self._window.max_queued_hard}.",
                     fix="Read the stream while sending, or use transfers for large reads.",
                 ),
@@ -123,8 +79,8 @@ class Attachment:
             self._make_ack_due()
         elif self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY, self._make_ack_due)
-        if self._held:
-            self._advance()
+        if self._intake.held:
+            self._intake.advance()
 
     def _make_ack_due(self) -> None:
         if self._ack_timer is not None:
@@ -134,7 +90,7 @@ class Attachment:
         self._wake_writer()
 
     def on_room(self) -> None:
-        self._advance()
+        self._intake.advance()
         self._wake_writer()
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
@@ -145,8 +101,8 @@ class Attachment:
             self._queue(event)
         if not self._ended.done():
             self._ended.set_result(None)
+        self._intake.stop()
         self._wake_writer()
-        self._wake_reader()
 
     def displace(self) -> None:
         self._out.clear()
@@ -165,8 +121,7 @@ class Attachment:
 
     @property
     def untouched(self) -> bool:
-        """Whether no message of it has been taken: a client that attaches again has perhaps not heard that it was
-        attached."""
+        """See `ResponseSink`."""
         return not self._took
 
     def announce(self, event: bytes) -> None:
@@ -179,6 +134,10 @@ class Attachment:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.settled(), _SETTLE)
         self._ack_sent = self._channel.batches.last
+        self._ack_due = False
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
 
     def resume(self, acked: int) -> None:
         """Goes on where an earlier stream broke: what did not come is sent again. `acked`: what the client knows to be
@@ -223,18 +182,16 @@ class Attachment:
             self.detach()
             if self._ack_timer is not None:
                 self._ack_timer.cancel()
-            tasks = [task for task in (reader, writer, self._waiting) if task is not None]
-            for task in tasks:
+            self._intake.stop()
+            for task in (reader, writer):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(reader, writer, return_exceptions=True)
 
     # ---- in ----
 
     async def _pump_in(self) -> None:
-        read = self._context.read
-        channel, window = self._channel, self._window
-        batches, held = channel.batches, self._held
-        eof = EOF
+        read, take = self._context.read, self._intake.take
+        most, eof = self._window.max_batch_bytes, EOF
         while self._end is None:
             message: bytes = await read()
             if self._end is not None:
@@ -244,66 +201,10 @@ class Attachment:
             self._took = True
             if message[:1] == _RECEIVED_TAG and self._on_received(message):
                 continue
-            size = len(message)
-            if size > window.max_batch_bytes:
-                raise refusals.too_large("A message of Execute", size, window.max_batch_bytes, "max_batch_bytes")
-            if not held and not self._blocked():
-                self._pass_on(message)
-                continue
-            held.append(message)
-            self._held_bytes += size
-            self._advance()
-            # It reads on, for behind the batches the client says what came, and others may wait for that. A client that
-            # keeps to its window has no more under way than is taken here.
-            while self._end is None and (
-                len(batches) + len(held) > window.max_batches
-                or (batches.bytes + self._held_bytes > window.max_unacked_bytes and len(held) > 1)
-            ):
-                await self._room()
-        replies = channel.replies
-        while held and self._end is None and not (replies is not None and replies.full):
-            await self._room()
-
-    def _pass_on(self, message: bytes) -> None:
-        self._channel.send_batch(message)
-        self._on_traffic(1, len(message), 0)
-
-    def _blocked(self) -> bool:
-        """Whether no batch can be passed on just now."""
-        channel, window = self._channel, self._window
-        batches, replies = channel.batches, channel.replies
-        return (
-            len(batches) >= window.max_batches
-            or batches.bytes >= window.max_unacked_bytes
-            or self._queued_bytes >= window.max_queued_bytes
-            or channel.link.paused
-            or self.session.queue.full
-            or (replies is not None and replies.full)
-        )
-
-    def _advance(self) -> None:
-        """Passes on what was held back, as far as that goes now."""
-        held = self._held
-        while held and self._end is None and not self._blocked():
-            message = held.popleft()
-            self._held_bytes -= len(message)
-            self._pass_on(message)
-        if held and self._waiting is None and (self._channel.link.paused or self.session.queue.full):
-            self._waiting = asyncio.create_task(self._wait_for_others(), name="execute-room")
-        self._wake_reader()
-
-    async def _wait_for_others(self) -> None:
-        """Goes on when the device process, and the other sessions of the tenant, leave room for more."""
-        with contextlib.suppress(Refusal):  # of a loss, which ends the stream by itself
-            while self._channel.link.paused or self.session.queue.full:
-                await self._channel.link.drain()
-                await self.session.queue.room()
-        self._waiting = None
-        self._advance()
-
-    async def _room(self) -> None:
-        self._wake_in = asyncio.get_running_loop().create_future()
-        await self._wake_in
+            if len(message) > most:
+                raise refusals.too_large("A message of Execute", len(message), most, "max_batch_bytes")
+            await take(message)
+        await self._intake.finish()
 
     def _on_received(self, message: bytes) -> bool:
         """Lets go of what has come, where the message says so; else the device process answers it as what is no batch.
@@ -318,7 +219,7 @@ class Attachment:
         replies.release(request.received.responses)
         for progress in request.received.transfers:
             self._channel.transfers.came(progress.transfer, progress.bytes)
-        self._advance()
+        self._intake.advance()
         return True
 
     # ---- out ----
@@ -332,15 +233,15 @@ class Attachment:
             for _ in range(len(out)):
                 payload = out.popleft()
                 await write(payload)
-                self._queued_bytes -= len(payload)
+                self._intake.unread -= len(payload)
                 self._on_traffic(0, 0, len(payload))
             if self._ack_due:
                 self._ack_due = False
                 self._ack_sent = batches.acked
                 ack = device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=self._ack_sent))
                 await write(ack.SerializeToString())
-            if self._held:
-                self._advance()
+            if self._intake.held:
+                self._intake.advance()
             if not out and not self._ack_due:
                 if self._end is not None or (self._half_closed and not batches and self._ack_sent >= batches.acked):
                     return
@@ -349,13 +250,9 @@ class Attachment:
 
     def _queue(self, payload: bytes) -> None:
         self._out.append(payload)
-        self._queued_bytes += len(payload)
+        self._intake.unread += len(payload)
         self._wake_writer()
 
     def _wake_writer(self) -> None:
         if self._wake_out is not None and not self._wake_out.done():
             self._wake_out.set_result(None)
-
-    def _wake_reader(self) -> None:
-        if self._wake_in is not None and not self._wake_in.done():
-            self._wake_in.set_result(None)

@@ -29,8 +29,8 @@ class Cause:
         return Refusal(
             Reason.DEVICE_LOST,
             f"Device {device} (generation {generation}) was lost: {self.text}.",
-            fix="Buffers of this generation are gone, durable ones excepted: allocate and upload again; a new process is "
-            "being started.",
+            fix="Buffers of this generation are gone, durable ones excepted: allocate and upload again; a new process "
+            "is being started.",
             details={
                 **{name: value for name, value in self.details if name != "sessions"},  # theirs alone to know
                 "device": device,

@@ -27,7 +27,7 @@ from hearthd.front.tenants import Caller, Tenant, sees_tenant
 log = structlog.get_logger("hearthd.node")
 
 NAME = "hearth.v1.NodeService"
-FEATURES = ("execute", "single_calls", "transfers", "collectives", "health", "reflection")
+FEATURES = ("execute", "single_calls", "transfers", "resume", "collectives", "health", "reflection")
 
 
 class NodeService:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 import sdnotify
 
-
 _EXTENSION_US = 15_000_000
 """How long systemd is asked to wait from each word of a stopping daemon on: more than a clean stop takes."""
 

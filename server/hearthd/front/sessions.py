@@ -63,7 +63,7 @@ class Session:
     def opening(self) -> dict[str, Any]:
         """What a device process is told of it (the payload of OPEN)."""
         tenant, quotas = self.tenant, self.tenant.quotas
-        restricted = {} if rights.OF_COMMANDS <= tenant.rights else {"rights": sorted(tenant.rights)}
+        restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
         return {
             **restricted,
             "session": self.id,

@@ -140,7 +140,7 @@ def _incomplete(flow: Upload) -> Refusal:
 
 
 def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
-    """The message without its first `skip` bytes of data, how many it has left, and how many are still to be skipped."""
+    """The message without its first `skip` bytes of data, how many it has left, how many are still to be skipped."""
     if size <= skip:
         return b"", 0, skip - size
     return upload_request(b"", upload_data(message)[skip:]), size - skip, 0

@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from test_client_session import Recorder, attached, result
 
 import hearth
-from hearth import session as session_module
+from hearth import receipts as receipts_module
 from hearth.outgoing import Limits
-from hearth.session import ARRIVED_BYTES, RECEIPT_RESPONSES, Session
+from hearth.receipts import BYTES, DOWNLOADED_BYTES, RESPONSES
+from hearth.session import Session
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.batches import Batches
@@ -114,7 +115,7 @@ class ResumeMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(session_module, "RECEIPT_RESPONSES", TOLD)
+        self.patch.setattr(receipts_module, "RESPONSES", TOLD)
         self.up = [self.session.attach("t", 0)]
 
     # ---- what the user does ----
@@ -232,33 +233,33 @@ def receipts(session: Session) -> list[device_pb2.Received]:
 
 def test_what_came_is_told_now_and_then() -> None:
     session = attached(Session(Limits()))
-    for number in range(1, 2 * RECEIPT_RESPONSES + 2):
+    for number in range(1, 2 * RESPONSES + 2):
         session.add(b"", number, Recorder())
-        assert not receipts(session) or number % RECEIPT_RESPONSES == 1
+        assert not receipts(session) or number % RESPONSES == 1
         session.receive(result(number))
-    assert session.received == 2 * RECEIPT_RESPONSES + 1
-    session.receive(Response(event=device_pb2.Event(output=device_pb2.Output(text="x" * (1 << 20)))))
+    assert session.receipts.responses == 2 * RESPONSES + 1
+    session.receive(Response(event=device_pb2.Event(output=device_pb2.Output(text="x" * (BYTES)))))
     [told] = receipts(session)
-    assert told.responses == session.received
-    big = result(session.received)
-    session.add(b"", session.received, Recorder())
-    big.result.read.data = bytes(1 << 20)
+    assert told.responses == session.receipts.responses
+    big = result(session.receipts.responses)
+    session.add(b"", session.receipts.responses, Recorder())
+    big.result.read.data = bytes(BYTES)
     session.receive(big)
     [told] = receipts(session)
-    assert told.responses == session.received
+    assert told.responses == session.receipts.responses
     assert not receipts(session)
 
 
 def test_downloads_are_told_and_told_again_after_a_break() -> None:
     session = attached(Session(Limits()))
-    session.arrived(7, 100)
-    session.arrived(8, 5)
+    session.receipts.arrived(7, 100)
+    session.receipts.arrived(8, 5)
     assert not receipts(session)
-    session.arrived(7, ARRIVED_BYTES)
+    session.receipts.arrived(7, DOWNLOADED_BYTES)
     [told] = receipts(session)
-    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: ARRIVED_BYTES, 8: 5}
+    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: DOWNLOADED_BYTES, 8: 5}
     assert not receipts(session)
-    session.arrived(8, 6)
+    session.receipts.arrived(8, 6)
     assert not receipts(session)
     idle = device_pb2.ExecuteRequest.FromString(session.next_request(idle=True) or b"")
     assert [entry.bytes for entry in idle.received.transfers] == [6]
@@ -268,9 +269,9 @@ def test_downloads_are_told_and_told_again_after_a_break() -> None:
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
     [told] = receipts(session)  # it may have been lost
-    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: ARRIVED_BYTES, 8: 6}
+    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: DOWNLOADED_BYTES, 8: 6}
     for transfer in range(1000):
-        session.arrived(transfer, 1)
+        session.receipts.arrived(transfer, 1)
     session.suspend(hearth.ConnectError("cut"))
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
@@ -309,6 +310,6 @@ def test_a_daemon_that_counts_wrong(last_seq: int) -> None:
 def test_answers_to_an_earlier_attachment_are_nobodys() -> None:
     session = attached(Session(Limits(), 10))
     session.receive(result(9))
-    assert session.fail_later is None and session.received == 1
+    assert session.fail_later is None and session.receipts.responses == 1
     session.receive(result(10))
     assert session.fail_later is not None

@@ -95,8 +95,8 @@ class Rig:
         self.tracks = Tracks(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
         self.device = Device(
-            spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None, outbox=None,
-            telemetry=Telemetry(), limits=None, output=None, quiet=None, kick=lambda session: None,
+            spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
+            outbox=None, telemetry=Telemetry(), limits=None, output=None, quiet=None, kick=lambda session: None,
         )  # type: ignore[arg-type]  # fmt: skip
         self.session = Session(1, {}, self.tracks.acquire)
         self.replies = Replies()

@@ -326,6 +326,69 @@ def test_a_process_that_is_alone_says_nothing_of_turns(crowd: Crowd) -> None:
     assert crowd.busy == []
 
 
+# ---- events, by which a client keeps so much under way ----
+
+
+def record(event: int) -> c.Command:
+    return Command(record_event=c.RecordEvent(event=event))
+
+
+def query(event: int, request: int) -> c.Command:
+    return Command(request=request, query_event=c.QueryEvent(event=event, wait=True))
+
+
+def test_who_waits_for_an_event_does_not_wait_for_later_work(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a")
+    crowd.send(Kind.TURN, flags=MAY | AWAITED)
+    crowd.post(member, Command(launches=crowd.records(member, 2)), record(1), record(2))
+    while member.acked < member.seq:
+        crowd.next()
+    crowd.send(Kind.TURN, flags=0)
+    crowd.post(member, Command(launches=crowd.records(member, 3)), record(2), record(3))
+    crowd.post(member, query(1, 11), query(2, 12), query(3, 13), query(9, 19), Command(request=14, flush=c.Flush()))
+    assert response(crowd, member).result.request == 11
+    crowd.send(Kind.PING, id=5)
+    crowd.until(lambda frame: frame.kind == Kind.PONG or (frame.kind == Kind.RESPONSE and pytest.fail("out of turn")))
+    assert member.acked == 1
+    crowd.send(Kind.TURN, flags=MAY)
+    answers = [response(crowd, member).result for _ in range(4)]
+    assert sorted(answer.request for answer in answers) == [12, 13, 14, 19]
+    (unknown,) = [answer for answer in answers if answer.request == 19]
+    assert from_status(unknown.error).reason == Reason.INVALID_HANDLE
+    assert crowd.count(member) == 5
+
+
+def test_an_event_is_answered_as_soon_as_it_has_been_recorded(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a", nanoseconds=1_000_000)
+    crowd.send(Kind.TURN, flags=MAY | AWAITED)
+    crowd.post(member, Command(launches=crowd.records(member, 20)), record(1))
+    crowd.post(member, Command(launches=crowd.records(member, 400)), record(2), query(1, 31), query(2, 32))
+    last = crowd.post(member, Command(launches=crowd.records(member, 100)))
+    assert response(crowd, member).result.request == 31
+    assert member.acked < last - 1
+    assert response(crowd, member).result.request == 32
+    assert member.acked < last
+    assert crowd.count(member) == 520
+
+
+def test_what_decides_about_later_commands_is_not_overtaken(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a")
+    crowd.post(member, record(1))
+    crowd.send(Kind.TURN, flags=0)
+    crowd.post(member)
+    crowd.post(member, Command(destroy_event=c.DestroyEvent(event=1)))
+    crowd.post(member, query(1, 21))
+    crowd.send(Kind.BATCH, b"\xff", channel=member.channel)  # and behind what cannot be looked into, nothing is
+    crowd.post(member, query(1, 22))
+    crowd.send(Kind.PING, id=5)
+    crowd.until(lambda frame: frame.kind == Kind.PONG or (frame.kind == Kind.RESPONSE and pytest.fail("out of turn")))
+    crowd.send(Kind.TURN, flags=MAY)
+    answers = [response(crowd, member) for _ in range(3)]
+    assert answers[1].event.HasField("protocol_error")
+    for answer in (answers[0], answers[2]):
+        assert from_status(answer.result.error).reason == Reason.INVALID_HANDLE
+
+
 # ---- the end of a session ----
 
 

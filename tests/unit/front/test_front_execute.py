@@ -135,6 +135,10 @@ def test_what_is_no_batch_is_answered_with_an_event_and_holds_no_place(tmp_path:
                 assert answer.event.WhichOneof("kind") == "protocol_error"
             await stream.write(batch(1).SerializeToString())
             assert device_pb2.ExecuteResponse.FromString(await stream.read()).ack.seq == 1
+            stream.cancel()
+            await until(lambda: not f.daemon.device_service.attachments)
+            await f.attach()
+            assert f.last_seq == 1, "none of it counts as a batch"
 
     run(scenario())
 

@@ -79,9 +79,7 @@ def kept(f: Front) -> Replies:
 def window(f: Front, **fields: int) -> None:
     """Sets bounds of the streams that attach from now on."""
     limits = f.daemon.device_service._limits
-    f.daemon.device_service._limits = dataclasses.replace(
-        limits, window=dataclasses.replace(limits.window, **fields)
-    )
+    f.daemon.device_service._limits = dataclasses.replace(limits, window=dataclasses.replace(limits.window, **fields))
 
 
 def test_an_attachment_goes_on_in_another_stream(tmp_path: Path) -> None:
@@ -178,7 +176,7 @@ def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: s
             for seq in range(3, 9):
                 await stream.write(batch(seq, requests=2))
             [attachment] = f.daemon.device_service.attachments
-            await until(lambda: len(attachment._held) == 6)
+            await until(lambda: len(attachment._intake.held) == 6)
             await device_settles(f)
             assert len(f.device().batches) == 2 and kept(f).full, "the others wait"
             seen, taken = 4, [1, 1, 2, 2]
@@ -206,7 +204,7 @@ def test_held_batches_are_sent_again_by_the_client(tmp_path: Path) -> None:
             for seq in range(2, 6):
                 await stream.write(batch(seq, requests=2))
             [attachment] = f.daemon.device_service.attachments
-            await until(lambda: len(attachment._held) == 4)
+            await until(lambda: len(attachment._intake.held) == 4)
             stream.cancel()
             await gone(f)
             await device_settles(f)
@@ -256,7 +254,7 @@ def test_late_messages_of_an_old_stream_are_not_taken(tmp_path: Path) -> None:
                 await old.write(batch(seq))
             await until(lambda: len(f.device().batches) == 2)
             [attachment] = f.daemon.device_service.attachments
-            await until(lambda: attachment._held)
+            await until(lambda: attachment._intake.held)
             new, attached = await resume(f, received=0)
             assert attached.last_seq == 2
             f.device().release_acks()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 UNUSED_S = 30 * 24 * 3600.0
@@ -46,14 +47,14 @@ def private_dir(path: Path) -> Path:
 def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
     """The directory `parent/name`, made by `build` in a scratch directory and put in place in one step.
 
-    Several processes may do this at once: the first to finish wins, the others use its result.
+    One process of the node builds it, others wait for it; where that one dies, the next goes on in its place.
     """
     final = parent / name
     if final.is_dir():
         with contextlib.suppress(OSError):
             os.utime(final)  # in use: not what `_prune` looks for
         return final
-    with _lock:  # threads of one process need not do it twice
+    with _lock, _alone(parent / f".{name}.lock"):  # threads of one process, and processes, need not do it twice
         if final.is_dir():
             return final
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
@@ -69,6 +70,18 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
                 shutil.rmtree(scratch, ignore_errors=True)
         _prune(parent)
     return final
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds a lock that ends with the process. Without one, where the file system has none, work is only done twice."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _prune(parent: Path) -> None:

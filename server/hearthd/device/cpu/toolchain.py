@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -12,7 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ _OPTIONS = (
 )  # fmt: skip
 _PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec")
 """Of an installation: where a compiler, its headers and its libraries are. Not all of it: a prefix may be a home."""
+
+_F_SETSIG = 10
 
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
 
@@ -127,7 +130,7 @@ class Toolchain:
                 header = INCLUDE / "hearth" / "shim.h"
                 arguments = [*options, "-Xclang", "-fno-pch-timestamp", "-x", "c++-header", str(header)]
                 arguments += ["-o", PRELUDE + ".pch"]
-            done = self.run(arguments, cwd=scratch)
+            done = self.run(arguments, cwd=scratch)  # in a compile worker's group, with which it is stopped
             if done.status != 0:
                 raise _broken(self, done)
 
@@ -149,14 +152,19 @@ class Toolchain:
         def build(scratch: Path) -> None:
             sources = sorted(str(path) for path in RUNTIME.glob("*.cpp"))
             options = [*self._options(), "-std=gnu++17", "-fvisibility=default", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
-            done = self.run([*options, "-shared", *sources, "-o", "runtime.so"], cwd=scratch)
+            with ending_with_us() as life:
+                done = self.run([*options, "-shared", *sources, "-o", "runtime.so"], cwd=scratch, life=life)
             if done.status != 0:
                 raise _broken(self, done)
 
         return build_once(self.cache_dir, f"runtime-{self.identity().hex()[:24]}", build) / "runtime.so"
 
-    def run(self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None) -> Completed:
-        """Run the compiler; raises `Refusal` (COMPILE_LIMIT) when it takes longer than `timeout_s` seconds."""
+    def run(
+        self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None, life: int = -1
+    ) -> Completed:
+        """Run the compiler; raises `Refusal` (COMPILE_LIMIT) when it takes longer than `timeout_s` seconds.
+
+        `life`: a descriptor of `ending_with_us`, for who has no process group to be stopped with."""
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "CCACHE_DISABLE": "1"}
         if self._is_zig:
             environment |= {"ZIG_GLOBAL_CACHE_DIR": str(self._zig_cache), "ZIG_LOCAL_CACHE_DIR": str(self._zig_cache)}
@@ -169,8 +177,11 @@ class Toolchain:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=timeout_s is not None,
+            start_new_session=timeout_s is not None or life >= 0,
+            pass_fds=(life,) if life >= 0 else (),
         )
+        if life >= 0:
+            fcntl.fcntl(life, fcntl.F_SETOWN, -process.pid)
         try:
             output, log = process.communicate(text, timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -182,7 +193,7 @@ class Toolchain:
             ) from None
         finally:
             if process.returncode is None:
-                if timeout_s is None:
+                if timeout_s is None and life < 0:
                     process.kill()
                 else:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -192,6 +203,23 @@ class Toolchain:
                             pipe.close()  # what is left of it has nobody to write to
                 process.wait()
         return Completed(process.returncode, output, log.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def ending_with_us() -> Iterator[int]:
+    """A descriptor for a process and its children, whose group the kernel kills when this process ends.
+
+    The driver's own children would run on: PR_SET_PDEATHSIG is not passed on to them.
+    """
+    life, held = os.pipe()
+    try:
+        fcntl.fcntl(life, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+        yield life
+    finally:
+        fcntl.fcntl(life, fcntl.F_SETOWN, 0)  # it is over: its number may soon be another's
+        os.close(held)
+        os.close(life)
 
 
 def find_toolchain(cache_dir: Path | None = None) -> Toolchain:

@@ -22,7 +22,6 @@ from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.policy.budget import out_of_memory, rounded
 
-
 GRAIN = 32 << 20
 """Bytes; a memory pool of the driver grows by multiples of this (`cudaMemPoolAttrReservedMemCurrent`)."""
 

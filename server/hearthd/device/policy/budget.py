@@ -78,8 +78,7 @@ def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusa
 
 
 def over_quota(size: int, quota: int, in_use: int, granted: int | None = None) -> Refusal:
-    """Says of `size` bytes that the tenant may not have them; `granted`: to this process, where that is what it lacks.
-    """
+    """Says that the tenant may not have `size` bytes; `granted`: to this process, where that is what it lacks."""
     never = size > quota
     return Refusal(
         Reason.QUOTA_EXCEEDED,

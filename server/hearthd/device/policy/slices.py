@@ -21,22 +21,29 @@ _MORE = 0.1
 """The weight of the last slice in what a command is expected to take, where it took less, and where it took more: what
 it took has in it how late that was noticed."""
 
+_AGEING = 1.02
+
 
 class Pace:
     """What a session's commands take, as far as it is known."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("fastest", "seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         """Of one command; 0: nobody knows."""
+        self.fastest = 0.0
+        """The least that one has taken from being given to the device to its end, of late; 0: nobody knows."""
 
-    def learn(self, count: int, seconds: float) -> None:
-        """So many commands took so long."""
-        if count > 0:
-            each = max(seconds / count, 1e-7)
-            new = 1.0 if not self.seconds else _LESS if each < self.seconds else _MORE
-            self.seconds += new * (each - self.seconds)
+    def learn(self, count: int, seconds: float, elapsed: float) -> None:
+        """So many commands took so long, by what was charged, and by the clock."""
+        if count <= 0:
+            return
+        each = max(seconds / count, 1e-7)
+        new = 1.0 if not self.seconds else _LESS if each < self.seconds else _MORE
+        self.seconds += new * (each - self.seconds)
+        each = max(elapsed / count, 1e-7)
+        self.fastest = min(each, self.fastest * _AGEING) if self.fastest else each
 
     def most(self, on_device: int, limit: float = SLICE_S) -> int:
         """How many commands may follow those that are on the device, so that all but the last take `limit` seconds.
@@ -47,3 +54,7 @@ class Pace:
             return max(FIRST - on_device, 0)
         least = int(not on_device)
         return max(least, min(math.ceil(min(limit / self.seconds, AHEAD * MOST)) - on_device, MOST))
+
+    def owed(self, count: int) -> float:
+        """What so many commands should take by themselves; infinite where nobody knows."""
+        return self.fastest * count if self.fastest else math.inf

@@ -1,12 +1,58 @@
-"""Which attachment an Attach begins or takes up: the Execute stream that broke, and the one that goes on for it."""
+"""How an Execute stream begins: what it may have under way, and which attachment it begins or takes up."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
+from hearthd.front import refusals
 from hearthd.front.channel import Channel
-from hearthd.front.execute import Attachment, Window
+from hearthd.front.replies import Replies
 from hearthd.front.sessions import Session
+
+EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one Execute stream may have under way."""
+
+    max_batch_bytes: int = 8 << 20
+    max_batches: int = 64
+    max_unacked_bytes: int = 32 << 20
+    max_queued_bytes: int = 32 << 20
+    """Responses that wait for the client to read them, or (where it attached resumably) to say that they came: beyond,
+    no more of its batches are taken."""
+    max_kept: int = 8192
+    """How many responses may wait for a resumable client to say that they came."""
+    max_queued_hard: int = 256 << 20
+    """Beyond, the stream is ended: its client sends but does not read."""
+
+    def replies(self) -> Replies:
+        """Room for what a resumable client has not said to have."""
+        return Replies(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
+
+
+def parse(message: object) -> device_pb2.Attach:
+    """The first message of a stream."""
+    if message is EOF or not isinstance(message, bytes):
+        raise refusals.malformed("The stream ended before its Attach.", "Send ExecuteRequest.attach first.")
+    try:
+        request = device_pb2.ExecuteRequest.FromString(message)
+    except DecodeError as error:
+        raise refusals.malformed(
+            f"The first message of Execute is no ExecuteRequest: {error}.", "Send ExecuteRequest.attach first."
+        ) from None
+    if request.WhichOneof("kind") != "attach":
+        raise refusals.malformed(
+            f"The first message of Execute is {request.WhichOneof('kind') or 'empty'}, not attach.",
+            "Send ExecuteRequest.attach first.",
+        )
+    return request.attach
 
 
 def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: Window) -> None:
@@ -17,8 +63,7 @@ def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, win
     """
     sink = channel.sink
     if sink is not None:
-        silent = isinstance(sink, Attachment) and sink.untouched
-        if not (resumable and silent and channel.replies is not None):
+        if not (resumable and sink.untouched and channel.replies is not None):
             raise Refusal(
                 Reason.HANDLE_IN_USE,
                 f"Session {session.id} already has an Execute stream on device {ordinal}.",

@@ -1,0 +1,77 @@
+"""What has come from the daemon, counted, and when to say so: until then it keeps it, for a stream that breaks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hearth_proto.v1 import device_pb2
+
+RESPONSES = 64
+BYTES = 1 << 20
+"""The daemon is told after so many responses, or bytes of them."""
+DOWNLOADED_BYTES = 4 << 20
+"""The same for bytes of downloads."""
+_DOWNLOADS = 256
+"""Downloads that are told of again after a break; those that are over are long behind."""
+
+
+class Receipts:
+    """Of one attachment."""
+
+    def __init__(self) -> None:
+        self.responses = 0
+        """Results and events that have come."""
+        self._bytes = 0
+        self._told = 0
+        self._told_bytes = 0
+        self._arrived: OrderedDict[int, int] = OrderedDict()  # transfer -> bytes of a download that have come
+        self._untold: dict[int, int] = {}
+        self._untold_bytes = 0
+
+    def response(self) -> None:
+        """A result or an event has come."""
+        self.responses += 1
+
+    def size(self, size: int) -> None:
+        """It was this large."""
+        self._bytes += size
+
+    def arrived(self, transfer: int, size: int) -> None:
+        """The first `size` bytes of a download have come."""
+        self._untold_bytes += size - self._arrived.get(transfer, 0)
+        self._arrived[transfer] = self._untold[transfer] = size
+        self._arrived.move_to_end(transfer)
+        if len(self._arrived) > _DOWNLOADS:
+            self._arrived.popitem(last=False)
+
+    @property
+    def due(self) -> bool:
+        """Whether the daemon should be told now."""
+        return (
+            self.responses - self._told >= RESPONSES
+            or self._bytes - self._told_bytes >= BYTES
+            or self._untold_bytes >= DOWNLOADED_BYTES
+        )
+
+    @property
+    def small(self) -> bool:
+        """Whether there is something to tell that can wait until nothing else is to be sent."""
+        return bool(self._untold)
+
+    def request(self) -> bytes:
+        """The message that tells it, which counts as told now."""
+        transfers = [device_pb2.TransferProgress(transfer=t, bytes=n) for t, n in self._untold.items()]
+        self._untold.clear()
+        self._untold_bytes = 0
+        self._note()
+        received = device_pb2.Received(responses=self.responses, transfers=transfers)
+        return device_pb2.ExecuteRequest(received=received).SerializeToString()
+
+    def attached(self) -> None:
+        """An Attach told of the responses; what was said of downloads may have been lost with the stream before."""
+        self._note()
+        self._untold = dict(self._arrived)
+        self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0
+
+    def _note(self) -> None:
+        self._told, self._told_bytes = self.responses, self._bytes

@@ -1,0 +1,297 @@
+"""Several sessions on one device: slices of work, measured one by one, and whose turn it is to give the device one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from hearthd.device.backlog import COPY, NOTHING, Backlog, Slice
+from hearthd.device.context import Device
+from hearthd.device.meter import Meter
+from hearthd.device.policy.slices import AHEAD, SLICE_S
+from hearthd.device.tracks import NEVER, Track
+from hearthd.fair import Fair
+
+QUANTUM_S = 3e-3
+"""Device time that a session of average weight gets each round."""
+
+PATIENCE_S = 0.1
+"""How long a slice may take before others are let go beside it."""
+
+BESIDE_S = SLICE_S
+"""How long a slice beside the turn of another costs no more than it should take by itself."""
+
+STRETCH_S = 2e-4
+"""How long one session may keep this thread while others have work."""
+
+SHORT_STRETCH_S = 5e-5
+"""The same while somebody waits for the end of something short."""
+
+PIECE = 64
+"""Commands before the clock is looked at."""
+
+FEW = 2
+"""So many may hurry others."""
+
+
+class Slicing:
+    """Belongs to the device-handle thread.
+
+    `advance` works commands off, up to a number of them, and says whether there are more; `rest` is told of sessions
+    that have come to their end.
+    """
+
+    def __init__(
+        self, device: Device, advance: Callable[[Backlog, int], bool], rest: Callable[[Backlog], None]
+    ) -> None:
+        self._device = device
+        self._tracks = device.tracks
+        self._advance = advance
+        self._rest = rest
+        self.meter: Meter[Backlog] = Meter(device.outbox, device.telemetry, self._charge)
+        self._fair: Fair[Backlog] = Fair(QUANTUM_S)
+        self._holder: Backlog | None = None
+        """The last that was given a turn."""
+        self.active: dict[Backlog, None] = {}
+        """Those that have something waiting, or work on the device."""
+        self._stirred: dict[Backlog, None] = {}
+        self._wanting: dict[Backlog, None] = {}
+        self._opened: dict[Backlog, None] = {}
+        self._beside: set[Backlog] = set()
+        """Those with slices on the device beside the turn of another."""
+        self._check_at = 0.0
+        self.on = False
+        """Whether work goes in slices at all."""
+        self.more = False
+        """Whether something could be done at once."""
+
+    def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
+        """From now on in slices. What is on the device of who had it alone counts as one that is no debt, and it has to
+        line up."""
+        backlog.bar(self._tracks)
+        backlog.sparse = not had_it_alone
+        if had_it_alone:
+            backlog.forgiven = True
+            self._found(backlog, backlog.undone(self._tracks), turn=True)
+
+    def end(self, backlog: Backlog) -> None:
+        """No slices any more."""
+        self.leave(backlog)
+        backlog.let(self._tracks)
+        backlog.sparse = True
+        backlog.forgiven = False
+
+    def leave(self, backlog: Backlog) -> None:
+        """It has no part in this any more."""
+        if backlog.open is not None:
+            self.close(backlog)
+        self._fair.forget(backlog)
+        self._want(backlog, False)
+        self._stirred.pop(backlog, None)
+
+    def stir(self, backlog: Backlog) -> None:
+        """Something has come for it or gone: it is to be looked at."""
+        self._stirred[backlog] = None
+
+    def run(self, free: bool) -> None:
+        """Gives the device what it may be given by now, for a short while; nothing where it is not `free`."""
+        now = self.meter.advance()
+        if now >= self._check_at:
+            self._check_at = now + SLICE_S
+            self._check(now)
+        if not free:
+            self.close_all()
+        for backlog in tuple(self._stirred):
+            if backlog.open is None:
+                self._look(backlog)
+        if free:
+            self._give_all()
+
+    def _check(self, now: float) -> None:
+        """Whose slices have taken too long, and who has to pay for the time in which they are not done."""
+        for backlog in self.active:
+            if backlog.slices or backlog.open is not None:
+                if now > backlog.since + BESIDE_S:
+                    backlog.owes = math.inf
+                if now > backlog.late_at:
+                    for each in backlog.slices:
+                        each.late = True
+
+    def close_all(self) -> None:
+        """Before the loop sleeps: what was given has its marks."""
+        for backlog in tuple(self._opened):
+            self.close(backlog)
+            self.stir(backlog)
+
+    def wake_at(self) -> float | None:
+        """When a slice will have taken too long."""
+        moments = [each.late_at for each in self.active if each.slices and not each.slices[-1].late]
+        return min(moments, default=None)
+
+    def _look(self, backlog: Backlog) -> None:
+        """Runs what gives the device nothing, and lines up for the rest."""
+        self._stirred.pop(backlog, None)
+        if backlog.waiting and (backlog.closing or not backlog.need):
+            backlog.room = 0
+            if self._advance(backlog, PIECE) and not backlog.need:
+                self.more = True
+                self.stir(backlog)
+        if not backlog.active:
+            return
+        asks = backlog.asks
+        if asks and backlog not in self._fair:
+            session = backlog.session
+            self._fair.enter(backlog, session.tenant, session.weight, session.priority)
+        if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
+            self._fair.leave(backlog)  # copies need no turn, but credit
+        self._want(backlog, bool(asks))
+        if not (asks or backlog.waiting or backlog.slices):
+            collectives = backlog.collectives(self._tracks)
+            if collectives:
+                self._found(backlog, collectives, turn=False)
+            else:
+                self._rest(backlog)
+
+    def _want(self, backlog: Backlog, wanting: bool) -> None:
+        backlog.wanting = wanting
+        if wanting:
+            self._wanting[backlog] = None
+        else:
+            self._wanting.pop(backlog, None)
+
+    def _give_all(self) -> None:
+        holder = self._fair.turn()
+        for backlog in tuple(self._wanting):  # those first whose commands are few
+            if backlog.open is None and backlog is not holder:
+                self._give_beside(backlog)
+        for backlog in tuple(self._opened):
+            if backlog.open is None:
+                continue
+            if backlog.open.turn and backlog is not holder:
+                self.close(backlog)
+                self._look(backlog)
+            else:
+                self._fill(backlog)
+        if holder is not None and holder.open is None and holder.wanting:
+            self._give_turn(holder)
+
+    def _give_turn(self, backlog: Backlog) -> None:
+        copies = backlog.asks == COPY
+        last = self._holder
+        if not copies and last is not None and last is not backlog and last.in_turn:
+            self._give_beside(backlog)
+            return
+        limit = min(AHEAD * SLICE_S, self._fair.credit(backlog))
+        most = min(backlog.pace.most(backlog.on_device, limit), backlog.pace.most(0))
+        if most > 0:
+            self._open(backlog, most, launches=not copies, turn=not copies)
+
+    def _give_beside(self, backlog: Backlog) -> None:
+        """Lets a session go without a turn, where it has credit left and nothing under way, or only wants to copy."""
+        launches = backlog.sparse
+        if not launches and backlog.asks != COPY:
+            return
+        if self._fair.credit(backlog) <= 0:
+            if backlog not in self._fair:
+                self.stir(backlog)  # it has to line up
+            return
+        most = backlog.pace.most(backlog.on_device)
+        if most > 0:
+            self._open(backlog, most, launches=launches, turn=False)
+
+    # ---- slices ----
+
+    def _open(self, backlog: Backlog, most: int, *, launches: bool, turn: bool) -> None:
+        """Begins a slice."""
+        self.meter.begin(backlog)
+        if not backlog.slices:
+            backlog.paid, backlog.since = backlog.used, self.meter.clock()
+            backlog.owes = math.inf if turn else 0.0
+        base = {track: track.given for track in backlog.busy_tracks()}
+        backlog.open = Slice(most, turn, base)
+        self._opened[backlog] = None
+        if not turn:
+            self._beside.add(backlog)
+        asked = any(track.asked for track in backlog.tracks())
+        backlog.let(self._tracks, most, launches)
+        backlog.need = NOTHING
+        if asked:
+            backlog.session.deferred.pump()
+        self._fill(backlog)
+
+    def _fill(self, backlog: Backlog) -> None:
+        """Fills the open slice, for a short while; closes it where it is full, or there is nothing more for it.
+
+        One beside the turn of another waits a little for more: many small ones would cost more than they take.
+        """
+        made = backlog.open
+        assert made is not None
+        begun = self.meter.clock()
+        if not backlog.waiting and not made.turn and begun < backlog.since + SLICE_S:
+            return
+        hurry = 0 < len(self._beside - {backlog}) <= FEW
+        until = begun + (SHORT_STRETCH_S if hurry else STRETCH_S)
+        self.more = True
+        before = made.given(backlog.busy_tracks())
+        while True:
+            given = made.given(backlog.busy_tracks())
+            backlog.room = made.most - given
+            if not made.turn and given != before:
+                backlog.owes += backlog.pace.owed(given - before)
+                before = given
+            if backlog.room <= 0 or backlog.need or not backlog.waiting:
+                break
+            if self.meter.clock() > until:
+                return
+            self._advance(backlog, PIECE // 4 if hurry else PIECE)
+        if backlog.open is made and (made.turn or backlog.waiting or self.meter.clock() >= backlog.since + SLICE_S):
+            self.close(backlog)
+            self._look(backlog)
+            backlog.sparse = backlog.sparse and not backlog.wanting
+
+    def close(self, backlog: Backlog) -> None:
+        """Ends the open slice, with a mark behind it."""
+        made, backlog.open = backlog.open, None
+        assert made is not None
+        del self._opened[backlog]
+        backlog.bar(self._tracks)
+        self._mark(backlog, made, [track for track in backlog.busy_tracks() if made.given((track,))])
+        self.meter.end(backlog)
+        if not backlog.slices:
+            self._beside.discard(backlog)
+
+    def _found(self, backlog: Backlog, tracks: list[Track], turn: bool) -> None:
+        """Work is on the device that was given without a slice; it becomes one."""
+        position = self._tracks.ordering.position
+        base = {track: track.given - position(track.index) + track.done_position for track in tracks}
+        self._mark(backlog, Slice(NEVER, turn, base), tracks)
+
+    def _mark(self, backlog: Backlog, made: Slice, tracks: list[Track]) -> None:
+        if not tracks:
+            return
+        made.count = made.given(tracks)
+        self._device.telemetry.slices += 1
+        self.meter.begin(backlog)
+        if made.turn:
+            self._holder = backlog
+        if not backlog.on_device:
+            backlog.late_at = self.meter.clock() + PATIENCE_S
+        backlog.slices.append(made)
+        self._tracks.after_all(tracks, partial(self._done, backlog, made))
+
+    def _done(self, backlog: Backlog, made: Slice) -> None:
+        self.meter.end(backlog)
+        now = self.meter.clock()
+        backlog.slices.remove(made)
+        backlog.forgiven = False
+        backlog.learn(made.count, now)
+        backlog.late_at = now + PATIENCE_S
+        if not backlog.slices and backlog.open is None:
+            backlog.owes = math.inf
+            self._beside.discard(backlog)
+        self.stir(backlog)
+
+    def _charge(self, backlog: Backlog, seconds: float) -> None:
+        if self.on and not backlog.forgiven:
+            self._fair.charge(backlog, seconds)

@@ -1,0 +1,128 @@
+"""The time of a device shared out among those who have work on it: nothing is lost, nothing is charged twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.frames import Kind
+from hearthd.device.meter import TELL_S, Meter
+from hearthd.device.telemetry import Telemetry
+
+
+@dataclass(eq=False)
+class Session:
+    session_id: str
+    used: float = 0.0
+    owes: float = math.inf
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.told: dict[str, int] = {}
+        self.reports = 0
+        self.charged: dict[str, float] = {}
+        self.telemetry = Telemetry()
+        self.meter: Meter[Session] = Meter(self, self.telemetry, self.charge, lambda: self.now)  # type: ignore[arg-type]
+
+    def put(self, kind: int, payload: bytes) -> None:
+        assert kind == Kind.METER
+        self.reports += 1
+        for session, nanoseconds in json.loads(payload).items():
+            assert nanoseconds
+            self.told[session] = self.told.get(session, 0) + nanoseconds
+
+    def charge(self, payer: Session, seconds: float) -> None:
+        self.charged[payer.session_id] = self.charged.get(payer.session_id, 0.0) + seconds
+
+
+moves = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from("be"), st.floats(0.0, 2.0), st.none() | st.floats(0.0, 0.5)),
+    max_size=40,
+)
+
+
+@given(moves)
+def test_what_is_paid_adds_up_to_the_time_with_work(steps: list[tuple[int, str, float, float | None]]) -> None:
+    rig = Rig()
+    sessions = [Session(str(number)) for number in range(4)]
+    under_way = [0] * 4
+    busy = 0.0
+    for number, what, seconds, owes in steps:
+        if what == "b":
+            rig.meter.begin(sessions[number])
+            under_way[number] += 1
+            sessions[number].owes = math.inf if owes is None else owes
+        elif under_way[number]:
+            rig.meter.end(sessions[number])
+            under_way[number] -= 1
+        before = [session.used for session in sessions]
+        rig.now += seconds
+        busy += seconds if any(under_way) else 0.0
+        rig.meter.advance()
+        for session, start, count in zip(sessions, before, under_way, strict=True):
+            assert session.used >= start
+            assert count or session.used == start, "who has nothing on the device pays nothing"
+        rig.meter.poll(None)
+    rig.meter.tell()
+    assert sum(session.used for session in sessions) == pytest.approx(busy)
+    assert sum(rig.charged.values()) == pytest.approx(busy)
+    for session in sessions:
+        assert rig.told.get(session.session_id, 0) == pytest.approx(session.used * 1e9, abs=len(steps) + 1)
+    assert rig.telemetry.device_busy_ns == pytest.approx(busy * 1e9, abs=100)
+
+
+def test_who_has_paid_what_its_work_takes_pays_no_more_while_others_can() -> None:
+    rig = Rig()
+    short, long = Session("short", owes=0.001), Session("long")
+    rig.meter.begin(short)
+    rig.meter.begin(long)
+    rig.now += 0.010
+    rig.meter.advance()
+    assert short.used == pytest.approx(0.001)
+    assert long.used == pytest.approx(0.009)
+    rig.meter.end(long)
+    rig.now += 0.010
+    rig.meter.advance()
+    assert short.used == pytest.approx(0.011), "somebody has to"
+
+
+def test_the_front_is_told_once_a_second_while_there_is_something_to_tell() -> None:
+    rig = Rig()
+    session = Session("a")
+    assert rig.meter.poll(None) is None
+    assert rig.meter.poll(3.0) == 3.0
+    rig.meter.begin(session)
+    assert rig.meter.poll(None) == pytest.approx(TELL_S)
+    rig.now += 0.4
+    assert rig.meter.poll(None) == pytest.approx(TELL_S - 0.4)
+    assert rig.meter.poll(0.1) == 0.1
+    rig.now += 0.7
+    assert rig.meter.poll(None) == pytest.approx(TELL_S)
+    assert rig.told == {"a": pytest.approx(1.1e9, abs=1)}
+    rig.meter.end(session)
+    rig.now += 1.0
+    rig.meter.poll(None)
+    assert rig.meter.poll(None) is None, "nothing wakes a process that is idle"
+    rig.now += 60.0
+    rig.meter.begin(session)
+    assert rig.meter.poll(None) == pytest.approx(TELL_S)
+    assert rig.told["a"] == pytest.approx(1.1e9, abs=2)
+
+
+def test_who_goes_is_told_of_at_once() -> None:
+    rig = Rig()
+    session = Session("a")
+    rig.meter.begin(session)
+    rig.now += 0.25
+    rig.meter.forget(session)
+    assert rig.told == {"a": pytest.approx(0.25e9, abs=1)}
+    rig.now += 5.0
+    rig.meter.forget(Session("b"))
+    assert rig.reports == 1

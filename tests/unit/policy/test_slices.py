@@ -1,0 +1,64 @@
+"""How many commands go at once: as many as take a slice, never none for ever, never too many of what is not known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.slices import AHEAD, FIRST, MOST, SLICE_S, Pace
+
+
+def known(seconds: float) -> Pace:
+    pace = Pace()
+    pace.learn(1, seconds, seconds)
+    return pace
+
+
+def test_little_is_risked_on_what_is_not_known() -> None:
+    pace = Pace()
+    assert pace.most(0) == FIRST
+    assert pace.most(FIRST) == 0
+    assert pace.owed(3) == math.inf
+    pace.learn(0, 5.0, 5.0)
+    assert pace.most(0) == FIRST
+
+
+@given(st.floats(1e-7, 10.0), st.integers(0, 2000), st.floats(-1.0, AHEAD * SLICE_S))
+def test_what_goes_takes_no_longer_than_the_limit_but_for_one_command(
+    seconds: float, on_device: int, limit: float
+) -> None:
+    most = known(seconds).most(on_device, limit)
+    assert 0 <= most <= MOST
+    assert most >= 1 or on_device
+    assert most <= 1 or (on_device + most - 1) * seconds <= max(limit, 0.0) * 1.001
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-7, 1.0)), min_size=1, max_size=50))
+def test_what_is_expected_lies_within_what_was_seen(samples: list[tuple[int, float]]) -> None:
+    pace = Pace()
+    for count, seconds in samples:
+        pace.learn(count, seconds, seconds)
+    each = [max(seconds / count, 1e-7) for count, seconds in samples]
+    assert min(each) * 0.999 <= pace.seconds <= max(each) * 1.001
+    assert min(each) * 0.999 <= pace.fastest <= max(each) * 1.001
+
+
+def test_it_follows_quickly_down_and_slowly_up() -> None:
+    pace = known(1e-3)
+    pace.learn(1, 1e-4, 1e-4)
+    assert pace.seconds < 6e-4
+    pace.learn(1, 1e-3, 1e-3)
+    assert pace.seconds < 7e-4
+    for _ in range(400):
+        pace.learn(1, 1e-3, 1e-3)
+    assert pace.seconds == pytest.approx(1e-3, rel=0.01)
+    assert pace.fastest == pytest.approx(1e-3, rel=0.01)
+
+
+def test_what_is_owed_is_what_it_takes_alone() -> None:
+    pace = known(2e-4)
+    pace.learn(10, 5e-3, 5e-3)  # beside others
+    assert pace.owed(10) == pytest.approx(2e-3, rel=0.05)
