@@ -80,7 +80,7 @@ class Arrivals:
                         began = time.perf_counter_ns()
                         continue
                     launches, at = self._launches.run_records(
-                        session, command.launches, entry, index, at, min(backlog.left, backlog.room)
+                        session, command.launches, entry, index, at, min(2 * backlog.left, backlog.room)
                     )
                     telemetry.count("launch", launches)
                     index += launches

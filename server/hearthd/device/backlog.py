@@ -33,9 +33,10 @@ NEEDS = {
 class Slice:
     """Some commands that a session gave the device in one go; `count` of them when it is closed."""
 
-    __slots__ = ("base", "count", "late", "most", "turn")
+    __slots__ = ("base", "begun", "count", "late", "most", "turn")
 
-    def __init__(self, most: int, turn: bool, base: dict[Track, int]) -> None:
+    def __init__(self, begun: float, most: int, turn: bool, base: dict[Track, int]) -> None:
+        self.begun = begun
         self.most = most
         self.turn = turn
         """Whether it keeps the turns of others waiting; else it goes beside theirs."""
@@ -69,9 +70,9 @@ class Backlog:
     """One session's. Belongs to the device-handle thread."""
 
     __slots__ = (
-        "active", "ahead", "awaited", "closing", "counted", "ended", "forgiven", "frame", "frames", "late_at",
-        "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "place", "room", "session",
-        "since", "slices", "sparse", "transfers", "under", "used", "wanting", "work",
+        "active", "ahead", "awaited", "closing", "copies", "counted", "ended", "forgiven", "frame", "frames",
+        "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "place", "room",
+        "session", "since", "slices", "sparse", "transfers", "under", "used", "wanting", "work",
     )  # fmt: skip
 
     def __init__(self, session: Session) -> None:
@@ -94,8 +95,9 @@ class Backlog:
         """Uploads with messages among the frames."""
         self.closing = self.ended = False
         """Whether the end of the session is among the frames, and whether it has come."""
-        self.wanting = False
-        """Whether it has commands that give the device work, as far as it has been looked at."""
+        self.wanting = self.copies = False
+        """Whether it has commands that give the device work, as far as it has been looked at; whether these are
+        copies."""
         # What it may do now.
         self.need = NOTHING
         """What its next command gives the device, where it had to stop before it."""
@@ -215,9 +217,9 @@ class Backlog:
         """Whether the device has work of it that is not known to be done."""
         return not all(tracks.done(track) for track in self.busy_tracks())
 
-    def learn(self, count: int, now: float) -> None:
-        """So many commands were done since `since`."""
-        self.pace.learn(count, self.used - self.paid, now - self.since)
+    def learn(self, count: int, begun: float, now: float) -> None:
+        """So many commands were done since `since`; they were begun to be given to the device at `begun`."""
+        self.pace.learn(count, self.used - self.paid, now - begun)
         self.paid, self.since = self.used, now
 
     # ---- frames that will not be looked at in their turn ----

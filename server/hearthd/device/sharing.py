@@ -169,11 +169,12 @@ class Sharing:
         """How long the loop may sleep, where it would otherwise so long."""
         if self._more or self._slicing.more:
             return 0.0
-        idle = None if self._idle_since is None else self._idle_since + IDLE_S
-        for moment in (idle, self._slicing.wake_at() if self._slicing.on else None):
-            if moment is not None:
-                left = max(moment - self.meter.clock(), 0.0)
-                asleep = left if asleep is None else min(asleep, left)
+        now = self.meter.clock()
+        if self._slicing.on:
+            asleep = self._slicing.sleep(now, asleep)
+        if self._idle_since is not None:
+            left = max(self._idle_since + IDLE_S - now, 0.0)
+            asleep = left if asleep is None else min(asleep, left)
         return self.meter.poll(asleep)
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
@@ -237,7 +238,7 @@ class Sharing:
         """It has come to its end, or goes on in slices."""
         backlog.metered = False
         self.meter.end(backlog)
-        backlog.learn(backlog.done(self._tracks) - backlog.counted, self.meter.clock())
+        backlog.learn(backlog.done(self._tracks) - backlog.counted, backlog.since, self.meter.clock())
 
     # ---- several ----
 

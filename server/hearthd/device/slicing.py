@@ -34,6 +34,10 @@ PIECE = 64
 FEW = 2
 """So many may hurry others."""
 
+NEAR_S = 1.5e-4
+"""How near the end of a slice is watched for without sleeping: a sleep takes some tens of microseconds longer than it
+should."""
+
 
 class Slicing:
     """Belongs to the device-handle thread.
@@ -124,10 +128,20 @@ class Slicing:
             self.close(backlog)
             self.stir(backlog)
 
-    def wake_at(self) -> float | None:
-        """When a slice will have taken too long."""
-        moments = [each.late_at for each in self.active if each.slices and not each.slices[-1].late]
-        return min(moments, default=None)
+    def sleep(self, now: float, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long: not beyond the moment when a slice will have
+        taken too long; where it has to look whether work is done, not at all while the end of a turn is near, for
+        whose turn it is next waits for that."""
+        for each in self.active:
+            if each.slices and not each.slices[-1].late:
+                left = max(each.late_at - now, 0.0)
+                asleep = left if asleep is None else min(asleep, left)
+        holder = self._holder
+        if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
+            left = holder.since + holder.slices[0].count * holder.pace.seconds - now
+            if abs(left) < NEAR_S:
+                return 0.0
+        return asleep
 
     def _look(self, backlog: Backlog) -> None:
         """Runs what gives the device nothing, and lines up for the rest."""
@@ -145,6 +159,7 @@ class Slicing:
             self._fair.enter(backlog, session.tenant, session.weight, session.priority)
         if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
             self._fair.leave(backlog)  # copies need no turn, but credit
+        backlog.copies = asks == COPY
         self._want(backlog, bool(asks))
         if not (asks or backlog.waiting or backlog.slices):
             collectives = backlog.collectives(self._tracks)
@@ -163,7 +178,7 @@ class Slicing:
     def _give_all(self) -> None:
         holder = self._fair.turn()
         for backlog in tuple(self._wanting):  # those first whose commands are few
-            if backlog.open is None and backlog is not holder:
+            if (backlog.sparse or backlog.copies) and backlog.open is None and backlog is not holder:
                 self._give_beside(backlog)
         for backlog in tuple(self._opened):
             if backlog.open is None:
@@ -177,7 +192,7 @@ class Slicing:
             self._give_turn(holder)
 
     def _give_turn(self, backlog: Backlog) -> None:
-        copies = backlog.asks == COPY
+        copies = backlog.copies
         last = self._holder
         if not copies and last is not None and last is not backlog and last.in_turn:
             self._give_beside(backlog)
@@ -190,7 +205,7 @@ class Slicing:
     def _give_beside(self, backlog: Backlog) -> None:
         """Lets a session go without a turn, where it has credit left and nothing under way, or only wants to copy."""
         launches = backlog.sparse
-        if not launches and backlog.asks != COPY:
+        if not (launches or backlog.copies):
             return
         if self._fair.credit(backlog) <= 0:
             if backlog not in self._fair:
@@ -205,11 +220,12 @@ class Slicing:
     def _open(self, backlog: Backlog, most: int, *, launches: bool, turn: bool) -> None:
         """Begins a slice."""
         self.meter.begin(backlog)
+        now = self.meter.clock()
         if not backlog.slices:
-            backlog.paid, backlog.since = backlog.used, self.meter.clock()
+            backlog.paid, backlog.since = backlog.used, now
             backlog.owes = math.inf if turn else 0.0
         base = {track: track.given for track in backlog.busy_tracks()}
-        backlog.open = Slice(most, turn, base)
+        backlog.open = Slice(now, most, turn, base)
         self._opened[backlog] = None
         if not turn:
             self._beside.add(backlog)
@@ -265,7 +281,7 @@ class Slicing:
         """Work is on the device that was given without a slice; it becomes one."""
         position = self._tracks.ordering.position
         base = {track: track.given - position(track.index) + track.done_position for track in tracks}
-        self._mark(backlog, Slice(NEVER, turn, base), tracks)
+        self._mark(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
 
     def _mark(self, backlog: Backlog, made: Slice, tracks: list[Track]) -> None:
         if not tracks:
@@ -285,7 +301,7 @@ class Slicing:
         now = self.meter.clock()
         backlog.slices.remove(made)
         backlog.forgiven = False
-        backlog.learn(made.count, now)
+        backlog.learn(made.count, made.begun, now)
         backlog.late_at = now + PATIENCE_S
         if not backlog.slices and backlog.open is None:
             backlog.owes = math.inf

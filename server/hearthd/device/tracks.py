@@ -104,7 +104,8 @@ class Tracks:
     def __init__(self, server: ComputeServer, max_streams: int, wake: Callable[[], None]) -> None:
         self._server = server
         self._max = max_streams
-        self._notified = server.on_progress(wake)
+        self.notified = server.on_progress(wake)
+        """Whether the backend says when something is done; else it has to be asked."""
         self._watched: list[tuple[Event, Callback, float, Callback]] = []
         self._held: dict[Event, int] = {}
         self._retired: set[Event] = set()
@@ -287,7 +288,7 @@ class Tracks:
         """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done."""
         if not (self._watched or any(track.pending for track in self.all)):
             return None
-        if self._notified:  # but a deadline comes without a notice
+        if self.notified:  # but a deadline comes without a notice
             return WATCH_S if any(deadline != float("inf") for _, _, deadline, _ in self._watched) else None
         waited = time.perf_counter() - self._armed_at
         return 0.0 if waited < SPIN_S else min(1e-3, max(20e-6, waited / 8))

@@ -359,3 +359,34 @@ def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
 def test_a_usage_of_nobody_needs_no_wait(rig: Rig) -> None:
     rig.tracks.settle(rig.track[0], Usage())
     assert not rig.track[0].stream.queue
+
+
+def test_the_priority_of_a_session_is_added_to_that_of_its_streams() -> None:
+    rig = Rig(4)
+    urgent = Session(2, {"priority": -2}, rig.tracks.acquire)
+    assert urgent.streams.items[0].track.stream.priority == -2
+    assert rig.session.streams.items[0].track.stream.priority == 0
+
+
+def test_a_barred_track_takes_nothing_and_remembers_who_asked() -> None:
+    rig = Rig(2)
+    track = rig.track[0]
+    rig.tracks.bar(track, True, 3)
+    assert track.closed and track.asked == 2, "launches wait"
+    assert not track.full, "copies go, three of them"
+    assert track.room == 3
+    for _ in range(3):
+        rig.tracks.before(track, ())
+    assert track.full and track.asked == 3 and not track.room
+    rig.tracks.bar(track, False)
+    assert not (track.full or track.closed or track.asked)
+    rig.tracks.hold(True)
+    rig.tracks.bar(track, False)
+    assert track.closed and not track.asked, "what holds all tracks is no matter of turns"
+    rig.tracks.hold(False)
+    given = track.given
+    for _ in range(3 * WINDOW):
+        rig.tracks.before(track, ())
+    rig.server.run()
+    rig.tracks.poll()
+    assert track.given == given + 3 * WINDOW, "what has come back to the budget was given all the same"

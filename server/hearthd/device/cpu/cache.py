@@ -81,6 +81,7 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        path.unlink(missing_ok=True)  # who waits for it finds the thing made, or makes it
         os.close(descriptor)
 
 
