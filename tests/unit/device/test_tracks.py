@@ -362,10 +362,10 @@ def test_a_usage_of_nobody_needs_no_wait(rig: Rig) -> None:
 
 
 def test_the_priority_of_a_session_is_added_to_that_of_its_streams() -> None:
-    rig = Rig(4)
-    urgent = Session(2, {"priority": -2}, rig.tracks.acquire)
+    tracks = Tracks(FakeServer(), 4, lambda: None)  # type: ignore[arg-type]
+    urgent, other = Session(1, {"priority": -2}, tracks.acquire), Session(2, {}, tracks.acquire)
     assert urgent.streams.items[0].track.stream.priority == -2
-    assert rig.session.streams.items[0].track.stream.priority == 0
+    assert other.streams.items[0].track.stream.priority == 0
 
 
 def test_a_barred_track_takes_nothing_and_remembers_who_asked() -> None:
