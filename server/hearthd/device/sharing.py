@@ -27,6 +27,7 @@ from hearthd.device.context import Device
 from hearthd.device.slicing import Slicing
 from hearthd.device.tables import Session
 from hearthd.device.tracks import NEVER
+from hearthd.device.turns import Turns
 
 LINGER_S = 0.25
 """How long a session that is alone again still goes in slices: the other one may come back."""
@@ -36,9 +37,6 @@ STRETCH_S = 5e-4
 
 PIECE = 512
 """Commands of it before the clock is looked at."""
-
-IDLE_S = 2e-3
-"""How long a process has nothing to do before the front is told, unless another waits for it."""
 
 
 class Sharing:
@@ -55,13 +53,7 @@ class Sharing:
         self.meter = self._slicing.meter
         self._shared_at = 0.0
         """When more than one had work last."""
-        self._turns = False
-        """Whether the front says when this process may give the device work; see `hearthd.front.credits`."""
-        self._allowed = True
-        self._awaited = False
-        """Whether another process waits for this one."""
-        self._told: int | None = None
-        self._idle_since: float | None = None
+        self._turns = Turns(device.outbox, self.meter.clock)
         self._more = False
 
     # ---- sessions and frames ----
@@ -143,11 +135,10 @@ class Sharing:
         if self._slicing.on and not self._go_on_sharing():
             self._share_no_more()
         if self._slicing.on:
-            self._slicing.run(self._allowed and not self._tracks.held)
+            self._slicing.run(self._turns.allowed and not self._tracks.held)
         elif self._active:
             self._alone(next(iter(self._active)))
-        if self._turns:
-            self._tell()
+        self._turns.tell(self._active)
 
     def settle(self, idle: bool) -> None:
         """Work may be done. `idle`: the loop is about to sleep, and has to be told when it is."""
@@ -169,13 +160,9 @@ class Sharing:
         """How long the loop may sleep, where it would otherwise so long."""
         if self._more or self._slicing.more:
             return 0.0
-        now = self.meter.clock()
         if self._slicing.on:
-            asleep = self._slicing.sleep(now, asleep)
-        if self._idle_since is not None:
-            left = max(self._idle_since + IDLE_S - now, 0.0)
-            asleep = left if asleep is None else min(asleep, left)
-        return self.meter.poll(asleep)
+            asleep = self._slicing.sleep(asleep)
+        return self.meter.poll(self._turns.sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Works off up to so many commands; whether there are more."""
@@ -254,7 +241,7 @@ class Sharing:
 
     def _go_on_sharing(self) -> bool:
         now = self.meter.clock()
-        if len(self._active) > 1 or self._bounded:
+        if len(self._active) > 1 or self._turns.bounded:
             self._shared_at = now
         return now - self._shared_at <= LINGER_S
 
@@ -266,40 +253,11 @@ class Sharing:
         self._device.kick(None)
         self.settle(False)
 
-    # ---- other processes of the device ----
-
     def turn(self, frame: Frame) -> None:
-        """The front says whether this process may give the device work (1), that it is alone on its device again (2),
-        or that others wait for it (4)."""
-        self._allowed = bool(frame.flags & 1)
-        self._turns = not frame.flags & 2
-        self._awaited = bool(frame.flags & 4)
-        self._told = self._idle_since = None
-        if self._bounded and not self._slicing.on:
+        """The front says whether this process may give the device work; see `turns`."""
+        self._turns.heard(frame)
+        if self._turns.bounded and not self._slicing.on:
             self._share()
-
-    @property
-    def _bounded(self) -> bool:
-        """Whether only so much may be on the device as others can wait for."""
-        return self._turns and (self._awaited or not self._allowed)
-
-    def _tell(self) -> None:
-        """Tells the front whether this process has work (1), and on the device (2)."""
-        state = 3 if self._active and self._allowed else 0
-        if not self._allowed:
-            for backlog in self._active:
-                state |= int(backlog.wanting) | (2 if backlog.slices else 0)
-        if state == self._told:
-            self._idle_since = None
-            return
-        if not state and self._told and not self._awaited:  # it may go on in a moment
-            now = self.meter.clock()
-            if self._idle_since is None:
-                self._idle_since = now
-            if now - self._idle_since < IDLE_S:
-                return
-        self._told, self._idle_since = state, None
-        self._device.outbox.put(Kind.BUSY, flags=state)
 
 
 _END = object()

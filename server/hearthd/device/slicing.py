@@ -9,18 +9,9 @@ from functools import partial
 from hearthd.device.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.context import Device
 from hearthd.device.meter import Meter
-from hearthd.device.policy.slices import AHEAD, SLICE_S
+from hearthd.device.policy.slices import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
 from hearthd.device.tracks import NEVER, Track
 from hearthd.fair import Fair
-
-QUANTUM_S = 3e-3
-"""Device time that a session of average weight gets each round."""
-
-PATIENCE_S = 0.1
-"""How long a slice may take before others are let go beside it."""
-
-BESIDE_S = SLICE_S
-"""How long a slice beside the turn of another costs no more than it should take by itself."""
 
 STRETCH_S = 2e-4
 """How long one session may keep this thread while others have work."""
@@ -35,15 +26,13 @@ FEW = 2
 """So many may hurry others."""
 
 NEAR_S = 1.5e-4
-"""How near the end of a slice is watched for without sleeping: a sleep takes some tens of microseconds longer than it
-should."""
+"""How near the end of a slice is watched for without sleeping, for sleeps take longer than they should."""
 
 
 class Slicing:
     """Belongs to the device-handle thread.
 
-    `advance` works commands off, up to a number of them, and says whether there are more; `rest` is told of sessions
-    that have come to their end.
+    `advance` works up to so many commands off, and says whether there are more; `rest`: a session has no more to do.
     """
 
     def __init__(
@@ -65,14 +54,11 @@ class Slicing:
         self._beside: set[Backlog] = set()
         """Those with slices on the device beside the turn of another."""
         self._check_at = 0.0
-        self.on = False
-        """Whether work goes in slices at all."""
-        self.more = False
-        """Whether something could be done at once."""
+        self.on = self.more = False
+        """Whether work goes in slices at all; whether something could be done at once."""
 
     def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
-        """From now on in slices. What is on the device of who had it alone counts as one that is no debt, and it has to
-        line up."""
+        """From now on in slices. What who had it alone has on the device is one of them, and no debt."""
         backlog.bar(self._tracks)
         backlog.sparse = not had_it_alone
         if had_it_alone:
@@ -128,10 +114,11 @@ class Slicing:
             self.close(backlog)
             self.stir(backlog)
 
-    def sleep(self, now: float, asleep: float | None) -> float | None:
+    def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long: not beyond the moment when a slice will have
         taken too long; where it has to look whether work is done, not at all while the end of a turn is near, for
         whose turn it is next waits for that."""
+        now = self.meter.clock()
         for each in self.active:
             if each.slices and not each.slices[-1].late:
                 left = max(each.late_at - now, 0.0)
@@ -218,7 +205,6 @@ class Slicing:
     # ---- slices ----
 
     def _open(self, backlog: Backlog, most: int, *, launches: bool, turn: bool) -> None:
-        """Begins a slice."""
         self.meter.begin(backlog)
         now = self.meter.clock()
         if not backlog.slices:

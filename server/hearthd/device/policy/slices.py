@@ -7,6 +7,15 @@ import math
 SLICE_S = 1e-3
 """What one slice should take: as long as others may have to wait for a turn that is theirs."""
 
+QUANTUM_S = 3e-3
+"""Device time that a session of average weight gets each round."""
+
+PATIENCE_S = 0.1
+"""How long a slice may take before others are let go beside it."""
+
+BESIDE_S = SLICE_S
+"""How long a slice beside the turn of another costs no more than it should take by itself."""
+
 AHEAD = 2
 """Slices of the one whose turn it is that may be on the device, so that it does not run dry."""
 
