@@ -200,6 +200,11 @@ def test_discarding_always_succeeds(work: Execute) -> None:
     ends_well(work)
 
 
+def test_a_single_call_discards_as_well(raw: Raw) -> None:
+    raw.call("BeginCapture", c.BeginCapture(graph=GRAPH))
+    assert not raw.call("EndCapture", c.EndCapture(graph=GRAPH, discard=True)).nodes
+
+
 def test_a_launch_that_was_run_before_is_recorded_all_the_same(work: Execute) -> None:
     """Byte for byte what the stream ran a moment ago, and what it runs again afterwards."""
     again = c.Command(launches=3 * packed(FUNCTION, BUFFER, stream=STREAM))

@@ -336,6 +336,7 @@ def test_two_handles_of_one_variable_are_one_buffer(gpu: hearth.Device) -> None:
         first.set(np.array([2], np.int32), stream=busy)
         value, copied = gpu.zeros(1, np.int32, side), side.record()
         value.copy_from(second, stream=side)
-        assert copied.done and not side.done, "it waits for the write through the other handle"
+        copied.synchronize()
+        assert not side.done, "it waits for the write through the other handle"
         gate.open()
         assert value.get(stream=side).tolist() == [2]

@@ -56,7 +56,8 @@ class GraphCommands:
         stream.capture = None
         if command.discard:
             session.graphs.pop(command.graph)
-            return self._ending(origin, entry, stream)
+            nothing = commands_pb2.Result(graph=commands_pb2.GraphResult())
+            return self._ending(origin, entry, stream, answer=nothing)
         entry.unsettled += 1
         operation = Operation(origin, partial(self._make, origin, entry), writes=(stream, entry))
         operation.on_failure = partial(self._not_made, entry)
@@ -93,12 +94,14 @@ class GraphCommands:
         )
         self._release(entry)
 
-    def _ending(self, origin: Origin, entry: GraphEntry, *recording: LogicalStream) -> Operation:
+    def _ending(
+        self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
+    ) -> Operation:
         """Behind all that was asked of the graph, and of the stream that records it."""
 
         def run() -> bool:
             self._release(entry)
-            origin.reply()
+            origin.reply(answer)
             return True
 
         operation = Operation(origin, run, writes=(*recording, entry))
