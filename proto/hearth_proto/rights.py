@@ -71,6 +71,7 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "end_profile": _PROFILE,
     "all_reduce": _COLLECTIVE,
     "sync_collective": _COLLECTIVE,
+    "collective": _COLLECTIVE,
     "dispatch": (Right.LAUNCH, Right.WRITE, Right.READ),  # arrays up, kernel, arrays down
     "begin_capture": _LAUNCH,
     "end_capture": _LAUNCH,

@@ -36,6 +36,21 @@ class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REDUCE_OP_MIN: _ClassVar[ReduceOp]
     REDUCE_OP_MAX: _ClassVar[ReduceOp]
     REDUCE_OP_PROD: _ClassVar[ReduceOp]
+
+class CollectiveKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COLLECTIVE_KIND_UNSPECIFIED: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_ALL_REDUCE: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_REDUCE: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_BROADCAST: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_ALL_GATHER: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_REDUCE_SCATTER: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_ALL_TO_ALL: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_GATHER: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_SCATTER: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_SEND: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_RECV: _ClassVar[CollectiveKind]
+    COLLECTIVE_KIND_BARRIER: _ClassVar[CollectiveKind]
 ALLOCATION_MODE_UNSPECIFIED: AllocationMode
 ALLOCATION_MODE_AUTO: AllocationMode
 ALLOCATION_MODE_PERSISTENT: AllocationMode
@@ -53,6 +68,18 @@ REDUCE_OP_MEAN: ReduceOp
 REDUCE_OP_MIN: ReduceOp
 REDUCE_OP_MAX: ReduceOp
 REDUCE_OP_PROD: ReduceOp
+COLLECTIVE_KIND_UNSPECIFIED: CollectiveKind
+COLLECTIVE_KIND_ALL_REDUCE: CollectiveKind
+COLLECTIVE_KIND_REDUCE: CollectiveKind
+COLLECTIVE_KIND_BROADCAST: CollectiveKind
+COLLECTIVE_KIND_ALL_GATHER: CollectiveKind
+COLLECTIVE_KIND_REDUCE_SCATTER: CollectiveKind
+COLLECTIVE_KIND_ALL_TO_ALL: CollectiveKind
+COLLECTIVE_KIND_GATHER: CollectiveKind
+COLLECTIVE_KIND_SCATTER: CollectiveKind
+COLLECTIVE_KIND_SEND: CollectiveKind
+COLLECTIVE_KIND_RECV: CollectiveKind
+COLLECTIVE_KIND_BARRIER: CollectiveKind
 
 class Batch(_message.Message):
     __slots__ = ("seq", "commands")
@@ -63,7 +90,7 @@ class Batch(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective", "dispatch", "begin_capture", "end_capture", "launch_graph", "update_graph", "destroy_graph", "prepare", "launch_prepared", "destroy_prepared", "create_tensor_map", "destroy_tensor_map", "occupancy", "set_allocation_mode", "start_trace", "end_trace", "set_durable", "checkpoint")
+    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective", "dispatch", "begin_capture", "end_capture", "launch_graph", "update_graph", "destroy_graph", "prepare", "launch_prepared", "destroy_prepared", "create_tensor_map", "destroy_tensor_map", "occupancy", "set_allocation_mode", "start_trace", "end_trace", "set_durable", "checkpoint", "collective")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     LAUNCHES_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +139,7 @@ class Command(_message.Message):
     END_TRACE_FIELD_NUMBER: _ClassVar[int]
     SET_DURABLE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: int
     launches: bytes
@@ -160,7 +188,8 @@ class Command(_message.Message):
     end_trace: EndTrace
     set_durable: SetDurable
     checkpoint: Checkpoint
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ..., dispatch: _Optional[_Union[Dispatch, _Mapping]] = ..., begin_capture: _Optional[_Union[BeginCapture, _Mapping]] = ..., end_capture: _Optional[_Union[EndCapture, _Mapping]] = ..., launch_graph: _Optional[_Union[LaunchGraph, _Mapping]] = ..., update_graph: _Optional[_Union[UpdateGraph, _Mapping]] = ..., destroy_graph: _Optional[_Union[DestroyGraph, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., launch_prepared: _Optional[_Union[LaunchPrepared, _Mapping]] = ..., destroy_prepared: _Optional[_Union[DestroyPrepared, _Mapping]] = ..., create_tensor_map: _Optional[_Union[CreateTensorMap, _Mapping]] = ..., destroy_tensor_map: _Optional[_Union[DestroyTensorMap, _Mapping]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., set_allocation_mode: _Optional[_Union[SetAllocationMode, _Mapping]] = ..., start_trace: _Optional[_Union[StartTrace, _Mapping]] = ..., end_trace: _Optional[_Union[EndTrace, _Mapping]] = ..., set_durable: _Optional[_Union[SetDurable, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+    collective: Collective
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ..., dispatch: _Optional[_Union[Dispatch, _Mapping]] = ..., begin_capture: _Optional[_Union[BeginCapture, _Mapping]] = ..., end_capture: _Optional[_Union[EndCapture, _Mapping]] = ..., launch_graph: _Optional[_Union[LaunchGraph, _Mapping]] = ..., update_graph: _Optional[_Union[UpdateGraph, _Mapping]] = ..., destroy_graph: _Optional[_Union[DestroyGraph, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., launch_prepared: _Optional[_Union[LaunchPrepared, _Mapping]] = ..., destroy_prepared: _Optional[_Union[DestroyPrepared, _Mapping]] = ..., create_tensor_map: _Optional[_Union[CreateTensorMap, _Mapping]] = ..., destroy_tensor_map: _Optional[_Union[DestroyTensorMap, _Mapping]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., set_allocation_mode: _Optional[_Union[SetAllocationMode, _Mapping]] = ..., start_trace: _Optional[_Union[StartTrace, _Mapping]] = ..., end_trace: _Optional[_Union[EndTrace, _Mapping]] = ..., set_durable: _Optional[_Union[SetDurable, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ...) -> None: ...
 
 class Allocate(_message.Message):
     __slots__ = ("buffer", "size", "parts")
@@ -682,6 +711,44 @@ class AllReduce(_message.Message):
     op: ReduceOp
     timeout_ns: int
     def __init__(self, devices: _Optional[_Iterable[int]] = ..., sequence: _Optional[int] = ..., source: _Optional[int] = ..., source_offset: _Optional[int] = ..., destination: _Optional[int] = ..., destination_offset: _Optional[int] = ..., count: _Optional[int] = ..., dtype: _Optional[str] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
+
+class Collective(_message.Message):
+    __slots__ = ("devices", "group", "sequence", "operations", "timeout_ns")
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedScalarFieldContainer[int]
+    group: bytes
+    sequence: int
+    operations: _containers.RepeatedCompositeFieldContainer[CollectiveOperation]
+    timeout_ns: int
+    def __init__(self, devices: _Optional[_Iterable[int]] = ..., group: _Optional[bytes] = ..., sequence: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[CollectiveOperation, _Mapping]]] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
+
+class CollectiveOperation(_message.Message):
+    __slots__ = ("kind", "source", "source_offset", "destination", "destination_offset", "count", "dtype", "op", "root", "peer")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    kind: CollectiveKind
+    source: int
+    source_offset: int
+    destination: int
+    destination_offset: int
+    count: int
+    dtype: str
+    op: ReduceOp
+    root: int
+    peer: int
+    def __init__(self, kind: _Optional[_Union[CollectiveKind, str]] = ..., source: _Optional[int] = ..., source_offset: _Optional[int] = ..., destination: _Optional[int] = ..., destination_offset: _Optional[int] = ..., count: _Optional[int] = ..., dtype: _Optional[str] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., root: _Optional[int] = ..., peer: _Optional[int] = ...) -> None: ...
 
 class SyncCollective(_message.Message):
     __slots__ = ()

@@ -420,6 +420,14 @@ class SyncCollectiveRequest(_message.Message):
     command: _commands_pb2.SyncCollective
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.SyncCollective, _Mapping]] = ...) -> None: ...
 
+class CollectiveRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.Collective
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Collective, _Mapping]] = ...) -> None: ...
+
 class DispatchRequest(_message.Message):
     __slots__ = ("target", "command")
     TARGET_FIELD_NUMBER: _ClassVar[int]

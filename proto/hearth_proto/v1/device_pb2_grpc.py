@@ -185,6 +185,11 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.SyncCollectiveRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
                 _registered_method=True)
+        self.Collective = channel.unary_unary(
+                '/hearth.v1.DeviceService/Collective',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.CollectiveRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
         self.Dispatch = channel.unary_unary(
                 '/hearth.v1.DeviceService/Dispatch',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.DispatchRequest.SerializeToString,
@@ -471,6 +476,12 @@ class DeviceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Collective(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Dispatch(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -737,6 +748,11 @@ def add_DeviceServiceServicer_to_server(servicer, server):
             'SyncCollective': grpc.unary_unary_rpc_method_handler(
                     servicer.SyncCollective,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.SyncCollectiveRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'Collective': grpc.unary_unary_rpc_method_handler(
+                    servicer.Collective,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.CollectiveRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
             ),
             'Dispatch': grpc.unary_unary_rpc_method_handler(
@@ -1644,6 +1660,33 @@ class DeviceService(object):
             target,
             '/hearth.v1.DeviceService/SyncCollective',
             hearth__proto_dot_v1_dot_device__pb2.SyncCollectiveRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collective(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/Collective',
+            hearth__proto_dot_v1_dot_device__pb2.CollectiveRequest.SerializeToString,
             hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
             options,
             channel_credentials,

@@ -278,3 +278,119 @@ class RestartDeviceRequest(_message.Message):
 class RestartDeviceResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class GroupMember(_message.Message):
+    __slots__ = ("node", "device")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    device: int
+    def __init__(self, node: _Optional[int] = ..., device: _Optional[int] = ...) -> None: ...
+
+class GroupTicket(_message.Message):
+    __slots__ = ("addresses", "secret", "certificate_sha256")
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    secret: bytes
+    certificate_sha256: bytes
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ..., certificate_sha256: _Optional[bytes] = ...) -> None: ...
+
+class CreateGroupRequest(_message.Message):
+    __slots__ = ("session_token", "members", "timeout_ns")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    timeout_ns: int
+    def __init__(self, session_token: _Optional[str] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
+
+class CreateGroupResponse(_message.Message):
+    __slots__ = ("group", "ticket")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    group: bytes
+    ticket: GroupTicket
+    def __init__(self, group: _Optional[bytes] = ..., ticket: _Optional[_Union[GroupTicket, _Mapping]] = ...) -> None: ...
+
+class JoinGroupRequest(_message.Message):
+    __slots__ = ("session_token", "group", "node", "members", "ticket", "timeout_ns")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    group: bytes
+    node: int
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    ticket: GroupTicket
+    timeout_ns: int
+    def __init__(self, session_token: _Optional[str] = ..., group: _Optional[bytes] = ..., node: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., ticket: _Optional[_Union[GroupTicket, _Mapping]] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
+
+class JoinGroupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveGroupRequest(_message.Message):
+    __slots__ = ("session_token", "group")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    group: bytes
+    def __init__(self, session_token: _Optional[str] = ..., group: _Optional[bytes] = ...) -> None: ...
+
+class LeaveGroupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeGroupsRequest(_message.Message):
+    __slots__ = ("session_token",)
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    def __init__(self, session_token: _Optional[str] = ...) -> None: ...
+
+class DescribeGroupsResponse(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupInfo]
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupInfo, _Mapping]]] = ...) -> None: ...
+
+class GroupInfo(_message.Message):
+    __slots__ = ("group", "members", "state", "detail", "operations", "aborts")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    ABORTS_FIELD_NUMBER: _ClassVar[int]
+    group: bytes
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    state: str
+    detail: str
+    operations: _containers.RepeatedCompositeFieldContainer[GroupOperation]
+    aborts: int
+    def __init__(self, group: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., operations: _Optional[_Iterable[_Union[GroupOperation, _Mapping]]] = ..., aborts: _Optional[int] = ...) -> None: ...
+
+class GroupOperation(_message.Message):
+    __slots__ = ("sequence", "what", "state", "presented", "presented_unix_ns", "launched_unix_ns", "finished_unix_ns", "error")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PRESENTED_FIELD_NUMBER: _ClassVar[int]
+    PRESENTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    what: str
+    state: str
+    presented: _containers.RepeatedScalarFieldContainer[int]
+    presented_unix_ns: int
+    launched_unix_ns: int
+    finished_unix_ns: int
+    error: str
+    def __init__(self, sequence: _Optional[int] = ..., what: _Optional[str] = ..., state: _Optional[str] = ..., presented: _Optional[_Iterable[int]] = ..., presented_unix_ns: _Optional[int] = ..., launched_unix_ns: _Optional[int] = ..., finished_unix_ns: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

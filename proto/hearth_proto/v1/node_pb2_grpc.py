@@ -83,6 +83,26 @@ class NodeServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceResponse.FromString,
                 _registered_method=True)
+        self.CreateGroup = channel.unary_unary(
+                '/hearth.v1.NodeService/CreateGroup',
+                request_serializer=hearth__proto_dot_v1_dot_node__pb2.CreateGroupRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_node__pb2.CreateGroupResponse.FromString,
+                _registered_method=True)
+        self.JoinGroup = channel.unary_unary(
+                '/hearth.v1.NodeService/JoinGroup',
+                request_serializer=hearth__proto_dot_v1_dot_node__pb2.JoinGroupRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_node__pb2.JoinGroupResponse.FromString,
+                _registered_method=True)
+        self.LeaveGroup = channel.unary_unary(
+                '/hearth.v1.NodeService/LeaveGroup',
+                request_serializer=hearth__proto_dot_v1_dot_node__pb2.LeaveGroupRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_node__pb2.LeaveGroupResponse.FromString,
+                _registered_method=True)
+        self.DescribeGroups = channel.unary_unary(
+                '/hearth.v1.NodeService/DescribeGroups',
+                request_serializer=hearth__proto_dot_v1_dot_node__pb2.DescribeGroupsRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_node__pb2.DescribeGroupsResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
@@ -148,6 +168,34 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateGroup(self, request, context):
+        """Groups of devices over several daemons. The first daemon coordinates: it makes the ticket, which the client hands to
+        the others; they connect to it by themselves. All need the right "collective" on every node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaveGroup(self, request, context):
+        """Gives up a group's communicator on all its daemons; what waits in it fails. Also done when a session of it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeGroups(self, request, context):
+        """The session's groups, each with its last operations (the flight recorder).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -190,6 +238,26 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.RestartDevice,
                     request_deserializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_node__pb2.RestartDeviceResponse.SerializeToString,
+            ),
+            'CreateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateGroup,
+                    request_deserializer=hearth__proto_dot_v1_dot_node__pb2.CreateGroupRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_node__pb2.CreateGroupResponse.SerializeToString,
+            ),
+            'JoinGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinGroup,
+                    request_deserializer=hearth__proto_dot_v1_dot_node__pb2.JoinGroupRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_node__pb2.JoinGroupResponse.SerializeToString,
+            ),
+            'LeaveGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveGroup,
+                    request_deserializer=hearth__proto_dot_v1_dot_node__pb2.LeaveGroupRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_node__pb2.LeaveGroupResponse.SerializeToString,
+            ),
+            'DescribeGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeGroups,
+                    request_deserializer=hearth__proto_dot_v1_dot_node__pb2.DescribeGroupsRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_node__pb2.DescribeGroupsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -417,6 +485,114 @@ class NodeService(object):
             '/hearth.v1.NodeService/RestartDevice',
             hearth__proto_dot_v1_dot_node__pb2.RestartDeviceRequest.SerializeToString,
             hearth__proto_dot_v1_dot_node__pb2.RestartDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.NodeService/CreateGroup',
+            hearth__proto_dot_v1_dot_node__pb2.CreateGroupRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_node__pb2.CreateGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.NodeService/JoinGroup',
+            hearth__proto_dot_v1_dot_node__pb2.JoinGroupRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_node__pb2.JoinGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.NodeService/LeaveGroup',
+            hearth__proto_dot_v1_dot_node__pb2.LeaveGroupRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_node__pb2.LeaveGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.NodeService/DescribeGroups',
+            hearth__proto_dot_v1_dot_node__pb2.DescribeGroupsRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_node__pb2.DescribeGroupsResponse.FromString,
             options,
             channel_credentials,
             insecure,

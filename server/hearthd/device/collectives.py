@@ -22,7 +22,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.server import Communicator
+from hearthd.device.server import Communicator, Exchange
 from hearthd.device.tables import Buffer, Session
 from hearthd.device.tracks import Track
 
@@ -143,7 +143,7 @@ class Collectives:
                 fix=f"one of {', '.join(ITEM_SIZES)}",
                 details={"dtype": command.dtype},
             )
-        self._device.server.communicators.check(command.dtype, op)
+        self._device.server.communicators.check("all_reduce", command.dtype, op)
         return op
 
     def _run(
@@ -181,7 +181,8 @@ class Collectives:
             device.tracks.before(track, writes)
         device.begin(origin.stream, size, track=track)
         if command.count:
-            communicator.all_reduce(since, to, command.count, command.dtype, op, track.stream)
+            operation = Exchange("all_reduce", since, to, command.count, command.dtype, op)
+            communicator.enqueue([operation], track.stream)
         origin.stream.collectives = track
         origin.session.touch(track)
         device.telemetry.collectives += 1

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
@@ -208,11 +208,31 @@ class Compiler(Protocol):
         ...
 
 
+class Exchange(NamedTuple):
+    """One operation of a collective, as a backend gets it. Counts are NCCL's: what each rank gives or gets of another."""
+
+    kind: str
+    """`all_reduce`, `reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `gather`, `scatter`, `send`,
+    `recv`, `barrier`"""
+    source: int = 0
+    """Addresses; 0 where this rank has none of that kind."""
+    destination: int = 0
+    count: int = 0
+    """Elements, at least one but for `barrier`."""
+    dtype: str = "uint8"
+    """Of what does not reduce: `uint8`, and `count` is in bytes."""
+    op: str = ""
+    """`sum`, `mean`, `min`, `max`, `prod`; empty where nothing is reduced."""
+    root: int = 0
+    peer: int = 0
+
+
 class Communicator(Protocol):
     """One rank of a group."""
 
-    def all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: Stream) -> None:
-        """Enqueues on `stream`; `op` is sum, mean, min, max or prod. Device-handle thread."""
+    def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
+        """All of them as one (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a peer. Raises
+        Refusal(COMMUNICATOR_FAILED)."""
         ...
 
     def failed(self) -> str:
@@ -225,8 +245,8 @@ class Communicator(Protocol):
 
 
 class Communicators(Protocol):
-    def check(self, dtype: str, op: str) -> None:
-        """Raises Refusal(UNSUPPORTED) for what the backend cannot reduce. Device-handle thread."""
+    def check(self, kind: str, dtype: str, op: str) -> None:
+        """Raises Refusal(UNSUPPORTED) for what the backend cannot do. Device-handle thread."""
         ...
 
     def unique_id(self, ranks: int) -> bytes:

@@ -69,6 +69,7 @@ CALLS = (
     Call("EndProfile", "end_profile", "profile"),
     Call("AllReduce", "all_reduce", "done"),
     Call("SyncCollective", "sync_collective", "done"),
+    Call("Collective", "collective", "done"),
     Call("Dispatch", "dispatch", "dispatch"),
     Call("BeginCapture", "begin_capture", "done"),
     Call("EndCapture", "end_capture", "graph"),

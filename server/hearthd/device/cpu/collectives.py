@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.streams import CpuStream
+from hearthd.device.server import Exchange
 
 TIMEOUT_S = 600.0
 """The last resort; the front's own limit ends an operation whose rank is missing long before."""
@@ -25,10 +26,11 @@ class CpuCommunicator:
         self._reduce = reduce
         self._failure = ""
 
-    def all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: CpuStream) -> None:
+    def enqueue(self, operations: Sequence[Exchange], stream: CpuStream) -> None:
         def work() -> None:
             try:
-                self._reduce.all_reduce(source, destination, count, dtype, op, TIMEOUT_S)
+                for _, source, destination, count, dtype, op, _, _ in operations:
+                    self._reduce.all_reduce(source, destination, count, dtype, op, TIMEOUT_S)
             except Refusal as refusal:
                 self._failure = refusal.message
 
@@ -48,7 +50,7 @@ class CpuCommunicators:
     def __init__(self, toolchain: Callable[[], Toolchain]) -> None:
         self._toolchain = toolchain
 
-    def check(self, dtype: str, op: str) -> None:
+    def check(self, kind: str, dtype: str, op: str) -> None:
         if op not in OPS:
             raise Refusal(Reason.UNSUPPORTED, f"all_reduce with {op}", fix=f"use one of {', '.join(OPS)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
@@ -13,6 +14,7 @@ from cupy_backends.cuda.api import runtime
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cuda.errors import CudaError, raise_status, translate
 from hearthd.device.cuda.streams import Stream
+from hearthd.device.server import Exchange
 
 # nccl.h: ncclDataType_t and ncclRedOp_t
 _DTYPES = {
@@ -37,7 +39,11 @@ class NcclCommunicator:
         self._lock = threading.Lock()
         self._aborted = False
 
-    def all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: Stream) -> None:
+    def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
+        for _, source, destination, count, dtype, op, _, _ in operations:
+            self._all_reduce(source, destination, count, dtype, op, stream)
+
+    def _all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: Stream) -> None:
         check(dtype, op)
         failure = self._failure
         if failure:
@@ -104,7 +110,7 @@ class NcclCommunicators:
     def available(self) -> bool:
         return bool(nccl.available)
 
-    def check(self, dtype: str, op: str) -> None:
+    def check(self, kind: str, dtype: str, op: str) -> None:
         self._require()
         check(dtype, op)
 

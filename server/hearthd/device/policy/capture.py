@@ -43,6 +43,7 @@ REASONS = {
     "update_graph": "it would come between launches that are not made yet",
     "all_reduce": "the other ranks' parts are not in the graph",
     "sync_collective": "the other ranks' parts are not in the graph",
+    "collective": "the other ranks' parts are not in the graph",
 }
 FIX = "do it on another stream, or before or after the recording"
 
