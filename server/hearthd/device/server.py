@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
@@ -208,8 +208,9 @@ class Compiler(Protocol):
         ...
 
 
-class Exchange(NamedTuple):
-    """One operation of a collective, as a backend gets it. Counts are NCCL's: what each rank gives or gets of another."""
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One operation of a collective, as a backend gets it. Counts are NCCL's: what one rank gives to another."""
 
     kind: str
     """`all_reduce`, `reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `gather`, `scatter`, `send`,

@@ -29,8 +29,8 @@ class CpuCommunicator:
     def enqueue(self, operations: Sequence[Exchange], stream: CpuStream) -> None:
         def work() -> None:
             try:
-                for _, source, destination, count, dtype, op, _, _ in operations:
-                    self._reduce.all_reduce(source, destination, count, dtype, op, TIMEOUT_S)
+                for each in operations:
+                    self._reduce.all_reduce(each.source, each.destination, each.count, each.dtype, each.op, TIMEOUT_S)
             except Refusal as refusal:
                 self._failure = refusal.message
 

@@ -40,8 +40,8 @@ class NcclCommunicator:
         self._aborted = False
 
     def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
-        for _, source, destination, count, dtype, op, _, _ in operations:
-            self._all_reduce(source, destination, count, dtype, op, stream)
+        for each in operations:
+            self._all_reduce(each.source, each.destination, each.count, each.dtype, each.op, stream)
 
     def _all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: Stream) -> None:
         check(dtype, op)
