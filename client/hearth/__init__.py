@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hearth.errors import TransferError as TransferError
     from hearth.errors import UnavailableError as UnavailableError
     from hearth.errors import UnsupportedError as UnsupportedError
+    from hearth.flight_record import FlightRecord as FlightRecord
     from hearth.function import Function as Function
     from hearth.function import Occupancy as Occupancy
     from hearth.graph import Graph as Graph
@@ -103,6 +104,7 @@ _HOMES = {
         "UnavailableError",
         "UnsupportedError",
     ),
+    "flight_record": ("FlightRecord",),
     "function": ("Function", "Occupancy"),
     "graph": ("Graph", "GraphNode"),
     "group": ("Group",),
@@ -137,6 +139,7 @@ __all__ = [
     "DtypeError",
     "Event",
     "Failure",
+    "FlightRecord",
     "Function",
     "Graph",
     "GraphNode",

@@ -157,18 +157,23 @@ class DeviceArray(Views):
             attachment.submit(self._copy_command(command.stream, self, move))
 
     def copy_from(self, other: DeviceArray, stream: stream.Stream | None = None) -> None:
-        """Overwrites it with an array of the same device, shape and dtype, on the device."""
+        """Overwrites it with an array of the same shape and dtype, on this device or on another one of the session.
+
+        From another device it is a send and a receive (so that it takes the right to them): `stream` is one of this
+        device, there it is the current one. Raises `UnsupportedError` for another session's array, `ArgumentError`
+        for another shape or dtype or memory that overlaps, `LaunchError` where it cannot be recorded in a graph.
+        """
         if not isinstance(other, DeviceArray):
             raise DtypeError(
                 f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
                 reason="INVALID_ARGUMENT",
                 fix="use x.set(a) for host arrays.",
             )
-        if other._connection is not self._connection:
+        if other._device._node._session is not self._device._node._session:
             raise UnsupportedError(
-                "the arrays lie on different devices or belong to different sessions.",
+                "the arrays belong to different sessions.",
                 reason="UNSUPPORTED",
-                fix="go through the host: x.set(y.get()).",
+                fix="go through the host, x.set(y.get()); or use a hearth.Group over both: broadcast, send and recv.",
             )
         if other._shape != self._shape or other._dtype != self._dtype:
             raise ArgumentError(
@@ -187,6 +192,11 @@ class DeviceArray(Views):
         attachment = self._usable()
         other._usable()
         if self._nbytes == 0:
+            return
+        if other._connection is not self._connection:
+            from hearth.point_to_point import copy_between
+
+            copy_between(self, other, stream)
             return
         handle = self._stream(stream, attachment)
         for move in strided.moves(self._as_rows(), other._as_rows()):
@@ -253,7 +263,7 @@ class DeviceArray(Views):
         return command
 
     def _usable(self) -> Attachment:
-        return self._connection.check(self._memory, repr(self))
+        return self._connection.check(self._memory, self)
 
     def _stream(self, given: stream.Stream | None, attachment: Attachment) -> int:
         return stream.resolve(given, self._connection, attachment)

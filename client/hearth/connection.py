@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hearth.attachment import Attachment, closed
 from hearth.durable import Durables
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
+from hearth.group_order import Turns
 from hearth.memory import Space
 from hearth.output import Prints
 from hearth.patience import Patience
@@ -55,6 +56,8 @@ class Connection:
         self._requests = itertools.count(1)  # of all attachments: an answer to an earlier one's may come late
         self.prints = Prints()
         self.durables = Durables()
+        self.turns = Turns()
+        """What the device has presented in groups."""
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
@@ -174,8 +177,8 @@ class Connection:
         if self._deferred:
             raise self._deferred.popleft().again()
 
-    def check(self, memory: Memory, what: str) -> Attachment:
-        """The attachment on which `memory` can be used. Raises what stands against it."""
+    def check(self, memory: Memory, what: object) -> Attachment:
+        """The attachment on which `memory` can be used. Raises what stands against it, about `what`."""
         if self.refusal is not None:
             raise self.refusal.again()
         if memory.owner is None:
@@ -189,7 +192,7 @@ class Connection:
             raise self._lost(memory, what)
         return attachment
 
-    def _lost(self, memory: Memory, what: str) -> HearthError:
+    def _lost(self, memory: Memory, what: object) -> HearthError:
         return BufferLostError(
             f"{what} was lost with generation {memory.space.generation} of device {self.ordinal}.",
             reason="BUFFER_LOST",

@@ -37,21 +37,23 @@ class Creation:
         *,
         progress: bool | Progress | None = None,
     ) -> DeviceArray:
-        """`a` on this device: uploaded, or itself where it lies here already with that dtype.
+        """`a` on this device: uploaded; copied from another device of the session, as by `DeviceArray.copy_from`; or
+        itself, where it lies here already with that dtype.
 
         The host array is captured when the call returns, and may be changed then. An array that is not C-contiguous is
         copied on the host first. `progress`: as in `DeviceArray.get`.
         """
         if isinstance(a, DeviceArray):
-            if a._connection is not self._connection:
+            if a._device._node._session is not self._self()._node._session:
                 raise UnsupportedError(
-                    f"{a!r} belongs to another device or session.",
+                    f"{a!r} belongs to another session.",
                     reason="UNSUPPORTED",
-                    fix="go through the host: gpu.asarray(x.get()).",
+                    fix="go through the host: gpu.asarray(x.get()); or use a hearth.Group over both.",
                 )
-            if dtype is None or shapes.dtype_of(dtype) == a.dtype:
+            if dtype is not None and shapes.dtype_of(dtype) != a.dtype:
+                a = a.get()
+            elif a._connection is self._connection:
                 return a
-            a = a.get()
         return self.array(a, dtype, stream, progress=progress)
 
     def array(
@@ -63,8 +65,13 @@ class Creation:
         progress: bool | Progress | None = None,
     ) -> DeviceArray:
         """As `asarray`, always new memory."""
-        if isinstance(obj, DeviceArray) and obj._connection is self._connection and dtype in (None, obj.dtype):
-            return obj.copy(stream)
+        if isinstance(obj, DeviceArray) and dtype in (None, obj.dtype):
+            if obj._connection is self._connection:
+                return obj.copy(stream)
+            if obj._device._node._session is self._self()._node._session:
+                fresh = allocate(self._self(), obj.shape, obj.dtype, stream)
+                fresh.copy_from(obj, stream)
+                return fresh
         try:
             host = np.asarray(obj, None if dtype is None else shapes.dtype_of(dtype), order="C")
         except (TypeError, ValueError) as error:

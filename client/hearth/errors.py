@@ -107,7 +107,25 @@ class QuotaExceededError(HearthError):
 
 
 class CommunicatorError(HearthError):
-    """A collective operation did not match, was late, or lost a rank."""
+    """A collective operation did not match (``COLLECTIVE_MISMATCH``), was late (``COLLECTIVE_TIMEOUT``), or its
+    communicator failed (``COMMUNICATOR_FAILED``), with a rank that was lost, for one. The group goes on with its next
+    operation; where a rank or a daemon is gone for good, see `Group.rebuild`."""
+
+    @property
+    def recorder(self) -> list[str]:
+        """The last operations of the group before it, oldest first, as the daemon's flight recorder has them."""
+        return self.details.get("recorder", "").splitlines()
+
+    @property
+    def missing(self) -> list[int]:
+        """Who did not come, or did not finish: devices of a group of one session, ranks of one over daemons."""
+        return [int(each) for each in self.details.get("missing", "").split(",") if each.strip().isdecimal()]
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if not self.recorder:
+            return text
+        return "\n    ".join((f"{text}\n  The group's last operations:", *self.recorder))
 
 
 class SessionExpiredError(HearthError):

@@ -73,7 +73,7 @@ class Space:
 class Memory:
     """One buffer of a device, freed when nothing refers to it any more."""
 
-    __slots__ = ("__weakref__", "handle", "keep", "owned", "owner", "size", "space")
+    __slots__ = ("__weakref__", "handle", "keep", "owned", "owner", "read_only", "size", "space")
 
     def __init__(self, space: Space, handle: int, size: int, *, owned: bool = True, keep: object = None) -> None:
         self.owner: Space | None = space
@@ -84,6 +84,8 @@ class Memory:
         self.owned = owned
         """False: something else gives the buffer back (a module its globals)."""
         self.keep = keep
+        self.read_only = False
+        """Attached: another session published it."""
 
     def free(self) -> None:
         """Gives the buffer back now; the daemon waits for the work that uses it. A second call does nothing."""

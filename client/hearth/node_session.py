@@ -12,6 +12,7 @@ import platform
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -59,22 +60,19 @@ class NodeSession:
             )
             for device in opened.devices
         }
-        self.group_lock = threading.Lock()
-        self.group_sequences: dict[tuple[int, ...], int] = {}
-        """Operations so far of each set of devices, all `Group` objects together."""
         self.closed = False
         self._closing = threading.Lock()
-        self._keeper: SimpleQueue[NodeSession | None] = SimpleQueue()
+        self._keeper: SimpleQueue[NodeSession | Callable[[], object] | None] = SimpleQueue()
         interval = opened.lease_ns / 3e9 or None
         threading.Thread(
             target=_keep, args=(weakref.ref(self), self._keeper, interval), name="hearth-keeper", daemon=True
         ).start()
         _sessions.add(self)
 
-    def call(self, method: str, request: Any, response_type: Any) -> Any:
-        """A unary call of NodeService. Raises `HearthError`."""
+    def call(self, method: str, request: Any, response_type: Any, timeout: float | None = None) -> Any:
+        """A unary call of NodeService; `timeout` in seconds, None: what `connect` was told. Raises `HearthError`."""
         self.check()
-        return self.transport.call(method, request, response_type, self.timeout)
+        return self.transport.call(method, request, response_type, self.timeout if timeout is None else timeout)
 
     def check(self) -> None:
         """Raises where the session cannot be used any more."""
@@ -104,6 +102,10 @@ class NodeSession:
         """Closes it from another thread: the garbage collector, which calls this, may have interrupted anything, also
         the holder of a lock that closing needs. `SimpleQueue.put` is made for that."""
         self._keeper.put(self)
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Has another thread do something short, as `abandon` does; not at all once the session is closed."""
+        self._keeper.put(work)
 
     def renew(self) -> None:
         """Prolongs the lease while no stream does."""
@@ -186,11 +188,15 @@ def _limits(message: node_pb2.SessionLimits) -> Limits:
     )
 
 
-def _keep(session: weakref.ref[NodeSession], orders: SimpleQueue[NodeSession | None], interval: float | None) -> None:
-    """Renews the lease until the session is closed, or closes it when it was abandoned."""
+def _keep(
+    session: weakref.ref[NodeSession],
+    orders: SimpleQueue[NodeSession | Callable[[], object] | None],
+    interval: float | None,
+) -> None:
+    """Renews the lease until the session is closed, or closes it when it was abandoned; does what it is given."""
     while True:
         try:
-            abandoned = orders.get(timeout=interval)
+            order = orders.get(timeout=interval)
         except Empty:
             alive = session()
             if alive is None:
@@ -198,8 +204,12 @@ def _keep(session: weakref.ref[NodeSession], orders: SimpleQueue[NodeSession | N
             alive.renew()
             del alive
             continue
-        if abandoned is not None:
-            abandoned.close()
+        if isinstance(order, NodeSession):
+            order.close()
+        elif order is not None:
+            order()
+            del order  # it may hold the session
+            continue
         return
 
 

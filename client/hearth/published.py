@@ -120,6 +120,7 @@ class Published:
                 fix="attach it again.",
             )
         memory = Memory(space, handle, answer.size)
+        memory.read_only = True
         try:
             found = _seen_as(name, answer.size, parse(answer.description), given)
         except HearthError:

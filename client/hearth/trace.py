@@ -22,9 +22,14 @@ DEVICE = 2
 KERNELS = 3
 """Process numbers in the file: one for what the host did, one for what the device did, one for CUPTI's kernels."""
 
+_COLLECTIVE = "collective"
+"""A batch; a single operation has the name of its kind."""
 _COLLECTIVES = frozenset(
-    {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv", "all_to_all"}
-)
+    {
+        _COLLECTIVE, "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather",
+        "scatter", "send", "recv", "barrier",
+    }
+)  # fmt: skip
 _PROCESSES = {HOST: "host, {name}", DEVICE: "{name}", KERNELS: "kernels of {name} (CUPTI)"}
 
 
@@ -36,7 +41,7 @@ class TraceEvent:
     """
 
     name: str
-    """What it was: ``launch``, ``write``, ``read``, ``copy``, ..."""
+    """What it was: ``launch``, ``write``, ``read``, ``copy``, ``all_reduce``, ..."""
     stream: int
     seq: int
     """Its batch, and `index` its place there."""
@@ -260,8 +265,9 @@ def _dim(dim: commands_pb2.Dim3) -> tuple[int, int, int]:
 
 
 def _event(event: commands_pb2.TraceEvent) -> TraceEvent:
+    kind = event.kernel if event.name == _COLLECTIVE else ""
     return TraceEvent(
-        name=event.name,
+        name=kind or event.name,
         stream=event.stream,
         seq=event.seq,
         index=event.index,
@@ -270,7 +276,7 @@ def _event(event: commands_pb2.TraceEvent) -> TraceEvent:
         started_ns=event.started_ns,
         ended_ns=event.ended_ns,
         bytes=event.bytes,
-        kernel=event.kernel,
+        kernel="" if kind else event.kernel,
         grid=_dim(event.grid) if event.HasField("grid") else None,
         block=_dim(event.block) if event.HasField("block") else None,
         error=event.error,

@@ -21,7 +21,7 @@ GROUPS = {
     "graphs": "graphs",
     "transfers": "transfers",
     "dispatch": "dispatch",
-    "all_reduce": "collectives",
+    "collectives": "collectives",
     "sharing": "sharing",
     "faults": "faults",
     "memory": "memory",

@@ -7,6 +7,8 @@ import pytest
 
 import hearth
 
+from .harness import DaemonProcess
+
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
           "float64", "complex64", "complex128", "S5", "datetime64[ns]"]  # fmt: skip
 
@@ -170,9 +172,15 @@ def test_overlapping_views_are_not_copied(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(x.get(), np.tile(np.arange(5, 10), 2))
 
 
-def test_arrays_of_another_device_are_refused(pair: list[hearth.Device]) -> None:
-    x = pair[0].zeros(4)
-    with pytest.raises(hearth.UnsupportedError, match="another device"):
-        pair[1].asarray(x)
-    with pytest.raises(hearth.UnsupportedError, match="different devices"):
-        pair[1].zeros(4).copy_from(x)
+def test_arrays_of_another_device_are_copied_and_of_another_session_refused(
+    pair: list[hearth.Device], daemon: DaemonProcess
+) -> None:
+    x = pair[0].ones(4)
+    copied, target = pair[1].asarray(x), pair[1].zeros(4)
+    target.copy_from(x)
+    assert copied.device is pair[1] and (copied.get() == 1).all() and (target.get() == 1).all()
+    with daemon.connect() as other:
+        with pytest.raises(hearth.UnsupportedError, match="another session"):
+            other.device(1).asarray(x)
+        with pytest.raises(hearth.UnsupportedError, match="different sessions"):
+            other.device(0).zeros(4).copy_from(x)

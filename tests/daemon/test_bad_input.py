@@ -55,6 +55,13 @@ def reduce(source: int, destination: int) -> c.Command:
     )  # fmt: skip
 
 
+def gather(source: int, destination: int) -> c.Command:
+    part = c.CollectiveOperation(
+        kind=c.COLLECTIVE_KIND_ALL_GATHER, source=source, destination=destination, count=1, dtype="int8"
+    )
+    return c.Command(collective=c.Collective(devices=[0], sequence=1, operations=[part]))
+
+
 HANDLES: dict[str, tuple[str, Build]] = {
     "Free.buffers": ("Free", lambda h: c.Command(free=c.Free(buffers=[h]))),
     "Write.buffer": ("Write", lambda h: c.Command(write=c.Write(buffer=h, data=b"x"))),
@@ -76,10 +83,12 @@ HANDLES: dict[str, tuple[str, Build]] = {
     "EndProfile": ("EndProfile", lambda h: c.Command(end_profile=c.EndProfile(profile=h))),
     "AllReduce.source": ("AllReduce", lambda h: reduce(h, KEEP)),
     "AllReduce.destination": ("AllReduce", lambda h: reduce(KEEP, h)),
+    "Collective.source": ("Collective", lambda h: gather(h, KEEP)),
+    "Collective.destination": ("Collective", lambda h: gather(KEEP, h)),
 }
 ON_STREAM = ["Allocate", "Free", "Write", "Read", "Copy", "Fill", "RecordEvent", "LoadModule", "GetFunction",
              "GetGlobal", "Launch", "Sync", "Flush", "StartProfile", "EndProfile", "AllReduce",
-             "SyncCollective"]  # fmt: skip
+             "SyncCollective", "Collective"]  # fmt: skip
 
 
 def freed(stream: Execute) -> int:

@@ -108,6 +108,7 @@ REFUSED = [
     c.Command(start_profile=c.StartProfile(profile=60)),
     c.Command(end_profile=c.EndProfile(profile=61)),
     c.Command(all_reduce=c.AllReduce(devices=[0], sequence=1, source=BUFFER, destination=BUFFER, count=1)),
+    c.Command(collective=c.Collective(devices=[0], sequence=1)),
     c.Command(sync_collective=c.SyncCollective()),
     c.Command(dispatch=c.Dispatch(function=FUNCTION, **DIM)),
     c.Command(launch_graph=c.LaunchGraph(graph=GRAPH + 1, count=1)),

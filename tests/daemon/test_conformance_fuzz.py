@@ -54,6 +54,9 @@ ONLY: dict[str, st.SearchStrategy[Any]] = {
     "headers": st.just([]),
     "name_expressions": st.just([]),
     "devices": st.sampled_from([[], [0], [0], [1], [0, 0], [2**32 - 1]]),  # alone: no rank is waited for
+    "root": st.sampled_from([0, 0, 0, 1, 2**32 - 1]),
+    "peer": st.sampled_from([0, 0, 0, 1, 2**32 - 1]),
+    "dtype": st.sampled_from(["float32", "uint8", "int8", "bfloat16", "float8_e4m3fn", "none", "", "\0", "x" * 300]),
     "max_events": FEW,
     "all_streams": st.booleans(),
 }
@@ -61,6 +64,9 @@ BY_MESSAGE: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Launch", "timeout_ns"): st.sampled_from([0, 60 * 10**9]),  # a shorter one may rightly end the device process
     ("Dispatch", "timeout_ns"): st.sampled_from([0, 60 * 10**9]),
     ("AllReduce", "count"): SIZES,
+    ("Collective", "sequence"): st.sampled_from([0, 1, 1, 2, 3, 2**64 - 1]),
+    ("CollectiveOperation", "kind"): st.integers(0, 13),
+    ("CollectiveOperation", "count"): st.one_of(st.integers(0, 4), SIZES),
     ("LaunchGraph", "count"): FEW,
     ("LaunchPrepared", "count"): FEW,
     ("Copy", "rows"): st.sampled_from([0, 1, 2, 2**40]),

@@ -225,6 +225,9 @@ def writes(raw: Raw, buffer: int) -> Iterator[tuple[str, Any]]:
     yield "Copy", c.Copy(destination=buffer, source=source, size=4, rows=2, destination_pitch=32, source_pitch=4)
     reduce = c.AllReduce(devices=[0], sequence=1, source=source, destination=buffer, count=16, dtype="float32", op=1)
     yield "AllReduce", reduce
+    for kind in (c.COLLECTIVE_KIND_ALL_GATHER, c.COLLECTIVE_KIND_BROADCAST, c.COLLECTIVE_KIND_ALL_TO_ALL):
+        part = c.CollectiveOperation(kind=kind, source=source, destination=buffer, count=16, dtype="float32")
+        yield "Collective", c.Collective(devices=[0], sequence=1, operations=[part])
 
 
 def attach_raw(raw: Raw, name: str, tenant: str = "") -> int:

@@ -30,6 +30,8 @@ OTHERS = 770_001
 ABSENT = 770_002
 """A handle that nobody has."""
 RIGHTS = [str(right) for right in Right]
+CLOSED = "127.0.0.1:1"
+"""Where nobody listens."""
 SPARE = 880_000
 """Handles that operations may make, above those that are looked at."""
 
@@ -71,6 +73,20 @@ def command(kind: str, handle: int) -> c.Command:
             devices=[0], sequence=1, source=handle, destination=handle, count=1, dtype="float32", op=c.REDUCE_OP_SUM
         ),
         "sync_collective": c.SyncCollective(),
+        "collective": c.Collective(
+            devices=[0],
+            sequence=1,
+            operations=[
+                c.CollectiveOperation(
+                    kind=c.COLLECTIVE_KIND_ALL_REDUCE,
+                    source=handle,
+                    destination=handle,
+                    count=1,
+                    dtype="float32",
+                    op=c.REDUCE_OP_SUM,
+                )
+            ],
+        ),
         "dispatch": c.Dispatch(
             function=handle, grid=one, block=one, bindings=[c.Binding(role=c.Binding.ROLE_VALUE, value=pointer)]
         ),
@@ -335,6 +351,36 @@ def test_the_node(world: World, right: str) -> None:
     if right != "dedicated":
         refusal = refused(node.OpenSession, request, metadata=raw.metadata)
         assert refusal.reason == Reason.PERMISSION_DENIED and refusal.details["right"] == "dedicated"
+
+
+@pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
+def test_groups_over_daemons(world: World, right: str) -> None:
+    """Whoever may do collectives may make and join them; to look and to leave needs nothing."""
+    who = right if right == "nothing" else f"only-{right}"
+    raw, _ = world.session(who)
+    members = [node_pb2.GroupMember(node=0, device=0), node_pb2.GroupMember(node=1, device=0)]
+    ticket = node_pb2.GroupTicket(addresses=[CLOSED], secret=bytes(32))
+    create = node_pb2.CreateGroupRequest(session_token=raw.token, members=members, timeout_ns=10**9)
+    join = node_pb2.JoinGroupRequest(
+        session_token=raw.token, group=bytes(16), node=1, members=members, ticket=ticket, timeout_ns=10**9
+    )
+    leave = node_pb2.LeaveGroupRequest(session_token=raw.token, group=bytes(16))
+    told = {"JoinGroup": refused(raw.node.JoinGroup, join, timeout=TIMEOUT)}
+    if right == "collective":
+        group = raw.node.CreateGroup(create, timeout=TIMEOUT).group
+        assert told["JoinGroup"].reason != Reason.PERMISSION_DENIED, "nobody was there"
+        described = raw.node.DescribeGroups(node_pb2.DescribeGroupsRequest(session_token=raw.token), timeout=TIMEOUT)
+        assert [each.state for each in described.groups if each.group == group] == ["forming"]
+        leave_ours = node_pb2.LeaveGroupRequest(session_token=raw.token, group=group)
+        raw.node.LeaveGroup(leave_ours, timeout=TIMEOUT)
+    else:
+        told["CreateGroup"] = refused(raw.node.CreateGroup, create, timeout=TIMEOUT)
+        for method, refusal in told.items():
+            assert refusal.reason == Reason.PERMISSION_DENIED, refusal
+            assert refusal.details == {"operation": method, "right": "collective", "tenant": who}
+        described = raw.node.DescribeGroups(node_pb2.DescribeGroupsRequest(session_token=raw.token), timeout=TIMEOUT)
+        assert not [each for each in described.groups if each.group]
+    assert refused(raw.node.LeaveGroup, leave, timeout=TIMEOUT).reason == Reason.INVALID_HANDLE
 
 
 def test_operators(start_daemon: StartDaemon) -> None:

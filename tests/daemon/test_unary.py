@@ -235,6 +235,41 @@ def test_all_reduce(raw: Raw) -> None:
         )
 
 
+def test_collective(raw: Raw) -> None:
+    """Every kind, by calls of all ranks at once; the answer comes when it is over."""
+    devices = list(range(min(2, len(raw.opened.devices))))
+    n = len(devices)
+    inputs = [np.arange(4, dtype=np.int32) + 10 * ordinal for ordinal in devices]
+    sources = [raw.buffer(data.tobytes(), device=ordinal) for ordinal, data in zip(devices, inputs, strict=True)]
+    targets = [raw.buffer(bytes(64), device=ordinal) for ordinal in devices]
+    total = sum(inputs)
+    expected = {
+        c.COLLECTIVE_KIND_ALL_REDUCE: (4, [total] * n),
+        c.COLLECTIVE_KIND_REDUCE: (4, [total, None]),
+        c.COLLECTIVE_KIND_BROADCAST: (4, [inputs[0]] * n),
+        c.COLLECTIVE_KIND_ALL_GATHER: (4, [np.concatenate(inputs)] * n),
+        c.COLLECTIVE_KIND_REDUCE_SCATTER: (4 // n, np.split(total, n)),
+        c.COLLECTIVE_KIND_ALL_TO_ALL: (4 // n, [np.concatenate([np.split(x, n)[r] for x in inputs]) for r in devices]),
+        c.COLLECTIVE_KIND_GATHER: (4, [np.concatenate(inputs), None]),
+        c.COLLECTIVE_KIND_SCATTER: (4 // n, np.split(inputs[0], n)),
+        c.COLLECTIVE_KIND_BARRIER: (0, [None] * n),
+    }
+    for sequence, (kind, (count, results)) in enumerate(expected.items(), 1):
+        calls = []
+        for ordinal in devices:
+            part = c.CollectiveOperation(kind=kind, count=count, dtype="int32", op=c.REDUCE_OP_SUM)
+            if kind != c.COLLECTIVE_KIND_BARRIER:
+                part.source, part.destination = sources[ordinal], targets[ordinal]
+            command = c.Collective(devices=devices, sequence=sequence, operations=[part])
+            request = device_pb2.CollectiveRequest(target=raw.target(device=ordinal), command=command)
+            calls.append(raw.device.Collective.future(request, timeout=TIMEOUT))
+        for ordinal, (call, result) in enumerate(zip(calls, results[:n], strict=True)):
+            call.result()
+            if result is not None:
+                found = np.frombuffer(raw.read(targets[ordinal], result.nbytes, device=ordinal), np.int32)
+                np.testing.assert_array_equal(found, result, c.CollectiveKind.Name(kind))
+
+
 def test_calls_and_execute_share_a_session(raw: Raw) -> None:
     with raw.execute() as stream:
         stream.batch(c.Command(allocate=c.Allocate(buffer=50, size=4)))

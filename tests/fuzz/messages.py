@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from hearth_proto import launches
 from hearth_proto.launches import Extension, Place, Record
 from hearth_proto.v1 import commands_pb2
-from tests.fuzz.templates import TEMPLATES
+from tests.fuzz.templates import CLOSED, TEMPLATES
 
 HANDLES = (0, 1, 1, 1, 2, 2, 3, 4, 5, 77, 4242, 2**32, 2**40 + 1, 2**63, 2**64 - 1)
 SIZES = (0, 1, 3, 4, 8, 16, 17, 512, 4096, 4097, 1 << 20, 1 << 41, 2**63 - 1, 2**63, 2**64 - 1)
@@ -44,6 +44,9 @@ BYTES = (b"", b"x", bytes(4), bytes(16), b"\xff" * 64, bytes(5000))
 LIMITS_NS = (0, 60 * 10**9)
 """Of a launch: a shorter one may rightly end the device process."""
 
+SOON_NS = (0, 1, 10**9)
+"""For a group's other daemons to come, who never do."""
+
 NOTHING = 'extern "C" __global__ void nothing(int* x, int n) {}\n__device__ int variable[4];'
 """A kernel that can be given anything."""
 
@@ -59,6 +62,10 @@ ORDINALS = (0, 0, 0, 0, 1, 2, 77, 2**32 - 1)
 BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "device": ORDINALS,
     "devices": ORDINALS,
+    # Nobody listens there, so that nothing is waited for, and nobody outside is ever asked.
+    "addresses": (CLOSED, CLOSED, "unix:/nowhere/peer.sock", "unix:", "127.0.0.1", "127.0.0.1:99999", ":1", ""),
+    "sequence": (0, 2**64 - 1, *range(1, 3000)),  # of collectives: one that was used before is refused
+    **dict.fromkeys(("root", "peer"), (0, 0, 0, 1, 2, 77, 2**32 - 1)),
     "code": (b"", NOTHING.encode(), NOTHING.encode(), b"int x", b"\x7fELF", bytes(100)),
     "options": OPTIONS,
     "headers": OPTIONS,
@@ -110,7 +117,7 @@ class Maker:
             message.CopyFrom(template)
             likely = 0.1
         for field in message.DESCRIPTOR.fields:
-            needed = field.name in ("target", "command", "session_token")
+            needed = field.name in ("target", "command", "session_token", "sequence")
             if self.rng.random() < (0.97 if needed else likely / (1 + depth / 3)):
                 self._set(message, field, depth)
         return message
@@ -146,10 +153,13 @@ class Maker:
         name = field.name
         by_meaning: tuple[tuple[bool, tuple[Any, ...]], ...] = (
             (name in BY_NAME, BY_NAME.get(name, ())),
+            (name == "timeout_ns" and "Group" in message, SOON_NS),
             (name.endswith("timeout_ns"), LIMITS_NS),
             (name == "count" and message in ("LaunchGraph", "LaunchPrepared"), FEW),
             (name in RUNS and self._harmless, (NOBODY,)),
             (name in NUMBERED, HANDLES),
+            (name == "node" and "Group" in message, FEW),
+            (name == "kind" and message == "CollectiveOperation", tuple(range(13))),
             (field.enum_type is not None, (0, 1, 1, 2, 3, 4, 5, 6, 99)),
             (message == "Dim3", DIMS),
             ("offset" in name, OFFSETS),

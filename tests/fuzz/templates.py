@@ -6,6 +6,7 @@ from google.protobuf.message import Message
 
 from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import node_pb2
 
 SMALL, LARGE, SIDE, ELSE = 1, 2, 3, 4
 """Handles: a buffer of 16 bytes, one of everything; a buffer of 4096; a stream and a module's variable; the rest."""
@@ -15,6 +16,10 @@ ONE = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), byte
 
 _DIM = c.Dim3(x=1, y=1, z=1)
 _ARGUMENTS = [c.Argument(pointer=c.Argument.Pointer(buffer=SMALL)), c.Argument(int32=1)]
+_MEMBERS = [node_pb2.GroupMember(node=0, device=0), node_pb2.GroupMember(node=1, device=0)]
+CLOSED = "127.0.0.1:1"
+"""Where nobody listens: whoever is sent there is told at once."""
+
 _BINDINGS = [
     c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=16, data=bytes(16)),
     c.Binding(role=c.Binding.ROLE_VALUE, value=c.Argument(int32=1)),
@@ -38,6 +43,24 @@ TEMPLATES: dict[str, Message] = {
         c.AllReduce(
             devices=[0], sequence=1, source=LARGE, destination=LARGE, count=4, dtype="float32", op=c.REDUCE_OP_SUM
         ),
+        c.Collective(
+            devices=[0], sequence=1,
+            operations=[
+                c.CollectiveOperation(
+                    kind=c.COLLECTIVE_KIND_ALL_REDUCE, source=LARGE, destination=LARGE, count=4, dtype="float32",
+                    op=c.REDUCE_OP_SUM,
+                )
+            ],
+        ),
+        c.CollectiveOperation(
+            kind=c.COLLECTIVE_KIND_ALL_GATHER, source=SMALL, destination=LARGE, count=16, dtype="uint8"
+        ),
+        node_pb2.CreateGroupRequest(members=_MEMBERS, timeout_ns=10**9),
+        node_pb2.JoinGroupRequest(
+            group=bytes(16), node=1, members=_MEMBERS, timeout_ns=10**9,
+            ticket=node_pb2.GroupTicket(addresses=[CLOSED], secret=bytes(16)),
+        ),
+        node_pb2.LeaveGroupRequest(group=bytes(16)),
         c.LaunchGraph(graph=SMALL, count=2),
         c.UpdateGraph(graph=SMALL, node=0, launch=ONE),
         c.Prepare(prepared=6, launches=ONE),

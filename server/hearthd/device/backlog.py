@@ -143,16 +143,16 @@ class Backlog:
     def busy_tracks(self) -> list[Track]:
         """Those that may have work of it, also its part in collectives."""
         streams = self.session.streams.items
-        if len(streams) == 1 and streams[0].collectives is None:
+        if len(streams) == 1 and not streams[0].collectives:
             return [streams[0].track]
         used = {stream.track: None for stream in streams.values()}
-        used.update({each.collectives: None for each in streams.values() if each.collectives is not None})
+        used.update(dict.fromkeys(track for each in streams.values() for track in each.collectives))
         return list(used)
 
     def collectives(self, tracks: Tracks) -> list[Track]:
         """Communicators' tracks with work of it that is not known to be done."""
         streams = self.session.streams.items.values()
-        used = {each.collectives: None for each in streams if each.collectives is not None}
+        used = dict.fromkeys(track for each in streams for track in each.collectives)
         return [track for track in used if not tracks.done(track)]
 
     @property

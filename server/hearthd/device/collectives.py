@@ -1,328 +1,253 @@
 """Collectives: presented to the front, which matches the ranks; launched on the communicator's track when it says go.
 
-The front gives every rank the same order of operations, so no two ranks can wait for each other's. Joining and aborting
-a communicator block, and are done on helper threads.
+The front gives every rank the same order of operations, so no two ranks can wait for each other's. Nothing here waits
+for a peer: see `presented` for what has not been launched, `communicators` and `collective_flight` for what has.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import threading
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-from google.protobuf.message import DecodeError
+from typing import Any, NamedTuple
 
 from hearth_proto.frames import Kind
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import commands_pb2, status_pb2
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.collective_flight import Flight
+from hearthd.device.collective_kinds import KINDS
+from hearthd.device.collective_parsing import parse
+from hearthd.device.collective_parts import Part, locate
+from hearthd.device.communicators import Memberships
 from hearthd.device.context import Device
+from hearthd.device.membership import Membership
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.server import Communicator, Exchange
+from hearthd.device.presented import Key, Pending, Presented, SessionOf
+from hearthd.device.server import Exchange
 from hearthd.device.tables import Buffer, Session
-from hearthd.device.tracks import Track
-
-OPS = {
-    commands_pb2.REDUCE_OP_SUM: "sum",
-    commands_pb2.REDUCE_OP_MEAN: "mean",
-    commands_pb2.REDUCE_OP_MIN: "min",
-    commands_pb2.REDUCE_OP_MAX: "max",
-    commands_pb2.REDUCE_OP_PROD: "prod",
-}
-
-ITEM_SIZES = {
-    "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
-}  # fmt: skip
-
-CHECK_S = 0.05
-"""How often communicators are asked whether they have failed."""
-
-Key = tuple[int, tuple[int, ...], int]
-"""channel, devices, sequence"""
 
 
-class Pending:
-    """An operation of this rank that the front has been told of."""
+class Wanted(NamedTuple):
+    """An operation with all that belongs to it."""
 
-    def __init__(self) -> None:
-        self.presented = False
-        self.present: Callable[[], None] = lambda: None
-        self.comm: str | None = None
-        self.error: Refusal | None = None
+    origin: Origin
+    pending: Pending
+    parts: list[Part]
+    sources: tuple[Buffer, ...]
+    """Those that are not among the destinations."""
+    destinations: tuple[Buffer, ...]
 
 
 class Collectives:
-    """Belongs to the device-handle thread, but for what runs on its helper threads."""
+    """Belongs to the device-handle thread."""
 
     def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device
-        self._post = post
-        self._pending: dict[Key, Pending] = {}
-        self._comms: dict[str, Communicator] = {}
-        self._ids: dict[str, bytes] = {}
-        """Made here, for communicators that this rank has not joined yet."""
-        self._making: dict[str, bool] = {}
-        """Communicators that a helper thread works on, and whether they are still wanted."""
-        self._track: Track | None = None
-        self._next_check = 0.0
+        self._members = Memberships(device, post, self._send)
+        self._presented = Presented(device, self._members, self._send)
+        self._groups: dict[tuple[int, str], tuple[int, int]] = {}
+        """Rank and ranks of groups over several daemons, by channel and name."""
+
+    # ---- commands ----
 
     def all_reduce(self, origin: Origin, command: commands_pb2.AllReduce) -> Operation:
-        session = origin.session
+        """A Collective of one operation, whatever the order of the devices."""
+        part = commands_pb2.CollectiveOperation(
+            kind=commands_pb2.COLLECTIVE_KIND_ALL_REDUCE,
+            source=command.source,
+            source_offset=command.source_offset,
+            destination=command.destination,
+            destination_offset=command.destination_offset,
+            count=command.count,
+            dtype=command.dtype,
+            op=command.op,
+        )
         devices = tuple(sorted(command.devices))
-        source = session.buffers.find(command.source)
-        destination = session.buffers.find(command.destination)
-        op = self._check(command, devices)
-        key = (session.channel, devices, command.sequence)
-        if key in self._pending:
+        place = self._place(devices)
+        key = Key(origin.session.channel, "", devices, command.sequence)
+        return self._operation(origin, key, [part], place, command.timeout_ns)
+
+    def collective(self, origin: Origin, command: commands_pb2.Collective) -> Operation:
+        channel, devices, group = origin.session.channel, tuple(command.devices), command.group.hex()
+        if len(command.operations) == 1:
+            kind = KINDS.get(command.operations[0].kind)
+            origin.name = f"collective {kind}" if kind else origin.name
+        if group and devices:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"operation {command.sequence} of group {list(devices)} was submitted before",
-                fix="count a group's operations from 1, each number once",
+                f"a collective of group {group} and of devices {list(devices)}",
+                fix="name a group that was created or joined, or devices of this daemon, not both",
             )
-        pending = self._pending[key] = Pending()
-        both = (source,) if source is destination else (destination, source)
-        operation = Operation(
-            origin,
-            partial(self._run, origin, command, key, pending, source, destination, op),
-            writes=(origin.stream, *both),
-            needs=(source,),
-            spoils=(destination,),
-        )
-
-        def present() -> None:
-            pending.presented = operation.announced = True
-            self._present(key, command, op)
-
-        def announce() -> None:
-            with contextlib.suppress(Refusal):  # it will be met again, and answered, when its turn comes
-                self._ranges(command, source, destination)
-                present()
-
-        def forget(_refusal: Refusal) -> None:
-            self._pending.pop(key, None)
-
-        operation.after = origin.reply
-        operation.on_failure = forget
-        # Behind other collectives that have been presented it is presented at once, so that matching does not cost a
-        # round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could then
-        # be told to go in an order in which one of them cannot.
-        operation.on_announce = announce
-        pending.present = present
-        return operation
+        place = self._groups.get((channel, group)) if group else self._place(devices)
+        if place is None:
+            raise Refusal(
+                Reason.INVALID_HANDLE,
+                f"group {group} is none of this session's, or has no rank on this device",
+                fix="create or join it first: NodeService.CreateGroup, JoinGroup",
+                details={"kind": "group", "handle": group},
+            )
+        key = Key(channel, group, devices, command.sequence)
+        return self._operation(origin, key, command.operations, place, command.timeout_ns)
 
     def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
         def run() -> bool:
-            if origin.stream.collectives is not None:
-                self._device.tracks.fence(origin.stream.track, origin.stream.collectives)
-                origin.stream.collectives = None
+            self._follow(origin)
+            origin.stream.collectives = ()
             origin.reply()
             return True
 
         return Operation(origin, run, writes=(origin.stream,))
 
-    def _check(self, command: commands_pb2.AllReduce, devices: tuple[int, ...]) -> str:
+    def _follow(self, origin: Origin) -> None:
+        """Later work of the stream waits, on the device, for its collectives."""
+        for track in origin.stream.collectives:
+            self._device.tracks.fence(origin.stream.track, track)
+
+    def _place(self, devices: tuple[int, ...]) -> tuple[int, int]:
+        """Rank and ranks. Raises Refusal(INVALID_ARGUMENT)."""
         ordinal = self._device.spec.ordinal
         if ordinal not in devices or len(set(devices)) != len(devices):
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"the group {list(command.devices)} was presented to device {ordinal}",
+                f"the group {list(devices)} was presented to device {ordinal}",
                 fix="name each device once, this one among them",
+                details={"requested": list(devices), "device": ordinal},
             )
-        op = OPS.get(command.op)
-        if op is None:
-            raise Refusal(Reason.INVALID_ARGUMENT, f"{command.op} is no reduction", fix=f"one of {list(OPS.values())}")
-        if command.dtype not in ITEM_SIZES:
-            raise Refusal(
-                Reason.UNSUPPORTED,
-                f"all_reduce of {command.dtype!r}",
-                fix=f"one of {', '.join(ITEM_SIZES)}",
-                details={"dtype": command.dtype},
-            )
-        self._device.server.communicators.check("all_reduce", command.dtype, op)
-        return op
+        return devices.index(ordinal), len(devices)
 
-    def _run(
+    # ---- one operation ----
+
+    def _operation(
         self,
         origin: Origin,
-        command: commands_pb2.AllReduce,
         key: Key,
-        pending: Pending,
-        source: Buffer,
-        destination: Buffer,
-        op: str,
-    ) -> bool:
+        operations: Sequence[commands_pb2.CollectiveOperation],
+        place: tuple[int, int],
+        timeout_ns: int,
+    ) -> Operation:
         device = self._device
-        since, to, size = self._ranges(command, source, destination)
-        if not pending.presented:
-            pending.present()
+        parts = parse(operations, origin.session.buffers, *place, device.server.communicators.check)
+        sources = dict.fromkeys(part.source.buffer for part in parts if part.source is not None)
+        destinations = dict.fromkeys(part.destination.buffer for part in parts if part.destination is not None)
+        only_read = tuple(buffer for buffer in sources if buffer not in destinations)
+        pending = self._presented.add(key, len(parts))
+        seconds = timeout_ns / 1e9 or device.spec.collective_timeout
+
+        def present() -> bool:
+            if self._presented.crowded(pending):
+                return False
+            operation.announced = True
+            self._presented.present(pending, parts, seconds)
+            return True
+
+        def announce() -> None:
+            with contextlib.suppress(Refusal):  # it will be met again, and answered, when its turn comes
+                locate(parts)
+                present()
+
+        wanted = Wanted(origin, pending, parts, only_read, tuple(destinations))
+        operation = Operation(
+            origin,
+            partial(self._run, wanted, present),
+            writes=(origin.stream, *destinations),
+            reads=only_read,
+            needs=tuple(sources),
+            spoils=wanted.destinations,
+        )
+        operation.after = origin.reply
+        operation.on_failure = partial(self._presented.failed, pending)
+        # Behind other collectives that have been presented it is presented at once, so that matching does not cost a
+        # round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could then
+        # be told to go in an order in which one of them cannot.
+        operation.on_announce = announce
+        return operation
+
+    def _run(self, wanted: Wanted, present: Callable[[], bool]) -> bool:
+        pending = wanted.pending
+        exchanges = locate(wanted.parts)
+        if not pending.presented and not present():
+            return False
         if pending.error is not None:
             raise pending.error
         if pending.comm is None:
             return False
-        communicator = self._comms.get(pending.comm)
-        if communicator is None:
-            raise Refusal(
-                Reason.COMMUNICATOR_FAILED,
-                f"the communicator of devices {list(key[1])} is gone",
-                fix="submit the operation again; a new communicator is made",
-            )
-        del self._pending[key]
-        track = self._comm_track()
-        device.tracks.fence(track, origin.stream.track)
-        writes = [destination.usage] if source is destination else [destination.usage, source.usage]
-        if source.read_only is not None:
-            device.tracks.before(track, [destination.usage], [source.usage])
-        else:
-            device.tracks.before(track, writes)
-        device.begin(origin.stream, size, track=track)
-        if command.count:
-            operation = Exchange("all_reduce", since, to, command.count, command.dtype, op)
-            communicator.enqueue([operation], track.stream)
-        origin.stream.collectives = track
-        origin.session.touch(track)
-        device.telemetry.collectives += 1
-        device.telemetry.collective_bytes += size
+        member = self._members.get(pending.comm)
+        if member is None:
+            raise self._members.why_gone(pending.comm)
+        if member.failing or not member.flights.next(pending.index):
+            return False
+        self._launch(wanted, member, exchanges)
         return True
 
-    @staticmethod
-    def _ranges(command: commands_pb2.AllReduce, source: Buffer, destination: Buffer) -> tuple[int, int, int]:
-        """Addresses and size in bytes; refuses what lies outside the buffers."""
-        destination.check_writable("all_reduce, destination")
-        size = command.count * ITEM_SIZES[command.dtype]
-        since = source.range(command.source_offset, size, "all_reduce, source")
-        to = destination.range(command.destination_offset, size, "all_reduce, destination")
-        return since, to, size
+    def _launch(self, wanted: Wanted, member: Membership, exchanges: Sequence[Exchange]) -> None:
+        device, track, origin, pending = self._device, member.track, wanted.origin, wanted.pending
+        stream, destinations = origin.stream, wanted.destinations
+        device.tracks.fence(track, stream.track)
+        device.tracks.before(
+            track, [buffer.usage for buffer in destinations], [buffer.usage for buffer in wanted.sources]
+        )
+        size = sum(part.size for part in wanted.parts)
+        device.begin(stream, size, track=track)
+        what = f"{origin.name}, {pending.key}"
 
-    def _comm_track(self) -> Track:
-        if self._track is None:
-            self._track = self._device.tracks.acquire()
-        return self._track
+        def fly() -> Flight:
+            flight = Flight(origin, what, pending.key.sequence, destinations, track, device.tracks)
+            flight.then(partial(self._presented.settled, pending))
+            return flight
+
+        self._members.launch(member, exchanges, fly, pending.deadline)
+        self._presented.launched(pending)
+        if track not in stream.collectives:
+            stream.collectives = (*(each for each in stream.collectives if each.users), track)
+        origin.session.touch(track)
+        if any(part.kind == "barrier" for part in wanted.parts):  # it has no buffers that others could wait for
+            self._follow(origin)
+        device.telemetry.collectives += 1
+        device.telemetry.collective_bytes += size
+        if pending.index < member.flights.numbered:
+            device.kick(None)  # the next of them may be another session's
 
     # ---- the front's messages ----
 
-    def message(self, payload: bytes, session_of: Callable[[int], Session | None]) -> None:
-        """One COLLECTIVE frame; see hearthd/front/collectives.py for the conversation."""
-        message = json.loads(payload)
-        what = message["op"]
-        if what in {"go", "fail"}:
-            key = (message["channel"], tuple(message["devices"]), message["sequence"])
-            pending = self._pending.get(key)
-            if pending is None:
-                return
-            if what == "go":
-                pending.comm = message["comm"]
-            else:
-                pending.error = _refusal(message["status"])
-            session = session_of(message["channel"])
-            if session is not None:
-                self._device.kick(session)
-        elif what == "create_id":
-            self._making[message["comm"]] = True
-            self._helper(partial(self._create_id, message["comm"], message["ranks"]))
-        elif what == "join":
-            self._making[message["comm"]] = True
-            self._helper(partial(self._join, message))
-        elif what == "abort":
-            self._abort(message["comm"])
-
-    def _present(self, key: Key, command: commands_pb2.AllReduce, op: str) -> None:
-        self._send(
-            {
-                "op": "present",
-                "channel": key[0],
-                "devices": list(key[1]),
-                "sequence": key[2],
-                "signature": {"kind": "all_reduce", "count": command.count, "dtype": command.dtype, "reduce": op},
-                "timeout": command.timeout_ns / 1e9 or self._device.spec.collective_timeout,
-            }
-        )
-
-    def _create_id(self, comm: str, ranks: int) -> None:
+    def message(self, payload: bytes, session_of: SessionOf) -> None:
+        """One COLLECTIVE frame; see hearthd/front/collectives.py for the conversation. Some come from other daemons:
+        what makes no sense is passed over."""
         try:
-            unique_id = self._device.server.communicators.unique_id(ranks)
-        except Exception as error:
-            self._post(partial(self._join_failed, comm, error))
-            return
-        self._post(partial(self._created, comm, unique_id))
-
-    def _created(self, comm: str, unique_id: bytes) -> None:
-        if self._making.pop(comm):
-            self._ids[comm] = unique_id
-            self._send({"op": "id", "comm": comm, "unique_id": base64.b64encode(unique_id).decode()})
-        else:
-            self._device.server.communicators.forget(unique_id)
-
-    def _join(self, message: dict[str, Any]) -> None:
-        comm = message["comm"]
-        try:
-            unique_id = base64.b64decode(message["unique_id"])
-            communicator = self._device.server.communicators.join(unique_id, message["rank"], message["ranks"])
-        except Exception as error:
-            self._post(partial(self._join_failed, comm, error))
-            return
-        self._post(partial(self._joined, comm, communicator))
-
-    def _joined(self, comm: str, communicator: Communicator) -> None:
-        self._ids.pop(comm, None)
-        if self._making.pop(comm):
-            self._comms[comm] = communicator
-            self._send({"op": "joined", "comm": comm})
-        else:  # it was given up meanwhile, and nobody will speak of it again
-            self._helper(communicator.abort)
-
-    def _abort(self, comm: str) -> None:
-        if comm in self._making:
-            self._making[comm] = False
-            return
-        self._forget_id(comm)
-        communicator = self._comms.pop(comm, None)
-        if communicator is not None:
-            self._helper(communicator.abort)
-
-    def _forget_id(self, comm: str) -> None:
-        unique_id = self._ids.pop(comm, None)
-        if unique_id is not None:
-            self._device.server.communicators.forget(unique_id)
-
-    def _join_failed(self, comm: str, error: Exception) -> None:
-        self._making.pop(comm, None)
-        self._forget_id(comm)
-        refusal = (
-            error
-            if isinstance(error, Refusal)
-            else Refusal(Reason.COMMUNICATOR_FAILED, f"device {self._device.spec.ordinal} could not join: {error}")
-        )
-        status = base64.b64encode(refusal.to_status().SerializeToString()).decode()
-        self._send({"op": "join_failed", "comm": comm, "status": status})
+            message = json.loads(payload)
+            what = message["op"]
+            handler = self._members.handlers.get(what)
+            if handler is not None:
+                handler(message)
+            elif what in ("go", "fail"):
+                self._presented.answered(message, session_of)
+            elif what == "group":
+                place = int(message["rank"]), int(message["ranks"])
+                self._groups[int(message["channel"]), str(message["group"])] = place
+            elif what == "ungroup":
+                channel, group = int(message["channel"]), str(message["group"])
+                if self._groups.pop((channel, group), None) is not None:
+                    self._presented.leave(channel, group, session_of)
+        except (KeyError, TypeError, ValueError) as error:
+            print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._device.outbox.put(Kind.COLLECTIVE, json.dumps(message).encode())
+        self._device.outbox.put(Kind.COLLECTIVE, json.dumps(message, separators=(",", ":")).encode())
+
+    # ---- the end of a session, and the loop ----
+
+    def close(self, session: Session) -> None:
+        """The session's commands have been abandoned; what has been launched runs to its end."""
+        for channel, group in [each for each in self._groups if each[0] == session.channel]:
+            del self._groups[channel, group]
+        self._presented.close(session)
 
     def check(self) -> None:
-        """Reports communicators that failed by themselves. Cheap to call often: it looks now and then."""
-        now = time.monotonic()
-        if not self._comms or now < self._next_check:
-            return
-        self._next_check = now + CHECK_S
-        for comm, communicator in list(self._comms.items()):
-            reason = communicator.failed()
-            if reason:
-                del self._comms[comm]
-                self._send({"op": "failed", "comm": comm, "reason": reason})
-                self._helper(communicator.abort)
+        """Looks for what is overdue. Cheap to call often: it looks now and then."""
+        self._members.check()
+        self._presented.check()
 
-    @staticmethod
-    def _helper(work: Callable[[], None]) -> None:
-        threading.Thread(target=work, name="communicator", daemon=True).start()
-
-
-def _refusal(encoded: str) -> Refusal:
-    try:
-        return from_status(status_pb2.Status.FromString(base64.b64decode(encoded)))
-    except (DecodeError, ValueError):
-        return Refusal(Reason.COMMUNICATOR_FAILED, "the front refused the collective and gave no reason")
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long."""
+        return self._presented.sleep(self._members.sleep(asleep))

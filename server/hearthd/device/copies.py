@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
 from hearthd.device.context import Device
+from hearthd.device.doubts import Verdict
 from hearthd.device.operation import Origin
 from hearthd.device.policy.errors import poisoned, surface
 from hearthd.device.policy.layout import Piece, pieces
@@ -146,7 +147,9 @@ class Direct:
             usage = (self._buffer.usage,)
             self._device.tracks.before(track, usage if writes else (), () if writes else usage)
             self._device.begin(self._origin.stream, size)
-            self._device.tracks.on_complete(track, self._arrive)
+            doubts = self._device.tracks.doubts
+            arrive = self._arrive if writes else doubts.settled(self._buffer.usage, self._arrive)
+            self._device.tracks.on_complete(track, arrive)
         return False
 
     def _arrive(self) -> None:
@@ -161,11 +164,14 @@ def locate(buffer: Buffer, rows: Rows, what: str) -> int:
     return buffer.range(rows.offset, rows.extent, what)
 
 
-def refused_read(origin: Origin, buffer: Buffer) -> bool:
-    """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did."""
+def refused_read(origin: Origin, buffer: Buffer, verdicts: Iterable[Verdict] = ()) -> bool:
+    """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did.
+
+    `verdicts`: of collectives that the buffer stood behind when it was copied; others may have been told by now.
+    """
     failures = origin.stream.errors.take(origin.place)
     if not failures:
-        behind = poisoned(buffer.failure)
+        behind = poisoned(buffer.failure) or next((each.failure for each in verdicts if each.failure), None)
         failures = [behind.cause] if behind is not None else []
     if failures:
         origin.reply_error(surface(failures))

@@ -14,6 +14,7 @@ wrong, they do, and so do the transfers. A failure is answered to the caller and
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from hearthd.device.binding import Binder, BoundLaunch, Pointer
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct
 from hearthd.device.dispatch_slot import Slot
+from hearthd.device.doubts import Verdict, both
 from hearthd.device.late_allocation import LateAllocation
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.operation import Origin
@@ -245,7 +247,9 @@ class DispatchRun:
         if self._outgoing:
             return False
         self._handed_ns = time.perf_counter_ns()
-        self._device.tracks.on_complete(self._track, self._answer)
+        doubts = self._device.tracks.doubts
+        verdicts = [each for slot in self._slots for each in doubts.about(slot.buffer.usage)]
+        self._device.tracks.on_complete(self._track, both(verdicts, partial(self._answer, verdicts)))
         return True
 
     def _fetch(self, slot: Slot) -> bool:
@@ -285,7 +289,12 @@ class DispatchRun:
     def _release(self, slot: Slot) -> None:
         self._means.memory.release(self._origin.session, slot.buffer)
 
-    def _answer(self) -> None:
+    def _answer(self, verdicts: Sequence[Verdict]) -> None:
+        """`verdicts`: of collectives that its kernel used the results of."""
+        failure = next((each.failure for each in verdicts if each.failure is not None), None)
+        if failure is not None:
+            self._origin.skip(failure, ())
+            return
         outputs = [slot for slot in self._slots if slot.what.returns]
         now = time.perf_counter_ns()
         result = commands_pb2.DispatchResult(

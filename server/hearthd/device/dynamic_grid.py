@@ -53,7 +53,8 @@ class DynamicGrid:
         except Refusal:
             device.staging.drop(track, host)
             raise
-        device.tracks.on_complete(track, lambda: self._arrived(host))
+        arrived = device.tracks.doubts.settled(self._buffer.usage, lambda: self._arrived(host))
+        device.tracks.on_complete(track, arrived)
         return False
 
     def _arrived(self, host: HostBuffer) -> None:

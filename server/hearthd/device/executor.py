@@ -116,6 +116,7 @@ class Executor:
             "start_trace": self._traces.start,
             "end_trace": self._traces.end,
             "all_reduce": self.collectives.all_reduce,
+            "collective": self.collectives.collective,
             "sync_collective": self.collectives.sync_collective,
             "create_tensor_map": self._tensor_maps.create,
             "destroy_tensor_map": self._tensor_maps.destroy,
@@ -183,7 +184,9 @@ class Executor:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        return 0.0 if self._kicked else self.watchdog.sleep(self.sharing.sleep(asleep))
+        if self._kicked:
+            return 0.0
+        return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, for metrics."""
@@ -322,6 +325,7 @@ class Executor:
         self._memory.close(session)
         self.snapshots.close(session)
         self.publishing.close(session)
+        self.collectives.close(session)
         for module in session.modules.items.values():
             self._modules.release(session, module)
         for event in session.events.items.values():

@@ -26,4 +26,6 @@ class Download:
         self.open = False
         self.claimed = False
         self.aborted = False
+        self.refused = False
+        """Whether it was answered with an error when some of it had been given to the device."""
         self.queued = 0

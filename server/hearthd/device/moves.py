@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hearth_proto.layouts import Rows
@@ -10,6 +10,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct, locate, refused_read
+from hearthd.device.doubts import Verdict, both
 from hearthd.device.nodes import CopyNode, FillNode
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.layout import Piece, check_apart, check_pitch, check_rows, pieces
@@ -101,7 +102,9 @@ class MoveCommands:
         host = None if direct.asked else device.staging.find(size, origin.session)
         if host is not None:
             self._copies.download(origin, buffer, address, host, size, _in_pieces(rows))
-            device.tracks.on_complete(track, partial(self._arrived, origin, host, size))
+            verdicts = device.tracks.doubts.about(buffer.usage)
+            arrived = partial(self._arrived, origin, buffer, verdicts, host, size)
+            device.tracks.on_complete(track, both(verdicts, arrived) if verdicts else arrived)
             return True
         data = direct.read(0, size) if direct.asked or device.staging.refusal(size) is not None else None
         if data is None:
@@ -109,10 +112,14 @@ class MoveCommands:
         _answer_read(origin, data)
         return True
 
-    def _arrived(self, origin: Origin, host: HostBuffer, size: int) -> None:
+    def _arrived(
+        self, origin: Origin, buffer: Buffer, verdicts: Sequence[Verdict], host: HostBuffer, size: int
+    ) -> None:
+        """`verdicts`: of the collectives on which it hung what the buffer held."""
         data = bytes(host.view[:size])
         self._device.staging.release(host)
-        _answer_read(origin, data)
+        if not (verdicts and refused_read(origin, buffer, verdicts)):
+            _answer_read(origin, data)
 
     # ---- on the device ----
 

@@ -38,6 +38,7 @@ class Origin:
         "capture",
         "index",
         "name",
+        "over",
         "record",
         "replies",
         "request",
@@ -62,6 +63,8 @@ class Origin:
         self.session = session
         self.stream = stream
         self.name = name
+        self.over = False
+        """Whether it has failed or was skipped, and somebody is told of it."""
         self.batch = batch
         self.seq = batch.seq if batch is not None else 0
         self.index = index
@@ -99,6 +102,7 @@ class Origin:
     def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
         """Answers with the refusal, or keeps it on the stream, where it spoils what would have been written."""
         failure = Failure(self.name, self.stream.handle, self.seq, self.index, refusal)
+        self.over = True
         if self.capture is not None:
             self.capture.failed(failure)
         if self.answered:
@@ -111,6 +115,7 @@ class Origin:
     def skip(self, because: Failure, spoiled: Sequence[Buffer]) -> None:
         """Not run: what it needs was never produced."""
         failure = skipped(self.name, self.stream.handle, self.seq, self.index, because)
+        self.over = True
         if self.answered:
             self.reply_error(failure.refusal.to_status([because.cause.to_message()]))
             return

@@ -110,6 +110,8 @@ class Publishing:
 
     def _name(self, call: int, session: Session, buffer: Buffer, number: int, name: str) -> bool:
         """Behind all that was asked of the buffer before; nobody can write to it from now on."""
+        if self._device.tracks.doubts.about(buffer.usage):
+            return False  # what a collective leaves in it may turn out to be worth nothing
         check_publishable(buffer)
         if buffer.place is None:
             buffer.place = PoolPlace(self._reservations, buffer.reservation, session, buffer)

@@ -15,6 +15,7 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
 from hearthd.device.context import Device
 from hearthd.device.copies import Direct
+from hearthd.device.doubts import Verdict
 from hearthd.device.durable import Durable, Part, Vault, never_granted, not_written
 from hearthd.device.files import FileThread
 from hearthd.device.operation import Operation, Origin
@@ -52,6 +53,8 @@ class Snapshot:
         self._parts: list[Part] | None = None
         self._sent: list[Part] = []
         """Whose areas are the front's to decide on."""
+        self._verdicts: dict[Verdict, None] = {}
+        """Of collectives on which the buffers' contents hung."""
         self._given = False
         self._under_way = 0
         """Chunks that the device or the file has not got done with."""
@@ -90,7 +93,7 @@ class Snapshot:
                 raise
         tracks = self._device.tracks
         stream = self.stream
-        before = [stream.track] if stream.collectives is None else [stream.track, stream.collectives]
+        before = [stream.track, *stream.collectives]
         if not any(durable.line for durable in self._durables):
             self._track = self._lent = self._vault.lend()
         if self._track is not None:
@@ -171,7 +174,9 @@ class Snapshot:
             raise
         self._count(part, size)
         place = part.areas.at(part.which) + part.given - size
-        device.tracks.on_complete(track, partial(self._arrived, file, part, host, size, place, ahead))
+        self._verdicts.update(dict.fromkeys(device.tracks.doubts.about(buffer.usage)))
+        arrived = partial(self._arrived, file, part, host, size, place, ahead)
+        device.tracks.on_complete(track, device.tracks.doubts.settled(buffer.usage, arrived))
         return True
 
     def _chunk_directly(self, file: int, part: Part, size: int) -> bool:
@@ -227,6 +232,10 @@ class Snapshot:
         if self.over or not self._given or self._under_way:
             return
         self._given = False  # once
+        failure = next((each.failure for each in self._verdicts if each.failure is not None), None)
+        if failure is not None:
+            self.fail(failure.cause.refusal)
+            return
         live = [part for part in self._parts or () if not part.durable.ended]
         for part in live:
             part.areas.send()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.doubts import Verdict
 from hearthd.device.flows import Download, Upload
 from hearthd.device.nodes import CopyNode, FillNode
 from hearthd.device.permissions import Permissions
@@ -174,6 +175,7 @@ class LogicalStream:
         "capture",
         "collectives",
         "errors",
+        "flights",
         "handle",
         "launch_timeout",
         "profiles",
@@ -190,8 +192,10 @@ class LogicalStream:
         self.launch_timeout = launch_timeout
         """Seconds, for launches that have no limit of their own; 0: none."""
         self.errors = StreamErrors()
-        self.collectives: Track | None = None
-        """The communicator's track, while work of this stream may be under way on it."""
+        self.collectives: tuple[Track, ...] = ()
+        """The communicators' tracks, while work of this stream may be under way on them."""
+        self.flights: dict[Verdict, None] = {}
+        """Its collectives of which nobody knows yet how they end."""
         self.capture: Capturing | None = None
         """What records the stream's commands instead of running them, from the arrival of BeginCapture on."""
         self.starting: list[ProfileEntry] = []

@@ -67,6 +67,10 @@ class Telemetry:
     compile_crashes: int = 0
     collectives: int = 0
     collective_bytes: int = 0
+    collectives_failed: int = 0
+    """Those that had been launched, and were given up with their communicator."""
+    joins_abandoned: int = 0
+    """Communicators that were given up while this process waited for its peers in them."""
     profiles: int = 0
     profiles_void: int = 0
     traces: int = 0

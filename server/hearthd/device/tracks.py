@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
+from hearthd.device.doubts import Callback, Doubts
 from hearthd.device.policy.ordering import Ordering, Usage
 from hearthd.device.server import ComputeServer, Event, Stream
 
@@ -25,8 +26,6 @@ WATCH_S = 1e-3
 NEVER = 1 << 62
 """A number of commands that no track is ever given."""
 
-Callback = Callable[[], None]
-
 
 class Track:
     """One CUDA stream with what is under way on it."""
@@ -39,6 +38,7 @@ class Track:
         "held",
         "index",
         "launched",
+        "own",
         "pending",
         "priority",
         "returned",
@@ -65,6 +65,8 @@ class Track:
         self.since = 0
         """What it had been given when its first user came."""
         self.users = 0
+        self.own = False
+        """Whether nobody else gets it, however few tracks there are."""
         self.done_position = 0
         self.pending: deque[tuple[int, Event, Callback]] = deque()
         self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
@@ -115,25 +117,46 @@ class Tracks:
         self.held = False
         self.ordering = Ordering()
         self.all: list[Track] = []
+        self.doubts = Doubts()
 
     def acquire(self, priority: int = 0) -> Track:
         """A track for a logical stream: an idle one, else a new one, else the one with the fewest users."""
-        same = [track for track in self.all if track.priority == priority]
+        same = [track for track in self.all if track.priority == priority and not track.own]
         idle = next((track for track in same if track.users == 0), None)
         if idle is None and len(self.all) < self._max:
-            idle = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
-            idle.held = self.held
-            self.all.append(idle)
+            idle = self._add(priority)
         if idle is None:
-            idle = min(same or self.all, key=lambda track: track.users)
+            idle = min(same or self._shared(priority), key=lambda track: track.users)
         if not idle.users:
             idle.since = idle.given
             self.bar(idle, False)
         idle.users += 1
         return idle
 
+    def acquire_own(self) -> Track:
+        """A track that nobody else gets before it is released, even where that makes one more than there should be:
+        what waits for peers on it must not hold up others, nor wait for them."""
+        own = next((track for track in self.all if not track.users and not track.priority), None)
+        own = own or self._add(0)
+        own.own = True
+        own.since = own.given
+        self.bar(own, False)
+        own.users = 1
+        return own
+
     def release(self, track: Track) -> None:
         track.users -= 1
+        track.own = False
+
+    def _add(self, priority: int) -> Track:
+        track = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
+        track.held = self.held
+        self.all.append(track)
+        return track
+
+    def _shared(self, priority: int) -> list[Track]:
+        """Those that anybody may get, of any priority; a new one where there is none."""
+        return [track for track in self.all if not track.own] or [self._add(priority)]
 
     def hold(self, held: bool) -> None:
         """Whether launches have to wait from now on, on every track."""
@@ -152,8 +175,10 @@ class Tracks:
         """Whether all that it has been given is known to be done."""
         return track.done_position >= self.ordering.position(track.index)
 
-    def before(self, track: Track, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> None:
+    def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> None:
         """Takes a position for a command and makes the track wait for whoever used its buffers."""
+        if self.doubts.open:
+            self.doubts.spread(writes, reads)
         track.budget -= 1
         if not track.budget % WINDOW:
             self.mark(track)  # before the position is taken: the command itself is still to be given

@@ -6,7 +6,7 @@ given to the device. What it holds in host memory is bounded: the sender may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 from google.protobuf.message import DecodeError
@@ -18,6 +18,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct, locate, refused_read
+from hearthd.device.doubts import Verdict, both
 from hearthd.device.flows import Download, Upload
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.layout import pieces
@@ -250,6 +251,8 @@ class Transfers:
         rows: Rows,
     ) -> bool:
         session = origin.session
+        if download.refused:
+            return True
         if download.queued == 0 and refused_read(origin, buffer):
             self.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
@@ -261,7 +264,7 @@ class Transfers:
         def sent() -> None:
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
 
-        return self.send(origin, command.transfer, download, command.size, take, sent, direct)
+        return self.send(origin, command.transfer, download, command.size, take, sent, direct, buffer)
 
     def send(
         self,
@@ -272,11 +275,13 @@ class Transfers:
         take: Move,
         sent: Callable[[], None] = lambda: None,
         direct: Direct | None = None,
+        buffer: Buffer | None = None,
     ) -> bool:
         """Lets `take` fetch as many chunks as the client has room for, in the stream's order; whether all were.
 
         A chunk goes out when its copy is done, and after the last one `sent` is called. `direct` is for where there is
-        no host memory. Raises Refusal(TRANSFER_ABORTED) where the client has closed the download.
+        no host memory; what turns out to have failed behind `buffer` ends the read. Raises Refusal(TRANSFER_ABORTED)
+        where the client has closed the download.
         """
         track = origin.stream.track
         while download.queued < size or not size:
@@ -295,7 +300,12 @@ class Transfers:
             if host is not None:
                 if part:
                     take(host, at, part)
-                self._device.tracks.on_complete(track, partial(self._arrived, host, part, chunk))
+                arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
+                verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
+                if buffer is not None and verdicts:
+                    look = partial(self._look, origin, transfer, download, buffer, verdicts, host, arrived)
+                    arrived = both(verdicts, look)
+                self._device.tracks.on_complete(track, arrived)
             else:
                 without = direct is not None and self._without(max(part, 1), direct)
                 data = direct.read(at, part) if direct is not None and without else None
@@ -308,6 +318,26 @@ class Transfers:
                 break
         origin.session.downloads.pop(transfer, None)
         return True
+
+    def _look(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        buffer: Buffer,
+        verdicts: Sequence[Verdict],
+        host: HostBuffer,
+        arrived: Callable[[], None],
+    ) -> None:
+        """A chunk has come whose contents hung on how collectives would end."""
+        if not download.refused and not refused_read(origin, buffer, verdicts):
+            arrived()
+            return
+        self._device.staging.release(host)
+        if not download.refused:
+            download.refused = True
+            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self._device.kick(origin.session)
 
     def _arrived(self, host: HostBuffer, size: int, chunk: Callable[[bytes], None]) -> None:
         data = bytes(host.view[:size])  # so that the staging memory is free for the next chunk

@@ -8,12 +8,12 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
+from hearthd.device.doubts import both
 from hearthd.device.durable import behind
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import Failure, surface
 from hearthd.device.profile import ProfileCommands
 from hearthd.device.tables import EventEntry, LogicalStream
-from hearthd.device.tracks import Track
 
 GRACE_S = 1e-3
 """An event that was recorded on an idle stream a moment ago counts as done, as cudaStreamQuery would say."""
@@ -156,7 +156,7 @@ class WaitCommands:
                 tracks = session.tracks()
             else:
                 streams = [origin.stream]
-                tracks = self._tracks_of(origin.stream)
+                tracks = [origin.stream.track]
             telemetry = self._device.telemetry
             telemetry.sync_points += 1
             began = time.perf_counter_ns()
@@ -166,7 +166,9 @@ class WaitCommands:
                 self._answer(origin, streams)
 
             stream = None if command.all_streams else origin.stream
-            self._device.tracks.after_all(tracks, behind(session, stream, answer) if session.snapshots else answer)
+            callback = behind(session, stream, answer) if session.snapshots else answer
+            flights = [flight for each in streams for flight in each.flights]
+            self._device.tracks.after_all(tracks, both(flights, callback) if flights else callback)
             return True
 
         return Operation(origin, run, writes=(origin.stream,), barrier=command.all_streams)
@@ -179,10 +181,6 @@ class WaitCommands:
             return True
 
         return Operation(origin, run, writes=(origin.stream,))
-
-    @staticmethod
-    def _tracks_of(stream: LogicalStream) -> list[Track]:
-        return [stream.track] if stream.collectives is None else [stream.track, stream.collectives]
 
     @staticmethod
     def _answer(origin: Origin, streams: list[LogicalStream]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from hearthd.front.auth import Authenticator, FailureObserver
 from hearthd.front.http import HttpServer
 from hearthd.front.identity import IdentitySocket, Tickets, identity_path
 from hearthd.front.listen import ListenError
+from hearthd.front.peer_port import Admit, PeerPort
 from hearthd.front.tls import Certificates, TlsError
 
 if TYPE_CHECKING:
@@ -80,6 +82,16 @@ class Access:
         free = self.auth.directory.open or (address.loopback and self._config.auth.http_on_loopback)
         certificates = None if address.loopback else self.certificates
         return HttpServer(supervisor, sessions, metrics, self.auth, guarded=not free, certificates=certificates)
+
+    def peers(self, admit: Admit) -> PeerPort:
+        """Where other daemons join groups of this one; with TLS where it is configured."""
+        section = self._config.collectives
+        certificates = lambda: self.certificates.peers() if self.certificates is not None else None  # noqa: E731
+        return PeerPort(section.listen, section.advertise, socket.gethostname(), admit, certificates)
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the daemon's certificate; empty without TLS."""
+        return self.certificates.fingerprint() if self.certificates is not None else b""
 
     async def listen_beside(self, path: str) -> None:
         """The identity socket beside gRPC's, where tenants are known by user or group. Raises `ListenError`."""

@@ -27,6 +27,14 @@ class Address(NamedTuple):
         except ValueError:
             return False
 
+    @property
+    def wildcard(self) -> bool:
+        """Whether it stands for every interface of a host."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
 
 @dataclass(frozen=True)
 class Addresses:

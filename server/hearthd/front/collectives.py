@@ -1,237 +1,250 @@
 """Matches the ranks of collective operations, so that none is launched before every rank has presented the same.
 
-Pure: what the devices say goes in, what they are to be told comes out, times are passed in. The bodies of COLLECTIVE
-frames are JSON; bytes are base64 in them:
+Pure: what the ranks say goes in, what they are to be told comes out, times are passed in. The bodies of COLLECTIVE
+frames are JSON; a `status` and a unique id are base64 in them:
 
-- device to front: `present`, `id`, `joined`, `join_failed`, `failed`
-- front to device: `fail`, `create_id`, `join`, `go`, `abort`
+- device to front: `present`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
+- front to device: `fail`, `go`, `create_id`, `join`, `abort`
 
-An operation is named by (session, sorted devices, sequence). `communicators.py` takes over when all ranks are there.
+An operation is named by its `Key`, a rank's process by its `Place`. `communicators.py` takes over when all ranks are
+there; `matching.py` says whether what they want is the same.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front import collective_refusals
+from hearthd.front.flight_recorder import FlightRecorder
+from hearthd.front.matching import mismatch
 
-MAX_FAILURES = 1024
-"""Failed operations that are remembered for ranks that present them later."""
+MAX_FAILURES = 256
+"""Failed operations of one owner that are remembered for ranks that present them later."""
+
+GROUP = "group:"
 
 
-class Key(NamedTuple):
-    session: str
-    devices: tuple[int, ...]
-    sequence: int
+class Place(NamedTuple):
+    """The device process that a rank is in."""
+
+    node: int
+    """0: this daemon's; others: as in the members of a group over daemons, and only together with its owner unique."""
+    device: int
+    process: int
+    """Its generation: a device has several, one after another and for different sessions."""
 
 
 class Send(NamedTuple):
-    """One COLLECTIVE frame to one device."""
+    """One COLLECTIVE frame for one device process."""
 
-    device: int
+    place: Place
     body: dict[str, Any]
-    process: int = 0
-    """The generation of the device's process that it is for."""
+
+
+class Key(NamedTuple):
+    """Names an operation."""
+
+    owner: str
+    """A session's id, or ``group:<hex>`` for a group over daemons."""
+    members: tuple[int, ...]
+    """In rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
+    sequence: int
+
+    @property
+    def group(self) -> str:
+        """In hex; empty for devices of this daemon."""
+        return self.owner.removeprefix(GROUP) if self.owner.startswith(GROUP) else ""
+
+    @property
+    def scope(self) -> str:
+        """Whose communicators it uses: those of local devices are shared by all sessions of their processes."""
+        return self.owner if self.group else ""
+
+    @property
+    def title(self) -> str:
+        """As messages have it: `Operation 3 of group [0, 1]`."""
+        return f"Operation {self.sequence} of {collective_refusals.group_name(self.group, self.members)}"
+
+    def name(self, rank: int) -> str:
+        """`device 3`, or `rank 1`."""
+        return f"rank {rank}" if self.group else f"device {self.members[rank]}"
+
+    def names(self, ranks: Iterable[int]) -> str:
+        """`devices 0, 3`, or `ranks 0, 1`."""
+        return f"{'ranks' if self.group else 'devices'} {self.numbers(ranks)}"
+
+    def numbers(self, ranks: Iterable[int]) -> str:
+        """As details have it: ordinals, or the ranks of a group over daemons."""
+        return ", ".join(str(self.members[rank]) for rank in sorted(ranks))
+
+    def address(self) -> dict[str, Any]:
+        """How the device process knows it, but for the channel."""
+        return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank has presented."""
+
+    place: Place
+    channel: int
+    """Of its session, in its process."""
+    operations: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, place: Place, body: Mapping[str, Any]) -> Part:
+        """Raises KeyError, TypeError or ValueError for what is none."""
+        signature = body["signature"]
+        operations = [signature] if isinstance(signature, Mapping) else list(signature)
+        return cls(place, int(body["channel"]), [dict(operation) for operation in operations])
 
 
 @dataclass
 class Match:
-    """An operation and the ranks that have presented it: device -> (channel, signature, process)."""
+    """An operation and the parts of it that have been presented, by rank."""
 
     key: Key
     deadline: float
-    channels: dict[int, int] = field(default_factory=dict)
-    signatures: dict[int, dict[str, Any]] = field(default_factory=dict)
-    processes: dict[int, int] = field(default_factory=dict)
-    """The generation of each rank's process: a device has several, for different sessions."""
+    parts: dict[int, Part] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[int]:
-        return [device for device in self.key.devices if device not in self.channels]
+        """Ranks that have not presented."""
+        return [rank for rank in range(len(self.key.members)) if rank not in self.parts]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Of all ranks, in their order; only where none is missing."""
+        return tuple(self.parts[rank].place for rank in range(len(self.key.members)))
 
 
-def fail(key: Key, device: int, channel: int, refusal: Refusal, process: int = 0) -> Send:
+def encode(refusal: Refusal) -> str:
+    """As a `status` of the conversation."""
+    return base64.b64encode(refusal.to_status().SerializeToString()).decode()
+
+
+def fail(key: Key, part: Part, refusal: Refusal) -> Send:
     """Tells one rank that its operation will not run."""
-    status = base64.b64encode(refusal.to_status().SerializeToString()).decode()
-    return Send(
-        device,
-        {"op": "fail", "channel": channel, "devices": list(key.devices), "sequence": key.sequence, "status": status},
-        process,
-    )
+    return Send(part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": encode(refusal)})
 
 
 def fail_all(match: Match, refusal: Refusal) -> list[Send]:
     """Tells every rank that has presented."""
-    return [
-        fail(match.key, device, channel, refusal, match.processes.get(device, 0))
-        for device, channel in sorted(match.channels.items())
-    ]
+    return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
+
+
+def lies_in(place: Place, where: Place | int) -> bool:
+    """Whether a rank is lost with a process, or with a whole node."""
+    return place == where if isinstance(where, Place) else place.node == where
 
 
 class Matcher:
-    """The operations that wait for ranks."""
+    """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
-    def __init__(self, devices: Collection[int], timeout: float = 30.0) -> None:
-        self._devices = frozenset(devices)
+    def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None) -> None:
         self._timeout = timeout
+        self._recorder = FlightRecorder() if recorder is None else recorder
         self._pending: dict[Key, Match] = {}
-        self._failures: OrderedDict[Key, Refusal] = OrderedDict()
+        self._failures: dict[str, OrderedDict[Key, Refusal]] = {}
+        self._due = math.inf
+        self.failed: Counter[Reason] = Counter()
 
     def __len__(self) -> int:
         return len(self._pending)
 
     @property
     def deadline(self) -> float | None:
-        """When `expire` is due next."""
-        return min((match.deadline for match in self._pending.values()), default=None)
+        """Nothing expires before; `expire` is due then. It may be early: finding out costs a look at all that wait."""
+        return self._due if self._pending else None
 
     def present(
-        self, session: str, device: int, body: Mapping[str, Any], now: float, process: int = 0
+        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float
     ) -> tuple[list[Send], Match | None]:
-        """One rank's part has come: what to tell whom, and the operation if it is complete and all ranks agree."""
-        channel = int(body["channel"])
-        devices = [int(ordinal) for ordinal in body["devices"]]
-        key = Key(session, tuple(sorted(devices)), int(body["sequence"]))
-        refusal = self._failures.get(key) or self._invalid(device, devices)
-        if refusal is not None:
-            return [fail(key, device, channel, refusal, process)], None
+        """One rank's part has come: what to tell whom, and the operation if it is complete and all ranks agree.
+
+        Raises KeyError, TypeError or ValueError for what is no `present`."""
+        part = Part.of(place, body)
         seconds = float(body.get("timeout") or 0) or self._timeout
+        if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
+            raise ValueError(f"rank {rank} of {len(key.members)}, timeout {seconds}")
+        failures = self._failures.get(key.owner)
+        refusal = failures.get(key) if failures is not None else None
+        if refusal is not None:
+            return [fail(key, part, refusal)], None
         match = self._pending.get(key)
         if match is None:
             match = self._pending[key] = Match(key, now + seconds)
-        elif device in match.channels:
-            refusal = Refusal(
-                Reason.COLLECTIVE_MISMATCH,
-                f"Device {device} presented operation {key.sequence} of group {list(key.devices)} twice.",
-                fix="Count the group's operations from 1, each once on every device.",
-                details={"device": device, "sequence": key.sequence},
-            )
-            return self._fail(match, refusal), None
+        elif rank in match.parts:
+            return self._fail(match, collective_refusals.twice(key, rank)), None
         match.deadline = min(match.deadline, now + seconds)
-        match.channels[device] = channel
-        match.signatures[device] = dict(body["signature"])
-        match.processes[device] = process
+        self._due = min(self._due, match.deadline)
+        match.parts[rank] = part
+        self._recorder.presented(key, rank, part.operations)
         if match.missing:
             return [], None
-        refusal = mismatch(match)
+        refusal = self._mismatch(match)
         if refusal is not None:
             return self._fail(match, refusal), None
         del self._pending[key]
         return [], match
 
     def expire(self, now: float) -> list[Send]:
-        """Fails what has waited too long."""
+        """Fails what has waited too long, the longest overdue first."""
+        late = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
         sends: list[Send] = []
-        for match in [match for match in self._pending.values() if match.deadline <= now]:
-            sends += self._fail(match, mismatch(match) or _timed_out(match))
+        for _, key in late:
+            match = self._pending[key]
+            sends += self._fail(match, self._mismatch(match) or collective_refusals.not_presented(match))
+        self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
         return sends
 
-    def device_lost(self, device: int, why: str, sessions: Collection[str] | None = None) -> list[Send]:
-        """Fails what can no longer come together: the device's part is missing, or is gone with its process.
-        `sessions`: those that the process served; None: all."""
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+        """Fails what can no longer come together: a part is gone with its process, or will not come.
+
+        `owners`: whose ranks the process, or the node, had, also those that have presented nothing yet. Of other nodes'
+        places only the operations of `owners` are looked at."""
+        local = isinstance(where, Place) and where.node == 0
+        device = where.device if isinstance(where, Place) else None
         sends: list[Send] = []
-        for match in [
-            match
-            for match in self._pending.values()
-            if device in match.key.devices and (sessions is None or match.key.session in sessions)
-        ]:
-            match.channels.pop(device, None)
-            match.signatures.pop(device, None)
-            refusal = Refusal(
-                Reason.COMMUNICATOR_FAILED,
-                f"Device {device} of group {list(match.key.devices)} was lost before operation {match.key.sequence} "
-                f"could start: {why}.",
-                fix="Go on without it, or present the next operation when it serves again.",
-                details={"device": device, "sequence": match.key.sequence},
-            )
+        for match in list(self._pending.values()):
+            key = match.key
+            theirs = key.owner in owners
+            if not theirs and not local:
+                continue
+            gone = [rank for rank, part in match.parts.items() if lies_in(part.place, where)]
+            if not gone and not (theirs and (key.group or device in key.members)):
+                continue
+            for rank in gone:
+                del match.parts[rank]
+            sends += self._fail(match, collective_refusals.lost_before(key, where, why))
+        return sends
+
+    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+        """Fails what an owner has waiting, and forgets it."""
+        sends: list[Send] = []
+        for match in [match for match in self._pending.values() if match.key.owner == owner]:
             sends += self._fail(match, refusal)
+        self._failures.pop(owner, None)
         return sends
 
-    def session_closed(self, session: str) -> list[Send]:
-        """Forgets a session."""
-        sends: list[Send] = []
-        for match in [match for match in self._pending.values() if match.key.session == session]:
-            refusal = Refusal(Reason.SESSION_EXPIRED, "The session ended before all ranks had presented.")
-            sends += self._fail(match, refusal)
-        for key in [key for key in self._failures if key.session == session]:
-            del self._failures[key]
-        return sends
-
-    def remember(self, key: Key, refusal: Refusal) -> None:
-        """A rank that presents `key` from now on gets `refusal`."""
-        self._failures[key] = refusal
-        while len(self._failures) > MAX_FAILURES:
-            self._failures.popitem(last=False)
+    def _mismatch(self, match: Match) -> Refusal | None:
+        found = mismatch({rank: part.operations for rank, part in match.parts.items()}, len(match.key.members))
+        return None if found is None else collective_refusals.mismatch(match.key, found)
 
     def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
-        del self._pending[match.key]
-        self.remember(match.key, refusal)
+        key = match.key
+        del self._pending[key]
+        refusal = collective_refusals.with_recorder(refusal, self._recorder.lines(key.owner, key.members))
+        self._recorder.failed(key, refusal.message)
+        self.failed[refusal.reason] += 1
+        failures = self._failures.setdefault(key.owner, OrderedDict())
+        failures[key] = refusal
+        while len(failures) > MAX_FAILURES:
+            failures.popitem(last=False)
         return fail_all(match, refusal)
-
-    def _invalid(self, device: int, devices: list[int]) -> Refusal | None:
-        known = ", ".join(map(str, sorted(self._devices)))
-        strangers = sorted(set(devices) - self._devices)
-        if strangers:
-            return Refusal(
-                Reason.DEVICE_NOT_FOUND,
-                f"The group {devices} names devices that do not exist: {strangers}; there are: {known}.",
-                fix="Use ordinals that NodeService.Describe lists.",
-                details={"requested": devices, "allowed": known},
-            )
-        if len(set(devices)) != len(devices) or device not in devices:
-            what = "names a device twice" if device in devices else f"does not contain device {device}, which presents"
-            return Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"The group {devices} {what}.",
-                fix="List each device of the group once.",
-                details={"requested": devices, "device": device},
-            )
-        return None
-
-
-def mismatch(match: Match) -> Refusal | None:
-    """Why the ranks that have presented cannot run together; names the odd ones, the field and both values."""
-    for name in sorted({name for signature in match.signatures.values() for name in signature}):
-        values = {device: signature.get(name) for device, signature in sorted(match.signatures.items())}
-        counts = Counter(map(repr, values.values()))
-        if len(counts) <= 1:
-            continue
-        # The most frequent value is the group's; between equals, that of the lowest device.
-        order = list(dict.fromkeys(map(repr, values.values())))
-        usual = max(order, key=lambda text: (counts[text], -order.index(text)))
-        odd = [device for device, value in values.items() if repr(value) != usual]
-        rest = [device for device, value in values.items() if repr(value) == usual]
-        odd_values = ", ".join(f"device {device}: {values[device]!r}" for device in odd)
-        return Refusal(
-            Reason.COLLECTIVE_MISMATCH,
-            f"Operation {match.key.sequence} of group {list(match.key.devices)} does not match in {name}: "
-            f"{odd_values}; devices {', '.join(map(str, rest))}: {values[rest[0]]!r}.",
-            fix=f"Present the same {name} on every device.",
-            details={
-                "field": name,
-                "odd_rank": ", ".join(map(str, odd)),
-                "requested": ", ".join(str(values[device]) for device in odd),
-                "expected": values[rest[0]],
-                "sequence": match.key.sequence,
-            },
-        )
-    return None
-
-
-def _timed_out(match: Match) -> Refusal:
-    missing = ", ".join(map(str, match.missing))
-    return Refusal(
-        Reason.COLLECTIVE_TIMEOUT,
-        f"Operation {match.key.sequence} of group {list(match.key.devices)} was not presented in time by devices "
-        f"{missing}.",
-        fix="Present every operation of the group on all of its devices, with the same sequence number.",
-        details={
-            "missing": missing,
-            "presented": ", ".join(map(str, sorted(match.channels))),
-            "sequence": match.key.sequence,
-        },
-    )

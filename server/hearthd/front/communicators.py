@@ -1,192 +1,253 @@
-"""Communicators: made for a set of devices when first needed, kept, and given up on all ranks together.
+"""Communicators: made for ranks when first needed, kept, and given up on all ranks together.
 
-Pure, like `collectives.py`. A communicator is keyed by its sorted devices and the process of each, and shared by all
-sessions that these processes serve. Operations that
-are complete wait here while it is being made; afterwards every rank is told `go` in one order, the same on every link.
+Pure, like `collectives.py`. A communicator is keyed by the places of its ranks, in rank order. Those of local devices
+are shared by all sessions that these processes serve; those of groups over daemons belong to their group. Operations
+that are complete wait here while it is being made; afterwards every rank is told `go` in one order, the same on every
+link. What was given up is made anew when its ranks present again.
 """
 
 from __future__ import annotations
 
 import base64
 import itertools
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import secrets
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import status_pb2
-from hearthd.front.collectives import Match, Send, fail_all
+from hearthd.front import collective_refusals
+from hearthd.front.collectives import Match, Place, Send, encode, fail_all, lies_in
+from hearthd.front.communicator import REMEMBERED, Communicator, Identity
+from hearthd.front.flight_recorder import FlightRecorder
 
-
-@dataclass
-class Communicator:
-    id: int
-    devices: tuple[int, ...]
-    processes: tuple[int, ...]
-    """The generation of each device's process."""
-    deadline: float
-    """By when it has to be made; infinity once it is."""
-    unique_id: str = ""
-    joined: set[int] = field(default_factory=set)
-    queue: deque[Match] = field(default_factory=deque)
-
-    @property
-    def ready(self) -> bool:
-        return len(self.joined) == len(self.devices)
-
-    @property
-    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.devices, self.processes
-
-    @property
-    def ranks(self) -> list[tuple[int, int]]:
-        """Each device and the generation of its process."""
-        return list(zip(self.devices, self.processes, strict=True))
+MAX_IDLE = 64
+"""Communicators of one device process beyond which those that have nothing to do are given up, the one that was used
+least recently first."""
 
 
 class Communicators:
-    """All live communicators of the node."""
+    """All live communicators that this front coordinates. `nonce`: what sets its names apart from other daemons'."""
 
-    def __init__(self) -> None:
-        self._by_ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], Communicator] = {}
-        self._by_id: dict[int, Communicator] = {}
-        self._ids = itertools.count(1)
+    def __init__(self, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
+        self._recorder = FlightRecorder() if recorder is None else recorder
+        self._nonce = nonce or secrets.token_hex(4)
+        self._by_identity: dict[Identity, Communicator] = {}
+        self._by_id: dict[str, Communicator] = {}  # the one used least recently first
+        self._numbers = itertools.count(1)
+        self.aborts = 0
+        """Communicators that were given up because something failed."""
+        self.failed: Counter[Reason] = Counter()
+        """Operations that did not run or did not end, by reason."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __iter__(self) -> Iterator[Communicator]:
+        return iter(list(self._by_id.values()))
+
     @property
     def deadline(self) -> float | None:
         """When `expire` is due next."""
-        waiting = [comm.deadline for comm in self._by_id.values() if not comm.ready]
-        return min(waiting, default=None)
+        waiting = [comm for comm in self._by_id.values() if not comm.ready]
+        return min((min([comm.deadline, *(match.deadline for match in comm.queue)]) for comm in waiting), default=None)
 
     def submit(self, match: Match) -> list[Send]:
         """An operation whose ranks are all there: runs it, or has its communicator made first."""
-        devices = match.key.devices
-        processes = tuple(match.processes.get(device, 0) for device in devices)
-        comm = self._by_ranks.get((devices, processes))
-        if comm is None:
-            comm = Communicator(next(self._ids), devices, processes, match.deadline)
-            self._by_ranks[comm.key] = self._by_id[comm.id] = comm
-            comm.queue.append(match)
-            return [Send(devices[0], {"op": "create_id", "comm": comm.id, "ranks": len(devices)}, processes[0])]
-        if comm.ready:
-            return _go(comm, match)
-        comm.queue.append(match)
-        return []
-
-    def message(self, device: int, body: Mapping[str, Any], process: int = 0) -> list[Send]:
-        """What a device's process says about a communicator; one that is no longer known is not spoken of."""
-        comm = self._by_id.get(int(body["comm"]))
-        if comm is None or (device, process) not in comm.ranks:
-            return []
-        op = body["op"]
-        if op == "id" and device == comm.devices[0] and not comm.unique_id:
-            comm.unique_id = str(body["unique_id"])
-            return [
-                Send(
-                    ordinal,
-                    {
-                        "op": "join",
-                        "comm": comm.id,
-                        "unique_id": comm.unique_id,
-                        "rank": rank,
-                        "ranks": len(comm.devices),
-                    },
-                    generation,
-                )
-                for rank, (ordinal, generation) in enumerate(comm.ranks)
-            ]
-        if op == "joined" and comm.unique_id:
-            return self._joined(comm, device)
-        if op == "join_failed":
-            return self._give_up(comm, f"device {device} could not join: {_reason(body)}", except_for={device})
-        if op == "failed":
-            return self._give_up(comm, f"device {device} reports: {body.get('reason') or 'a failure'}")
-        return []
-
-    def _joined(self, comm: Communicator, device: int) -> list[Send]:
-        if comm.ready:
-            return []
-        comm.joined.add(device)
+        comm = self._by_identity.get((match.key.scope, match.places))
         sends: list[Send] = []
-        while comm.ready and comm.queue:
-            sends += _go(comm, comm.queue.popleft())
+        if comm is None:
+            comm = self._make(match)
+            sends += [*self._make_room(comm), comm.frame("create_id", 0, ranks=len(comm.places))]
+        else:
+            self._by_id[comm.id] = self._by_id.pop(comm.id)  # used last
+        comm.users.add((match.key.owner, match.key.members))
+        if comm.ready:
+            self._recorder.ready(match.key.owner, match.key.members)
+            return sends + self._go(comm, match)
+        comm.deadline = max(comm.deadline, match.deadline)
+        comm.queue.append(match)
         return sends
+
+    def _make(self, match: Match) -> Communicator:
+        places = match.places
+        name = f"{self._nonce}-{next(self._numbers)}"
+        comm = Communicator(name, match.key, places, match.deadline, done=[0] * len(places))
+        self._by_identity[comm.identity] = self._by_id[comm.id] = comm
+        return comm
+
+    def _make_room(self, comm: Communicator) -> list[Send]:
+        """A device process that has too many gives up what is used least."""
+        sends: list[Send] = []
+        for place in comm.places:
+            there = [each for each in self if place in each.places]
+            idle = [each for each in there if each.idle]
+            for each in idle[: max(0, len(there) - MAX_IDLE)]:
+                why = "others are used more"
+                sends += self._drop(each, why, collective_refusals.failed(each.key, why))
+        return sends
+
+    def _go(self, comm: Communicator, match: Match) -> list[Send]:
+        comm.launched += 1
+        comm.flying.append((comm.launched, match.key))
+        self._recorder.launched(match.key)
+        ranks = len(comm.places)
+        return [
+            Send(
+                place,
+                {
+                    "op": "go",
+                    "channel": match.parts[rank].channel,
+                    **match.key.address(),
+                    "comm": comm.id,
+                    "rank": rank,
+                    "ranks": ranks,
+                    "index": comm.launched,
+                },
+            )
+            for rank, place in enumerate(comm.places)
+        ]
+
+    # ---- what the ranks say ----
+
+    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
+        """What a rank's process says about a communicator; one that is no longer known is not spoken of.
+
+        `owner`: for what comes from another daemon, the group that it is a member of; it has no say in any other.
+        Raises KeyError, TypeError or ValueError for what is no message."""
+        op = body["op"]
+        comm = self._by_id.get(str(body["comm"]))
+        if comm is None or place not in comm.places or (owner and comm.key.scope != owner):
+            return []
+        rank = comm.places.index(place)
+        if op == "id" and rank == 0 and not comm.unique_id:
+            comm.unique_id = str(body["unique_id"])
+            ranks = len(comm.places)
+            return [comm.frame("join", each, unique_id=comm.unique_id, rank=each, ranks=ranks) for each in range(ranks)]
+        if op == "joined" and comm.unique_id:
+            return self._joined(comm, rank)
+        if op == "join_failed":
+            why = f"{comm.key.name(rank)} could not join: {_reason(body)}"
+            return self._give_up(comm, why, collective_refusals.failed(comm.key, why, rank), except_for={rank})
+        if op == "progress":
+            self._progress(comm, rank, int(body["done"]))
+        elif op == "failed":
+            return self._failed(comm, rank, body)
+        return []
+
+    def _joined(self, comm: Communicator, rank: int) -> list[Send]:
+        if comm.ready:
+            return []
+        comm.joined.add(rank)
+        sends: list[Send] = []
+        if comm.ready:
+            for user in comm.users:
+                self._recorder.ready(*user)
+        while comm.ready and comm.queue:
+            sends += self._go(comm, comm.queue.popleft())
+        return sends
+
+    def _progress(self, comm: Communicator, rank: int, done: int) -> None:
+        comm.done[rank] = min(comm.launched, max(comm.done[rank], done))
+        finished = min(comm.done)
+        while comm.flying and comm.flying[0][0] <= finished:
+            _, key = comm.flying.popleft()
+            self._recorder.finished(key)
+
+    def _failed(self, comm: Communicator, rank: int, body: Mapping[str, Any]) -> list[Send]:
+        if not body.get("timed_out"):
+            why = f"{comm.key.name(rank)} reports: {body.get('reason') or 'a failure'}"
+            return self._give_up(comm, why, collective_refusals.failed(comm.key, why, rank))
+        # The first that this rank has not finished, of those that have this sequence number where it says one.
+        ahead = [(index, key) for index, key in comm.flying if index > comm.done[rank]]
+        named = [(index, key) for index, key in ahead if key.sequence == body.get("sequence")]
+        index, key = next(iter(named or ahead), (comm.done[rank] + 1, comm.key))
+        behind = [each for each, done in enumerate(comm.done) if done < index]
+        alone = len({key.owner for _, key in comm.flying}) == 1
+        refusal = collective_refusals.not_finished(comm.key, behind, key.sequence if alone else None)
+        why = f"{comm.key.names(behind)} did not finish in time"
+        return self._give_up(comm, why, refusal)
+
+    # ---- what ends ----
 
     def expire(self, now: float) -> list[Send]:
-        """Gives up what could not be made in time, and says who did not join."""
+        """Fails what has waited too long for its communicator, and gives up those that nobody waits for any more."""
         sends: list[Send] = []
-        for comm in [comm for comm in self._by_id.values() if not comm.ready and comm.deadline <= now]:
-            late = [device for device in comm.devices if device not in comm.joined] if comm.unique_id else comm.devices
-            names = ", ".join(map(str, late))
-            sends += self._give_up(
-                comm,
-                f"devices {names} did not join in time",
-                refusal=Refusal(
-                    Reason.COLLECTIVE_TIMEOUT,
-                    f"The communicator of group {list(comm.devices)} was not made in time: devices {names} did not "
-                    "join.",
-                    fix="Try again; a longer timeout leaves more time for the first operation of a group.",
-                    details={"missing": names},
-                ),
-            )
+        for comm in [comm for comm in self if not comm.ready]:
+            late = [rank for rank in range(len(comm.places)) if rank not in comm.joined]
+            for match in sorted((match for match in comm.queue if match.deadline <= now), key=lambda one: one.deadline):
+                comm.queue.remove(match)
+                sends += self._fail(match, collective_refusals.not_joined(match.key, late))
+            if comm.deadline <= now:
+                refusal = collective_refusals.not_joined(comm.key, late)
+                sends += self._give_up(comm, f"{comm.key.names(late)} did not join in time", refusal)
         return sends
 
-    def device_lost(self, device: int, why: str, process: int = 0) -> list[Send]:
-        """Aborts the communicators of the device's process on the survivors; the next use of the group makes a new
-        one."""
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+        """Aborts the communicators of a process, or of a node, on the survivors; the next use of the group makes a new
+        one. Of other nodes' places only those of `owners` are meant."""
+        local = isinstance(where, Place) and where.node == 0
         sends: list[Send] = []
-        for comm in [comm for comm in self._by_id.values() if (device, process) in comm.ranks]:
+        for comm in self:
+            gone = {rank for rank, place in enumerate(comm.places) if lies_in(place, where)}
+            if not gone or not (local or comm.key.scope in owners):
+                continue
             for match in comm.queue:
-                match.channels.pop(device, None)
-            sends += self._give_up(comm, f"device {device} was lost: {why}", except_for={device})
+                for rank in gone:
+                    del match.parts[rank]
+            text = f"{collective_refusals.place_name(where)} was lost: {why}"
+            sends += self._give_up(comm, text, collective_refusals.failed(comm.key, text, min(gone)), except_for=gone)
         return sends
 
-    def session_closed(self, session: str) -> None:
-        """Forgets a session's operations; communicators stay for the others."""
-        for comm in self._by_id.values():
-            comm.queue = deque(match for match in comm.queue if match.key.session != session)
+    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+        """Fails what an owner has waiting and forgets it. A group's communicators go with it; those of devices stay for
+        other sessions."""
+        sends: list[Send] = []
+        for comm in self:
+            theirs = [match for match in comm.queue if match.key.owner == owner]
+            comm.queue = deque(match for match in comm.queue if match.key.owner != owner)
+            for match in theirs:
+                sends += self._fail(match, refusal)
+            if comm.key.scope == owner:
+                sends += (self._drop if comm.idle else self._give_up)(comm, refusal.message, refusal)
+                continue
+            comm.flying = deque(((at, key) for at, key in comm.flying if key.owner != owner), maxlen=REMEMBERED)
+            comm.users = {user for user in comm.users if user[0] != owner}
+        return sends
 
-    def _give_up(
-        self, comm: Communicator, why: str, except_for: set[int] | None = None, refusal: Refusal | None = None
-    ) -> list[Send]:
-        del self._by_id[comm.id], self._by_ranks[comm.key]
-        refusal = refusal or Refusal(
-            Reason.COMMUNICATOR_FAILED,
-            f"The communicator of group {list(comm.devices)} failed: {why}.",
-            fix="Present the operation again, with the next sequence number on every device; a new one is made.",
-            details={"devices": ", ".join(map(str, comm.devices))},
-        )
-        sends = [
-            Send(ordinal, {"op": "abort", "comm": comm.id, "reason": why}, generation)
-            for ordinal, generation in comm.ranks
-            if ordinal not in (except_for or ())
-        ]
+    def _give_up(self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()) -> list[Send]:
+        self.aborts += 1
+        self.failed[refusal.reason] += len(comm.flying)
+        owners = {(key.owner, key.members) for _, key in comm.flying}
+        # What other sessions have done is none of anybody's business.
+        lines: Iterable[str] = self._recorder.lines(*owners.pop()) if len(owners) == 1 else []
+        for _, key in comm.flying:
+            self._recorder.failed(key, refusal.message)
+        for user in comm.users:
+            self._recorder.given_up(*user, why)
+        sends = self._drop(comm, why, collective_refusals.with_recorder(refusal, list(lines)), except_for)
         for match in comm.queue:
-            sends += fail_all(match, refusal)
+            sends += self._fail(match, refusal)
         return sends
 
+    def _drop(self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()) -> list[Send]:
+        del self._by_id[comm.id], self._by_identity[comm.identity]
+        status = encode(refusal)
+        return [
+            comm.frame("abort", rank, reason=why, status=status)
+            for rank in range(len(comm.places))
+            if rank not in except_for
+        ]
 
-def _go(comm: Communicator, match: Match) -> list[Send]:
-    return [
-        Send(
-            device,
-            {
-                "op": "go",
-                "channel": match.channels[device],
-                "devices": list(comm.devices),
-                "sequence": match.key.sequence,
-                "comm": comm.id,
-            },
-            generation,
-        )
-        for device, generation in comm.ranks
-    ]
+    def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
+        key = match.key
+        lines = self._recorder.lines(key.owner, key.members)
+        self._recorder.failed(key, refusal.message)
+        self.failed[refusal.reason] += 1
+        return fail_all(match, collective_refusals.with_recorder(refusal, lines))
 
 
 def _reason(body: Mapping[str, Any]) -> str:

@@ -21,16 +21,20 @@ from hearthd.front import backends, device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.attach import Window
+from hearthd.front.collective_metrics import CollectiveMetrics
 from hearthd.front.collective_router import CollectiveRouter
 from hearthd.front.credits import Credits
 from hearthd.front.drain import Drain
 from hearthd.front.durable import Vault
+from hearthd.front.group_info import GroupInfo
+from hearthd.front.group_service import GroupService
 from hearthd.front.host_memory import share_of_host
 from hearthd.front.http import HttpServer
 from hearthd.front.launcher import ForkServerLauncher, Launcher
 from hearthd.front.link import DeviceLink
 from hearthd.front.metrics import Metrics
 from hearthd.front.notify import Notifier
+from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
 from hearthd.malloc import keep_freed_memory
@@ -85,6 +89,7 @@ class Daemon:
             specs, self._launcher, self._policy, self.collectives.on_frame, self._on_device_lost
         )
         self.metrics = Metrics()
+        self.metrics.registry.register(CollectiveMetrics(self.collectives.coordinator))
         self.sessions = SessionTable(
             config.sessions.lease,
             config.sessions.max,
@@ -94,6 +99,9 @@ class Daemon:
         self.supervisor.sessions = self.sessions
         self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
+        self.groups = PeerGroups(self.collectives)
+        self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
+        self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
         self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.vault.restore)
         self.access = Access(config, self.sessions, self.metrics)
@@ -111,8 +119,20 @@ class Daemon:
             ),
         )
         self.device_service = device_service.DeviceService(self.sessions, self.supervisor, limits, self.metrics)
+        self.groups.port = self.access.peers(self.groups.admit)
+        group_service = GroupService(
+            self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
+        )
+        group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
         self.node_service = node_service.NodeService(
-            self.sessions, self.supervisor, limits, self.metrics, self.begin_drain, self.access.auth
+            self.sessions,
+            self.supervisor,
+            limits,
+            self.metrics,
+            self.begin_drain,
+            self.access.auth,
+            group_service,
+            group_info,
         )
         self._notifier = Notifier()
         self._drain = Drain(self.sessions, self.device_service, self._notifier, self._not_ready)
@@ -281,6 +301,7 @@ class Daemon:
         await asyncio.gather(
             *(self.sessions.close(session, "the daemon is stopping", patience=grace) for session in self.sessions)
         )
+        await self.groups.stop()
         self.collectives.stop()
         self.credits.stop()
         await asyncio.gather(self._stop_devices(at_once), self._close_listeners(grace))

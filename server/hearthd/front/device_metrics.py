@@ -63,6 +63,8 @@ _HELP = {
     "compile_crashes": "Compiles in which the compiler itself ended, or went past its limits.",
     "collectives": "Collective operations launched.",
     "collective_bytes": "Bytes of each rank's part of them.",
+    "collectives_failed": "Collective operations that were launched, and given up with their communicator.",
+    "joins_abandoned": "Communicators that were given up while a rank still waited for its peers to join.",
     "profiles": "Profiles that ended well.",
     "profiles_void": "Profiles in which something failed.",
     "traces": "Traces reported.",

@@ -52,6 +52,8 @@ class DeviceLink(asyncio.Protocol):
         self.channels: dict[int, Channel] = {}
         self.on_stats: Callable[[dict[str, Any]], None] = lambda stats: None
         """Told of everything that the device process says it has counted."""
+        self.on_open: Callable[[DeviceLink, int, str], None] = lambda link, channel, session: None
+        """Told of each channel that is opened, when the process has been told of it: its number, its session."""
         self.emptied: Callable[[], None] = lambda: None
         """Told when its last channel has been closed."""
         self.serves: Callable[[Session], bool] = lambda session: True
@@ -161,6 +163,7 @@ class DeviceLink(asyncio.Protocol):
         channel = Channel(self, number, opening["session"])
         self.channels[number] = channel
         self.send(Kind.OPEN, json.dumps(opening).encode(), channel=number)
+        self.on_open(self, number, channel.session_id)
         return channel
 
     def listen(self, kind: Kind, listener: Callable[[Frame], None]) -> None:

@@ -24,7 +24,8 @@ _OWN = frozenset({
     "hearth_device_restarts", "hearth_gpu_memory_used_bytes", "hearth_gpu_memory_total_bytes",
     "hearth_gpu_utilization_ratio", "hearth_gpu_temperature_celsius", "hearth_gpu_power_watts",
     "hearth_gpu_sm_clock_hertz", "hearth_tenant_sessions", "hearth_tenant_device_seconds",
-    "hearth_tenant_queued_commands", "hearth_tenant_queued_bytes", "hearth_audit_lost_events",
+    "hearth_tenant_queued_commands", "hearth_tenant_queued_bytes", "hearth_audit_lost_events", "hearth_communicators",
+    "hearth_collective_failures", "hearth_communicator_aborts", "hearth_collectives_waiting",
 })  # fmt: skip
 
 

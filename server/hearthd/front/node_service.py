@@ -18,6 +18,8 @@ from hearthd.front import refusals
 from hearthd.front.auth import Authenticator
 from hearthd.front.calls import serialize
 from hearthd.front.device_service import Limits
+from hearthd.front.group_info import GroupInfo
+from hearthd.front.group_service import GroupService
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import CallObserver, decoder, guarded
 from hearthd.front.sessions import Session, SessionTable, negotiate
@@ -27,7 +29,7 @@ from hearthd.front.tenants import Caller, Tenant, sees_tenant
 log = structlog.get_logger("hearthd.node")
 
 NAME = "hearth.v1.NodeService"
-FEATURES = ("execute", "single_calls", "transfers", "resume", "collectives", "health", "reflection")
+FEATURES = ("execute", "single_calls", "transfers", "resume", "collectives", "groups", "health", "reflection")
 
 
 class NodeService:
@@ -41,7 +43,11 @@ class NodeService:
         observer: CallObserver,
         on_drain: Callable[[], None],
         auth: Authenticator,
+        groups: GroupService,
+        group_info: GroupInfo,
     ) -> None:
+        self._groups = groups
+        self._group_info = group_info
         self._sessions = sessions
         self._supervisor = supervisor
         self._limits = limits
@@ -61,6 +67,8 @@ class NodeService:
             "Drain": self.drain,
             "EndSession": self.end_session,
             "RestartDevice": self.restart_device,
+            **self._groups.behaviours(),
+            **self._group_info.behaviours(),
         }
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(

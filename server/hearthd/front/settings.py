@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
+from hearthd.front.collective_settings import Collectives, refuse_clear_tickets
 from hearthd.front.section import Bytes, Seconds, Section
 from hearthd.front.tenant_settings import TenantSettings, check_distinct
 
@@ -85,10 +86,6 @@ class Sessions(Section):
 
 class Launch(Section):
     timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
-
-
-class Collectives(Section):
-    timeout: Seconds = Field(default=30.0, gt=0)
 
 
 class Cache(Section):
@@ -219,6 +216,7 @@ class Config(Section):
             address = parse_address(value) if value else None
             if address is not None and not address.loopback:
                 self._refuse_exposed(name, address)
+        refuse_clear_tickets(self.collectives, tls=bool(self.tls.certificate), insecure=self.insecure)
         return self
 
     def _refuse_exposed(self, name: str, address: Address) -> None:

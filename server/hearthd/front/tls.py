@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 import stat
 import threading
@@ -52,6 +53,15 @@ class Certificates:
         """For HTTP, whose callers show tokens, never certificates."""
         return self._context
 
+    def peers(self) -> ssl.SSLContext:
+        """For the daemons of a group, which know the certificate from its ticket and show none."""
+        return self._context
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the certificate that is shown now, as DER."""
+        self.look()
+        return self._fingerprint
+
     # ---- renewal ----
 
     def _renewed(self) -> Configuration:
@@ -90,7 +100,9 @@ class Certificates:
         return tuple(stamp)
 
     def _read(self) -> Configuration:
-        pairs = [(self._key.read_bytes(), self._certificate.read_bytes())]
+        certificate = self._certificate.read_bytes()
+        pairs = [(self._key.read_bytes(), certificate)]
+        self._fingerprint = hashlib.sha256(_first_der(certificate)).digest()
         authority = self._client_ca.read_bytes() if self._client_ca is not None else None
         return grpc.ssl_server_certificate_configuration(pairs, authority)
 
@@ -143,6 +155,14 @@ def _check_dates(server: ssl.SSLContext, certificate: Path) -> None:
                 raise TlsError(f"tls.certificate: {certificate} cannot be used: {_explained(error)}") from None
         if all(done):
             return
+
+
+def _first_der(pem: bytes) -> bytes:
+    """The daemon's own certificate, which comes before those of the authorities."""
+    text = pem.decode("ascii", "replace")
+    begin = text.index(ssl.PEM_HEADER)
+    end = text.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
+    return ssl.PEM_cert_to_DER_cert(text[begin:end])
 
 
 def _no_password() -> str:

@@ -1,63 +1,150 @@
-"""all_reduce (sum, float32, in place) over all devices.
+"""Collectives over all devices, float32, beside NCCL called directly.
 
-Bus bandwidth as in NCCL's tests: 2 (n - 1) / n x bytes / seconds for n devices, which is what each link carries in a
-ring whatever n is. Small sizes are pipelined on both sides: many operations, one wait.
+Bus bandwidth as in NCCL's tests (nccl-tests, doc/PERFORMANCE.md), which is what each link carries whatever the number
+of devices is: bytes / seconds times 2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather and reduce_scatter, where
+the bytes are those of the larger side. Both sides are pipelined: many operations, one wait. What Hearth adds to a small
+operation is given in microseconds.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tests.bench.context import Context, Side
 from tests.bench.stats import Row, Samples, Summary, merge
 
+if TYPE_CHECKING:
+    import hearth
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_GPU_SIZES = (KIB, 32 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
-_CPU_SIZES = (KIB, 32 * KIB, MIB, 16 * MIB)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+"""Those that are measured at every size, on all devices."""
+JOIN = "join"
+"""The name of what a new group's first operation takes."""
+BATCH = 32
+BOUNDED = 64 * MIB
+"""From here on the ratio has to be that of the issue."""
+_GPU_SIZES = (KIB, 8 * KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
+_CPU_SIZES = (KIB, 32 * KIB, MIB, 4 * MIB)
+_NAMES = {
+    "send_recv": "send and recv",
+    "copy": "copy to another device",
+    "batch": f"all_reduce, {BATCH} in a batch",
+    "one": "all_reduce, one at a time",
+}
+
+_NAMED_SMALL = {"one", "batch"}
+"""What says something in microseconds only."""
+
+Case = tuple[str, int]
+"""What is done, and bytes."""
+
+
+def cases(cuda: bool, quick: bool) -> list[Case]:
+    """In the order in which they are measured."""
+    sizes = [size for size in (_GPU_SIZES if cuda else _CPU_SIZES) if not (quick and size > 256 * MIB)]
+    large = [size for size in sizes if size >= (BOUNDED if cuda else MIB)]
+    found: list[Case] = [(kind, size) for kind in COLLECTIVES for size in sizes]
+    found += [("one", KIB), ("batch", KIB)]
+    return found + [(kind, size) for kind in ("send_recv", "copy") for size in (KIB, *large)]
 
 
 def measure(context: Context) -> list[Row]:
-    """Against NCCL called directly, one process a GPU; without GPUs against NumPy's add of two arrays."""
+    """Against NCCL, one process a GPU, the slowest rank of each repeat; without GPUs against nothing."""
     n = context.device_count
     if n < 2:
         return []
-    sizes = [size for size in (_GPU_SIZES if context.cuda else _CPU_SIZES) if not (context.quick and size > 256 * MIB)]
-    common = {"sizes": sizes, "repeats": context.pick(3, 5), "cuda": context.cuda}
+    plan = cases(context.cuda, context.quick)
+    common = {"plan": plan, "repeats": context.pick(2, 4), "cuda": context.cuda}
     ours: list[Samples] = []
     theirs: list[Samples] = []
     for turn in range(context.rounds):
-        ours.append(context.run(Side("rows.collectives:hearth", {"target": context.daemon.unix, **common})))
-        if context.cuda:
-            meet = str(context.folder / f"nccl-{turn}")
-            ranks = [{"rank": rank, "ranks": n, "meet": meet, **common} for rank in range(n)]
-            theirs.append(_slowest(context.run_together("rows.collectives:nccl", ranks)))
-        else:
-            theirs.append(context.run(Side("rows.collectives:numpy_add", common)))
-    hearth_seconds, base_seconds = merge(ours), merge(theirs)
+        for side in ("ours", "theirs") if turn % 2 == 0 else ("theirs", "ours"):
+            if side == "ours":
+                arguments = {"target": context.daemon.unix, **common}
+                ours.append(context.run(Side("rows.collectives:hearth_side", arguments)))
+            elif context.cuda:
+                meet = str(context.folder / f"nccl-{turn}")
+                ranks = [{"rank": rank, "ranks": n, "meet": meet, **common} for rank in range(n)]
+                theirs.append(_slowest(context.run_together("rows.collectives_nccl:nccl_side", ranks)))
+    seconds, base = merge(ours), merge(theirs)
+    rows = [_joining(n, seconds[JOIN], base.get(JOIN))]
+    for case in plan:
+        rows += _rows(case, n, seconds[key(case)], base.get(key(case)))
+    return rows
+
+
+def _joining(n: int, seconds: Sequence[float], base: Sequence[float] | None) -> Row:
+    """Later rounds have found the daemon's communicator there."""
+    first = Summary.of([max(seconds)])
+    them, name = (None, "") if base is None else (Summary.of(base), "NCCL directly")
+    what = f"first operation of a new group, {n} devices"
+    note = "Hearth connects every rank with every other as well, for send and recv"
+    return Row("collectives", what, "s", first, "lower", name, them, note=note)
+
+
+def _rows(case: Case, n: int, seconds: Sequence[float], base: Sequence[float] | None) -> list[Row]:
+    kind, size = case
+    what = f"{_NAMES.get(kind, kind)} {_label(size)}"
+    name = "" if base is None else "cudaMemcpyPeerAsync" if kind == "copy" else "NCCL directly"
+    where = "2 devices" if kind in {"send_recv", "copy"} else f"{n} devices"
     rows = []
-    for size in sizes:
-        bytes_moved = 2 * (n - 1) / n * size
-
-        def bandwidth(seconds: Samples, size: int = size, moved: float = bytes_moved) -> Summary:
-            return Summary.of([moved / each / 1e9 for each in seconds[str(size)]])
-
-        bounded = context.cuda and size >= 64 * MIB
+    if kind in COLLECTIVES or (kind not in _NAMED_SMALL and size > KIB):
+        moved = _factor(kind, n) * _bytes(kind, size, n)
+        bound = base is not None and kind in COLLECTIVES and size >= BOUNDED
         rows.append(
             Row(
-                "all_reduce",
-                f"all_reduce {_label(size)}, {n} devices (bus)",
+                "collectives",
+                f"{what}, {where}" + " (bus)" * (kind in COLLECTIVES),
                 "GB/s",
-                bandwidth(hearth_seconds),
+                Summary.of([moved / each / 1e9 for each in seconds]),
                 "higher",
-                "NCCL directly" if context.cuda else "NumPy add (rough)",
-                bandwidth(base_seconds),
-                0.95 if bounded else None,
-                0.99 if bounded else None,
-                "" if context.cuda else "the baseline adds two arrays in one process and moves nothing",
+                name,
+                None if base is None else Summary.of([moved / each / 1e9 for each in base]),
+                0.95 if bound else None,
+                0.99 if bound else None,
             )
         )
+    if size <= MIB:
+        own = Summary.of([each * 1e6 for each in seconds])
+        them = None if base is None else Summary.of([each * 1e6 for each in base])
+        rows.append(Row("collectives", f"{what}, {where}, an operation", "us", own, "lower", name, them))
+        if them is not None:
+            added = Summary.of([each * 1e6 - them.median for each in seconds])
+            note = "median of the baseline taken off each sample"
+            rows.append(Row("collectives", f"{what}, overhead", "us", added, "lower", note=note))
     return rows
+
+
+def _factor(kind: str, n: int) -> float:
+    return {"all_reduce": 2 * (n - 1) / n, "all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n}.get(kind, 1.0)
+
+
+def _bytes(kind: str, size: int, n: int) -> int:
+    """What is really moved: shares are whole elements."""
+    return share(size, n) * n * 4 if kind in {"all_gather", "reduce_scatter"} else size
+
+
+def share(size: int, n: int) -> int:
+    """Elements of one rank's share of so many bytes."""
+    return max(1, size // 4 // n)
+
+
+def key(case: Sequence[Any]) -> str:
+    """The name of a case's samples."""
+    return f"{case[0]} {case[1]}"
+
+
+def count(case: Sequence[Any], cuda: bool) -> int:
+    """How many operations a sample has: the same on both sides. A tenth of a second and more of the large ones, so that
+    their start and the wait for their end count for little."""
+    kind, size = case
+    if kind == "one":
+        return 100 if cuda else 10
+    found = max(20, min(400, 48 * GIB // size)) if cuda else max(2, min(20, 32 * MIB // size))
+    return -(-found // BATCH) * BATCH if kind == "batch" else found
 
 
 def _label(size: int) -> str:
@@ -65,19 +152,16 @@ def _label(size: int) -> str:
     return f"{size // unit} {name}"
 
 
-def _count(size: int, cuda: bool) -> int:
-    """How many operations a sample has: the same on both sides."""
-    most = 200 if cuda else 20
-    return max(20 if cuda else 2, min(most, (16 * GIB if cuda else 32 * MIB) // size))
-
-
 def _slowest(ranks: list[Samples]) -> Samples:
-    """Of each repeat the rank that took longest."""
-    return {size: [max(each) for each in zip(*(rank[size] for rank in ranks), strict=True)] for size in ranks[0]}
+    """Of each repeat the rank that took longest; a case that only one rank measures is its own."""
+    return {
+        case: [max(each) for each in zip(*(rank[case] for rank in ranks if case in rank), strict=True)]
+        for case in ranks[0]
+    }
 
 
-def hearth(target: str, sizes: list[int], repeats: int, cuda: bool) -> Samples:
-    """One client with a group of all devices; seconds an operation, by size."""
+def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samples:
+    """Hearth: one client with a group of all devices; seconds an operation."""
     import numpy as np
 
     import hearth
@@ -91,86 +175,68 @@ def hearth(target: str, sizes: list[int], repeats: int, cuda: bool) -> Samples:
             for device in devices:
                 device.synchronize()
 
-        for size in sizes:
-            arrays = [device.zeros(size // 4, np.float32) for device in devices]
-            count, samples = _count(size, cuda), []
-            for repeat in range(repeats + 1):
+        arrays = [device.zeros(1, np.float32) for device in devices[::-1]]
+        finish()
+        started = time.perf_counter()
+        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)  # in this order, a communicator of its own
+        finish()
+        measured[JOIN] = [time.perf_counter() - started]
+        for case in plan:
+            operation, arrays = _prepared(group, *case)
+            times, samples = count(case, cuda), []
+            for repeat in range(repeats + 1):  # the first one warms up
                 finish()
                 started = time.perf_counter()
-                for _ in range(count):
-                    group.all_reduce(arrays)
-                finish()
+                if case[0] == "one":
+                    for _ in range(times):
+                        operation()
+                        finish()
+                else:
+                    for _ in range(times // BATCH if case[0] == "batch" else times):
+                        operation()
+                    finish()
                 if repeat:
-                    samples.append((time.perf_counter() - started) / count)
-            measured[str(size)] = samples
+                    samples.append((time.perf_counter() - started) / times)
+            measured[key(case)] = samples
             for array in arrays:
                 array.free()
     return measured
 
 
-def nccl(rank: int, ranks: int, meet: str, sizes: list[int], repeats: int, cuda: bool) -> Samples:
-    """One rank, in a process of its own; rank 0 leaves NCCL's unique id in the file `meet`."""
-    import cupy
-    from cupy.cuda import nccl
-
-    cupy.cuda.Device(rank).use()
-    cupy.zeros(1)  # makes the context
-    file = Path(meet)
-    if rank == 0:
-        identity = nccl.get_unique_id()
-        draft = file.with_suffix(".draft")
-        draft.write_text(repr(identity))
-        draft.rename(file)
-    else:
-        deadline = time.monotonic() + 60
-        while not file.exists():
-            if time.monotonic() > deadline:
-                raise SystemExit("rank 0 left no id")
-            time.sleep(0.01)
-        import ast
-
-        identity = ast.literal_eval(file.read_text())
-    communicator = nccl.NcclCommunicator(ranks, identity, rank)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    word = cupy.zeros(1, cupy.float32)
-    cupy.cuda.get_current_stream().synchronize()
-
-    def reduce(address: int, elements: int) -> None:
-        communicator.allReduce(address, address, elements, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
-
-    measured: Samples = {}
-    for size in sizes:
-        array = cupy.zeros(size // 4, cupy.float32)
-        cupy.cuda.get_current_stream().synchronize()
-        count, samples = _count(size, cuda), []
-        for repeat in range(repeats + 1):
-            reduce(word.data.ptr, 1)  # a barrier
-            stream.synchronize()
-            started = time.perf_counter()
-            for _ in range(count):
-                reduce(array.data.ptr, size // 4)
-            stream.synchronize()
-            if repeat:
-                samples.append((time.perf_counter() - started) / count)
-        measured[str(size)] = samples
-        del array
-    communicator.destroy()
-    return measured
-
-
-def numpy_add(sizes: list[int], repeats: int, cuda: bool) -> Samples:
-    """Seconds of an in-place add of two arrays of each size."""
+def _prepared(group: hearth.Group, kind: str, size: int) -> tuple[Callable[[], object], list[hearth.DeviceArray]]:
+    """The operation, and the arrays it works on."""
     import numpy as np
 
-    measured: Samples = {}
-    for size in sizes:
-        a, b = np.zeros(size // 4, np.float32), np.ones(size // 4, np.float32)
-        count, samples = _count(size, cuda), []
-        for repeat in range(repeats + 1):
-            started = time.perf_counter()
-            for _ in range(count):
-                np.add(a, b, out=a)
-            if repeat:
-                samples.append((time.perf_counter() - started) / count)
-        measured[str(size)] = samples
-    return measured
+    devices = group.devices
+    n, elements, part = len(devices), size // 4, share(size, len(devices))
+
+    def zeros(*shape: int) -> list[hearth.DeviceArray]:
+        return [device.zeros(shape, np.float32) for device in devices]
+
+    if kind in {"all_reduce", "one"}:
+        arrays = zeros(elements)
+        return lambda: group.all_reduce(arrays), arrays
+    if kind == "all_gather":
+        arrays, outs = zeros(part), zeros(n, part)
+        return lambda: group.all_gather(arrays, outs=outs), [*arrays, *outs]
+    if kind == "reduce_scatter":
+        arrays, outs = zeros(n * part), zeros(part)
+        return lambda: group.reduce_scatter(arrays, outs=outs), [*arrays, *outs]
+    if kind == "batch":
+        several = [zeros(elements) for _ in range(BATCH)]
+
+        def together() -> None:
+            with group.batch():
+                for each in several:
+                    group.all_reduce(each)
+
+        return together, [array for each in several for array in each]
+    source, target = (device.zeros(elements, np.float32) for device in devices[:2])
+    if kind == "copy":
+        return lambda: target.copy_from(source), [source, target]
+
+    def pass_on() -> None:
+        group.send(source, 1)
+        group.recv(target, 0)
+
+    return pass_on, [source, target]

@@ -1,11 +1,10 @@
-"""Launches, modules, streams, events, profiles and groups, against a fake daemon."""
+"""Launches, modules, streams, events and profiles, against a fake daemon."""
 
 from __future__ import annotations
 
 import gc
 import io
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -331,82 +330,3 @@ def test_profiles(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) ->
     with pytest.raises(ZeroDivisionError), gpu.profile():
         1 / 0  # noqa: B018
     gpu.synchronize()
-
-
-# ---- groups ----
-
-
-@pytest.fixture
-def two() -> Iterator[tuple[FakeDaemon, hearth.Node]]:
-    daemon = FakeDaemon(devices=2)
-    with hearth.connect(daemon.target) as node:
-        yield daemon, node
-    daemon.stop()
-
-
-def test_all_reduce(two: tuple[FakeDaemon, hearth.Node]) -> None:
-    daemon, node = two
-    group = hearth.Group(node.devices[::-1])
-    arrays = [device.zeros((2, 3), np.float32) for device in group.devices]
-    outs = [device.zeros((2, 3), np.float32) for device in group.devices]
-    group.all_reduce(arrays)
-    hearth.Group(node.devices).all_reduce(arrays[::-1], op="mean", outs=outs[::-1], timeout=2)
-    hearth.Group(node.devices[:1]).all_reduce(arrays[1:], op="max")
-    group.synchronize()
-    for device in node.devices:
-        device.synchronize()
-    parts = [command.all_reduce for command in commands(daemon, "all_reduce")]
-    assert sorted((tuple(part.devices), part.sequence, part.op) for part in parts) == [
-        ((0,), 1, commands_pb2.REDUCE_OP_MAX),
-        *[((0, 1), 1, commands_pb2.REDUCE_OP_SUM)] * 2,
-        *[((0, 1), 2, commands_pb2.REDUCE_OP_MEAN)] * 2,
-    ]
-    assert {(part.count, part.dtype) for part in parts} == {(6, "float32")}
-    assert {part.timeout_ns for part in parts if part.sequence == 2} == {2_000_000_000}
-    assert {part.destination for part in parts if part.sequence == 2} == {out._memory.handle for out in outs}
-    assert daemon.count("sync_collective") == 2
-
-
-def test_threads_share_the_count_of_a_group(two: tuple[FakeDaemon, hearth.Node]) -> None:
-    daemon, node = two
-    arrays = [device.zeros(3) for device in node.devices]
-
-    def reduce() -> None:
-        group = hearth.Group(node.devices)
-        for _ in range(20):
-            group.all_reduce(arrays)
-
-    threads = [threading.Thread(target=reduce) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for device in node.devices:
-        device.synchronize()
-    sequences = [command.all_reduce.sequence for command in commands(daemon, "all_reduce")]
-    assert sorted(sequences) == sorted([*range(1, 81)] * 2)
-
-
-def test_groups_that_are_refused_here(two: tuple[FakeDaemon, hearth.Node]) -> None:
-    daemon, node = two
-    group = hearth.Group(node.devices)
-    x, y = (device.zeros(3) for device in node.devices)
-    for arrays, words in (
-        ([x], "1 entries"),
-        ([y, x], "rank 0 of the group is device 0"),
-        ([x, y[1:]], r"\(2,\)"),
-        ([x, y.view(np.int64)], "int64"),
-        ([x, np.zeros(3)], "ndarray"),
-    ):
-        with pytest.raises(hearth.HearthError, match=words):
-            group.all_reduce(arrays)
-    with pytest.raises(hearth.ArgumentError, match="op is 'xor'"):
-        group.all_reduce([x, y], op="xor")
-    with pytest.raises(hearth.ArgumentError, match="twice"):
-        hearth.Group([node.device(0), node.device(0)])
-    with pytest.raises(hearth.ArgumentError):
-        hearth.Group([])
-    with hearth.connect(daemon.target) as other, pytest.raises(hearth.UnsupportedError, match="several nodes"):
-        hearth.Group([node.device(0), other.device(1)])
-    assert daemon.count("all_reduce") == 0
-    assert hearth.Group([node.device(1)]).devices[0].ordinal == 1

@@ -1,89 +1,128 @@
-"""The matcher and the communicators: what comes out for what goes in, for any order."""
+"""The matcher: what comes out for what goes in."""
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from front_collective_parts import SIGNATURE, key, ops, part, place, refusal_in
 
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import status_pb2
-from hearthd.front.collectives import MAX_FAILURES, Key, Match, Matcher, Send
-from hearthd.front.communicators import Communicators
-
-SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum"}
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.collective_refusals import impossible
+from hearthd.front.collectives import MAX_FAILURES, Key, Match, Matcher, Part, Place, Send
+from hearthd.front.flight_recorder import FlightRecorder
 
 
-def part(devices: list[int], sequence: int = 1, channel: int = 1, timeout: float = 5, **changes: Any) -> dict[str, Any]:
-    return {
-        "op": "present", "channel": channel, "devices": devices, "sequence": sequence,
-        "signature": {**SIGNATURE, **changes}, "timeout": timeout,
-    }  # fmt: skip
-
-
-def refusal_in(send: Send) -> Refusal:
-    assert send.body["op"] == "fail"
-    return from_status(status_pb2.Status.FromString(base64.b64decode(send.body["status"])))
+def present(
+    matcher: Matcher, group: Key, device: int, body: dict[str, Any], now: float = 0.0, process: int = 0
+) -> tuple[list[Send], Match | None]:
+    """A local device's part."""
+    return matcher.present(group, group.members.index(device), place(device, process), body, now)
 
 
 def test_complete_when_all_have_presented() -> None:
-    matcher = Matcher(range(4))
-    assert matcher.present("s", 2, part([0, 2], channel=22), 0.0) == ([], None)
-    assert matcher.present("s", 0, part([2, 0], sequence=2, channel=9), 0.0) == ([], None)
-    assert matcher.present("t", 0, part([0, 2], channel=9), 0.0) == ([], None)
-    sends, match = matcher.present("s", 0, part([0, 2], channel=7), 0.0)
+    matcher = Matcher()
+    assert present(matcher, key(0, 2), 2, part(22)) == ([], None)
+    assert present(matcher, key(0, 2, sequence=2), 0, part(9)) == ([], None)
+    assert present(matcher, key(0, 2, owner="t"), 0, part(9)) == ([], None)
+    assert present(matcher, key(2, 0), 0, part(9)) == ([], None), "another order is another group"
+    sends, match = present(matcher, key(0, 2), 0, part(7))
     assert sends == [] and match is not None
-    assert match.key == Key("s", (0, 2), 1)
-    assert match.channels == {0: 7, 2: 22}
-    assert len(matcher) == 2
+    assert match.key == Key("s", (0, 2), 1) and match.places == (place(0), place(2))
+    assert {rank: each.channel for rank, each in match.parts.items()} == {0: 7, 1: 22}
+    assert len(matcher) == 3
 
 
 def test_a_group_of_one() -> None:
-    sends, match = Matcher([0]).present("s", 0, part([0]), 0.0)
+    sends, match = present(Matcher(), key(0), 0, part())
     assert sends == [] and match is not None
+
+
+def test_a_rank_without_a_part_presents_all_the_same() -> None:
+    matcher = Matcher()
+    send = {**SIGNATURE, "kind": "send", "peer": 1}
+    recv = {**SIGNATURE, "kind": "recv", "peer": 0}
+    nothing: list[Any] = []
+    for device, signature in ((2, nothing), (0, [send])):
+        assert present(matcher, key(0, 1, 2), device, {**part(), "signature": signature}) == ([], None)
+    sends, match = present(matcher, key(0, 1, 2), 1, {**part(), "signature": [recv]})
+    assert sends == [] and match is not None and match.parts[2].operations == []
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("count", 9), ("dtype", "int32"), ("reduce", "max"), ("kind", "broadcast"), ("reduce", None)]
 )
 def test_a_mismatch_names_the_odd_rank_and_both_values(field: str, value: object) -> None:
-    matcher = Matcher(range(4))
-    matcher.present("s", 0, part([0, 1, 3], channel=10), 0.0)
-    matcher.present("s", 1, part([0, 1, 3], channel=11, **{field: value}), 0.0)
-    sends, match = matcher.present("s", 3, part([0, 1, 3], channel=13), 0.0)
+    matcher = Matcher()
+    group = key(3, 1, 0)
+    present(matcher, group, 0, part(10))
+    present(matcher, group, 1, part(11, **{field: value}))
+    sends, match = present(matcher, group, 3, part(13))
     assert match is None
-    assert [(send.device, send.body["channel"]) for send in sends] == [(0, 10), (1, 11), (3, 13)]
+    assert [(send.place.device, send.body["channel"]) for send in sends] == [(3, 13), (1, 11), (0, 10)]
     for send in sends:
         refusal = refusal_in(send)
         assert refusal.reason == Reason.COLLECTIVE_MISMATCH
         assert refusal.details["odd_rank"] == "1" and refusal.details["field"] == field
         assert refusal.details["requested"] == str(value) and refusal.details["expected"] == str(SIGNATURE[field])
         assert repr(value) in refusal.message and repr(SIGNATURE[field]) in refusal.message
-    assert len(matcher) == 0
+        assert "position" not in refusal.details
+        assert refusal.details["recorder"].splitlines() == [refusal.details["recorder"]], "one operation, one line"
+    assert len(matcher) == 0 and matcher.failed == {Reason.COLLECTIVE_MISMATCH: 1}
+
+
+def test_a_mismatch_in_a_batch_names_the_position() -> None:
+    matcher = Matcher()
+    first = dict(SIGNATURE)
+    for device, count in ((0, 8), (1, 8), (2, 7)):
+        second = {**SIGNATURE, "kind": "broadcast", "count": count}
+        sends, _ = present(matcher, key(0, 1, 2), device, {**part(), "signature": [first, second]})
+    refusal = refusal_in(sends[0])
+    assert refusal.details["odd_rank"] == "2" and refusal.details["position"] == "2"
+    assert "operation 2 of the batch" in refusal.message
+
+
+def test_a_send_that_does_not_meet_its_receive_names_both() -> None:
+    matcher = Matcher()
+    group = key(0, 3)
+    present(matcher, group, 0, {**part(), "signature": [{**SIGNATURE, "kind": "send", "peer": 1}]})
+    recv = {**SIGNATURE, "kind": "recv", "peer": 0, "count": 9}
+    sends, _ = present(matcher, group, 3, {**part(), "signature": [recv]})
+    refusal = refusal_in(sends[0])
+    assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.details["odd_rank"] == "0, 3"
+    assert refusal.details["requested"] == "8" and refusal.details["expected"] == "9"
+    assert "device 0 sends, 8" in refusal.message and "device 3 receives of it, 9" in refusal.message
 
 
 def test_missing_ranks_at_the_timeout() -> None:
-    matcher = Matcher(range(4), timeout=30)
-    matcher.present("s", 0, part([0, 1, 2], timeout=5), 100.0)
-    matcher.present("s", 2, part([0, 1, 2], timeout=2), 101.0)
+    matcher = Matcher(timeout=30)
+    group = key(0, 1, 2)
+    present(matcher, group, 0, part(timeout=5), 100.0)
+    present(matcher, group, 2, part(timeout=2), 101.0)
     assert matcher.deadline == 103.0
     assert matcher.expire(102.9) == []
     sends = matcher.expire(103.0)
-    assert [send.device for send in sends] == [0, 2]
+    assert [send.place.device for send in sends] == [0, 2]
     refusal = refusal_in(sends[0])
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert refusal.details["missing"] == "1" and refusal.details["presented"] == "0, 2"
-    late, match = matcher.present("s", 1, part([0, 1, 2]), 200.0)
+    assert "1 all_reduce 8 float32 sum: presented, presented by ranks 0, 2" in refusal.details["recorder"]
+    late, match = present(matcher, group, 1, part(), 200.0)
     assert match is None and refusal_in(late[0]).reason == Reason.COLLECTIVE_TIMEOUT
     assert matcher.deadline is None
 
 
+def test_expiry_in_time_order() -> None:
+    matcher = Matcher()
+    for sequence, timeout in ((1, 3), (2, 1), (3, 2), (4, 9)):
+        present(matcher, key(0, 1, sequence=sequence), 0, part(timeout=timeout))
+    assert [send.body["sequence"] for send in matcher.expire(5.0)] == [2, 3, 1]
+    assert matcher.deadline == 9.0
+
+
 def test_the_default_timeout() -> None:
-    matcher = Matcher(range(2), timeout=30)
-    matcher.present("s", 0, part([0, 1], timeout=0), 100.0)
+    matcher = Matcher(timeout=30)
+    present(matcher, key(0, 1), 0, part(timeout=0), 100.0)
     assert matcher.deadline == 130.0
 
 
@@ -92,226 +131,107 @@ def test_the_default_timeout() -> None:
     [([0, 7], Reason.DEVICE_NOT_FOUND), ([0, 0], Reason.INVALID_ARGUMENT), ([1], Reason.INVALID_ARGUMENT)],
 )
 def test_impossible_groups(devices: list[int], reason: Reason) -> None:
-    matcher = Matcher(range(2))
-    sends, match = matcher.present("s", 0, part(devices), 0.0)
-    assert match is None and refusal_in(sends[0]).reason == reason
-    assert len(matcher) == 0
+    refusal = impossible(devices, 0, {0, 1})
+    assert refusal is not None and refusal.reason == reason
+    assert impossible([1, 0], 0, {0, 1}) is None
+
+
+def test_a_long_list_of_devices_is_not_repeated() -> None:
+    for devices in (range(100_000), [0] * 100_000):
+        refusal = impossible(devices, 0, {0, 1})
+        assert refusal is not None and len(str(refusal.details)) + len(refusal.message) < 2000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"channel": 1}, {**part(), "signature": 3}, {**part(), "signature": [3]}, {**part(), "signature": None},
+     {**part(), "channel": "x"}, part(timeout=float("nan")), part(timeout=-1), part(timeout=float("inf"))],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_present_leaves_no_trace(body: dict[str, Any]) -> None:
+    matcher = Matcher()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        present(matcher, key(0, 1), 0, body)
+    with pytest.raises(ValueError, match="rank 2"):
+        matcher.present(key(0, 1), 2, place(0), part(), 0.0)
+    assert len(matcher) == 0 and matcher.deadline is None
 
 
 def test_twice_the_same_rank() -> None:
-    matcher = Matcher(range(2))
-    matcher.present("s", 0, part([0, 1]), 0.0)
-    sends, _ = matcher.present("s", 0, part([0, 1]), 0.0)
-    assert refusal_in(sends[0]).reason == Reason.COLLECTIVE_MISMATCH
+    matcher = Matcher()
+    present(matcher, key(0, 1), 0, part())
+    sends, _ = present(matcher, key(0, 1), 0, part())
+    assert refusal_in(sends[0]).reason == Reason.COLLECTIVE_MISMATCH and "twice" in refusal_in(sends[0]).message
 
 
 def test_a_lost_device_fails_what_waits_for_it() -> None:
-    matcher = Matcher(range(3))
-    matcher.present("s", 0, part([0, 1]), 0.0)
-    matcher.present("s", 0, part([0, 2]), 0.0)
-    matcher.present("s", 1, part([1, 2]), 0.0)
-    sends = matcher.device_lost(1, "it was killed by SIGSEGV")
-    assert [send.device for send in sends] == [0]  # 1 itself is gone
+    matcher = Matcher()
+    present(matcher, key(0, 1), 0, part())
+    present(matcher, key(0, 2), 0, part())
+    present(matcher, key(1, 2), 1, part())
+    sends = matcher.lost(place(1), "it was killed by SIGSEGV", {"s"})
+    assert ops(sends) == [(0, "fail")]  # 1 itself is gone
     assert refusal_in(sends[0]).reason == Reason.COMMUNICATOR_FAILED
-    assert "SIGSEGV" in refusal_in(sends[0]).message
+    assert "Device 1 of group [0, 1]" in refusal_in(sends[0]).message and "SIGSEGV" in refusal_in(sends[0]).message
     assert len(matcher) == 1
-    late, _ = matcher.present("s", 2, part([1, 2]), 1.0)
+    late, _ = present(matcher, key(1, 2), 2, part(), 1.0)
     assert refusal_in(late[0]).reason == Reason.COMMUNICATOR_FAILED
 
 
-def test_a_closed_session_is_forgotten() -> None:
-    matcher = Matcher(range(2))
-    matcher.present("s", 0, part([0, 1]), 0.0)
-    matcher.present("t", 0, part([0, 1]), 0.0)
-    assert [send.device for send in matcher.session_closed("s")] == [0]
+def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
+    matcher = Matcher()
+    present(matcher, key(0, 1), 0, part(10), process=1)
+    present(matcher, key(0, 1, owner="t"), 0, part(20), process=2)
+    sends = matcher.lost(place(1, 7), "it was killed by SIGSEGV", {"s"})
+    assert [(send.place, send.body["channel"]) for send in sends] == [(place(0, 1), 10)]
+    assert len(matcher) == 1
+    assert matcher.lost(place(0, 2), "it was killed by SIGSEGV", {"t"}) == [], "the part that had come is gone with it"
+    assert len(matcher) == 0
+
+
+def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
+    """Nodes of groups are numbered by each group for itself."""
+    matcher = Matcher()
+    ours, other = Key("group:aa", (0, 1), 1), Key("group:bb", (0, 1), 1)
+    for group in (ours, other):
+        matcher.present(group, 1, Place(1, 0, 3), part(), 0.0)
+    local = Key("group:aa", (0, 1), 2)
+    matcher.present(local, 0, Place(0, 0, 3), part(55), 0.0)
+    assert matcher.lost(1, "its connection broke") == []
+    sends = matcher.lost(1, "its connection broke", {"group:aa"})
+    assert [(send.place, send.body["group"], send.body["devices"]) for send in sends] == [(Place(0, 0, 3), "aa", [])]
+    assert "Node 1 of group aa of 2 ranks" in refusal_in(sends[0]).message
+    assert len(matcher) == 1
+
+
+def test_an_owner_that_gives_up_is_forgotten() -> None:
+    matcher = Matcher()
+    present(matcher, key(0, 1), 0, part(timeout=1))
+    matcher.expire(1.0)
+    present(matcher, key(0, 1, sequence=2), 0, part())
+    present(matcher, key(0, 1, owner="t"), 0, part())
+    sends = matcher.give_up("s", Refusal(Reason.SESSION_EXPIRED, "over"))
+    assert [(send.place.device, send.body["sequence"]) for send in sends] == [(0, 2)]
+    assert refusal_in(sends[0]).reason == Reason.SESSION_EXPIRED
     assert len(matcher) == 1 and not matcher._failures
 
 
 def test_failures_are_bounded() -> None:
-    matcher = Matcher(range(2))
+    matcher = Matcher()
     for sequence in range(MAX_FAILURES + 50):
-        matcher.present("s", 0, part([0, 1], sequence=sequence, timeout=1), 0.0)
+        present(matcher, key(0, 1, sequence=sequence), 0, part(timeout=1))
         matcher.expire(2.0)
-    assert len(matcher._failures) == MAX_FAILURES
+    assert len(matcher._failures["s"]) == MAX_FAILURES
 
 
-@st.composite
-def schedules(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], set[int]]:
-    """A group, an interleaving of its ranks' operations (each rank in its own order), sequences with an odd rank."""
-    devices = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
-    count = draw(st.integers(1, 5))
-    ranks = [device for device in devices for _ in range(count)]
-    order = draw(st.permutations(ranks))
-    seen: dict[int, int] = {}
-    steps = []
-    for device in order:
-        seen[device] = seen.get(device, 0) + 1
-        steps.append((device, seen[device]))
-    odd = draw(st.sets(st.integers(1, count))) if len(devices) > 1 else set()
-    return devices, steps, odd
+def test_old_devices_present_a_single_signature() -> None:
+    assert Part.of(place(0), {"channel": 3, "signature": SIGNATURE}).operations == [SIGNATURE]
 
 
-@settings(deadline=None)
-@given(schedules(), st.booleans())
-def test_any_interleaving_runs_each_operation_once_in_one_order(
-    schedule: tuple[list[int], list[tuple[int, int]], set[int]], eager: bool
-) -> None:
-    devices, steps, odd = schedule
-    matcher, communicators = Matcher(range(6)), Communicators()
-    told: dict[int, list[tuple[str, int]]] = {device: [] for device in devices}
-    waiting: list[Send] = []
-    comms: set[int] = set()
-
-    def deliver(sends: list[Send]) -> None:
-        for send in sends:
-            body = send.body
-            if body["op"] in ("go", "fail"):
-                assert body["devices"] == sorted(devices) and body["channel"] == 10 + send.device
-                told[send.device].append((body["op"], body["sequence"]))
-            else:
-                waiting.append(send)
-
-    def answer() -> None:
-        while waiting:
-            device, body, process = waiting.pop(0)
-            assert process == 100 + device
-            comms.add(body["comm"])
-            reply = {"op": "joined", "comm": body["comm"]}
-            if body["op"] == "create_id":
-                assert device == min(devices)
-                reply = {"op": "id", "comm": body["comm"], "unique_id": "abc"}
-            else:
-                assert body["unique_id"] == "abc" and body["ranks"] == len(devices)
-                assert sorted(devices)[body["rank"]] == device
-            deliver(communicators.message(device, reply, process))
-
-    for device, sequence in steps:
-        different = sequence in odd and device == devices[0]
-        body = part(devices, sequence, channel=10 + device, **({"count": 99} if different else {}))
-        sends, match = matcher.present("s", device, body, 0.0, process=100 + device)
-        deliver(sends)
-        if match is not None:
-            deliver(communicators.submit(match))
-        if eager:
-            answer()
-    answer()
-    sequences = {sequence for _, sequence in steps}
-    for device in devices:
-        assert sorted(told[device], key=lambda item: item[1]) == [
-            ("fail" if sequence in odd else "go", sequence) for sequence in sorted(sequences)
-        ]
-    runs = [[item for item in told[device] if item[0] == "go"] for device in devices]
-    assert all(run == runs[0] for run in runs)
-    assert len(matcher) == 0 and len(communicators) <= 1 and len(comms) <= 1
-
-
-def complete(sequence: int = 1, deadline: float = 5.0, session: str = "s") -> Match:
-    return Match(Key(session, (0, 1), sequence), deadline, {0: 10, 1: 11}, {0: {}, 1: {}})
-
-
-def ready() -> Communicators:
-    communicators = Communicators()
-    communicators.submit(complete())
-    communicators.message(0, {"op": "id", "comm": 1, "unique_id": "u"})
-    communicators.message(0, {"op": "joined", "comm": 1})
-    sends = communicators.message(1, {"op": "joined", "comm": 1})
-    assert [(send.device, send.body["op"]) for send in sends] == [(0, "go"), (1, "go")]
-    return communicators
-
-
-def test_a_ready_communicator_is_used_again() -> None:
-    communicators = ready()
-    assert [send.body["op"] for send in communicators.submit(complete(2))] == ["go", "go"]
-    assert communicators.deadline is None
-
-
-def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
-    communicators = Communicators()
-    communicators.submit(complete())
-    communicators.submit(complete(2))
-    communicators.message(0, {"op": "id", "comm": 1, "unique_id": "u"})
-    status = base64.b64encode(Refusal(Reason.INTERNAL, "no NCCL").to_status().SerializeToString()).decode()
-    sends = communicators.message(1, {"op": "join_failed", "comm": 1, "status": status})
-    assert [(send.device, send.body["op"]) for send in sends] == [
-        (0, "abort"), (0, "fail"), (1, "fail"), (0, "fail"), (1, "fail"),
-    ]  # fmt: skip
-    assert refusal_in(sends[1]).reason == Reason.COMMUNICATOR_FAILED and "no NCCL" in refusal_in(sends[1]).message
-    assert communicators.message(0, {"op": "joined", "comm": 1}) == []
-    assert communicators.submit(complete(3)) == [Send(0, {"op": "create_id", "comm": 2, "ranks": 2})]
-
-
-def test_a_communicator_that_is_not_made_in_time() -> None:
-    communicators = Communicators()
-    communicators.submit(complete(deadline=5.0))
-    communicators.message(0, {"op": "id", "comm": 1, "unique_id": "u"})
-    communicators.message(0, {"op": "joined", "comm": 1})
-    assert communicators.deadline == 5.0 and communicators.expire(4.9) == []
-    sends = communicators.expire(5.0)
-    assert [send.body["op"] for send in sends] == ["abort", "abort", "fail", "fail"]
-    assert refusal_in(sends[2]).reason == Reason.COLLECTIVE_TIMEOUT and refusal_in(sends[2]).details["missing"] == "1"
-    assert len(communicators) == 0
-
-
-def test_a_lost_device_aborts_its_communicators_on_survivors() -> None:
-    communicators = ready()
-    sends = communicators.device_lost(0, "boom")
-    assert sends == [Send(1, {"op": "abort", "comm": 1, "reason": "device 0 was lost: boom"})]
-    assert communicators.device_lost(0, "boom") == []
-    assert communicators.submit(complete(2))[0].body == {"op": "create_id", "comm": 2, "ranks": 2}
-    sends = communicators.device_lost(0, "boom")
-    assert [(send.device, send.body["op"]) for send in sends] == [(1, "abort"), (1, "fail")]
-
-
-def test_a_reported_failure_aborts_every_rank() -> None:
-    sends = ready().message(1, {"op": "failed", "comm": 1, "reason": "timeout"})
-    assert [(send.device, send.body["op"]) for send in sends] == [(0, "abort"), (1, "abort")]
-
-
-def test_a_closed_session_leaves_the_communicator() -> None:
-    communicators = Communicators()
-    communicators.submit(complete(session="s"))
-    communicators.submit(complete(session="t"))
-    communicators.session_closed("s")
-    communicators.message(0, {"op": "id", "comm": 1, "unique_id": "u"})
-    communicators.message(0, {"op": "joined", "comm": 1})
-    assert len(communicators.message(1, {"op": "joined", "comm": 1})) == 2
-
-
-@given(st.integers(-1, 3), st.sampled_from(["id", "joined", "join_failed", "failed", "?"]), st.integers(0, 3))
-def test_stray_messages_do_no_harm(device: int, op: str, comm: int) -> None:
-    communicators = Communicators()
-    assert communicators.message(device, {"op": op, "comm": comm, "unique_id": "x"}) == []
-
-
-def on(processes: tuple[int, int], session: str, sequence: int = 1) -> Match:
-    match = complete(sequence, session=session)
-    match.processes = dict(enumerate(processes))
-    return match
-
-
-def test_processes_of_a_device_have_communicators_of_their_own() -> None:
-    """Two sessions on the same devices, one of them in processes of its own."""
-    communicators = Communicators()
-    assert communicators.submit(on((1, 1), "s")) == [Send(0, {"op": "create_id", "comm": 1, "ranks": 2}, 1)]
-    assert communicators.submit(on((2, 3), "t")) == [Send(0, {"op": "create_id", "comm": 2, "ranks": 2}, 2)]
-    assert communicators.message(0, {"op": "id", "comm": 2, "unique_id": "u"}, 1) == [], "another process's"
-    sends = communicators.message(0, {"op": "id", "comm": 2, "unique_id": "u"}, 2)
-    assert [(send.device, send.process, send.body["op"]) for send in sends] == [(0, 2, "join"), (1, 3, "join")]
-    communicators.message(0, {"op": "joined", "comm": 2}, 2)
-    assert communicators.message(1, {"op": "joined", "comm": 2}, 1) == []
-    sends = communicators.message(1, {"op": "joined", "comm": 2}, 3)
-    assert [(send.device, send.process, send.body["op"]) for send in sends] == [(0, 2, "go"), (1, 3, "go")]
-    sends = communicators.device_lost(0, "boom", 1)
-    assert [(send.device, send.process) for send in sends if send.body["op"] == "abort"] == [(1, 1)]
-    assert [send.body["op"] for send in communicators.submit(on((2, 3), "t", 2))] == ["go", "go"]
-
-
-def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
-    matcher = Matcher(range(2))
-    matcher.present("s", 0, part([0, 1], channel=10), 0.0, process=1)
-    matcher.present("t", 0, part([0, 1], channel=20), 0.0, process=2)
-    sends = matcher.device_lost(1, "it was killed by SIGSEGV", {"s"})
-    assert [(send.device, send.process, send.body["channel"]) for send in sends] == [(0, 1, 10)]
-    assert len(matcher) == 1
-    assert matcher.device_lost(0, "it was killed by SIGSEGV", {"t"}) == [], "the part that had come is gone with it"
-    assert len(matcher) == 0
+def test_the_recorder_says_who_came_before() -> None:
+    recorder = FlightRecorder()
+    matcher = Matcher(recorder=recorder)
+    for sequence in range(1, 12):
+        present(matcher, key(0, 1, sequence=sequence), 0, part(timeout=sequence))
+    lines = refusal_in(matcher.expire(1.0)[0]).details["recorder"].splitlines()
+    assert [line.split()[0] for line in lines] == [str(each) for each in range(4, 12)]

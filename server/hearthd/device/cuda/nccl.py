@@ -1,10 +1,12 @@
-"""Collectives by NCCL: one communicator per group of devices, one rank per device process."""
+"""NCCL's communicators: one per group of devices, one rank per device process."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import cupy
@@ -12,60 +14,82 @@ from cupy.cuda import nccl
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cuda.errors import CudaError, raise_status, translate
+from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
+from hearthd.device.cuda.nccl_operations import BYTES, Call, calls, check, named, reducible
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.server import Exchange
 
-# nccl.h: ncclDataType_t and ncclRedOp_t
-_DTYPES = {
-    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
-    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
-}  # fmt: skip
-_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 _UNHANDLED_CUDA_ERROR = 1
 _IN_PROGRESS = 7
 _CLOSE_SECONDS = 5.0
+
+_CONNECT_SECONDS = 60.0
+"""How long the first exchange with every other rank may take on the device, behind whatever else runs there."""
+_CONNECT_CHECK_SECONDS = 0.001
+
+_SCRATCH_BYTES = 512
+_SENT, _RECEIVED = 128, 256
+"""Where in the scratch memory connecting has its bytes; barriers have theirs at its beginning."""
+
+_SETTINGS = {
+    # NCCL connects ranks when a collective first needs it, inside the call: that would make the device-handle thread
+    # wait for a peer. With 0 it connects what collectives use in `join`, on a helper thread.
+    "NCCL_RUNTIME_CONNECT": "0",
+    # What a large group asks of the kernels goes through a ring buffer, and the call waits for the device where that is
+    # full. 1,024 operations (hearthd.device.collective_parsing) of about 100 bytes for each of 100 ranks fit 16 MiB.
+    "NCCL_WORK_FIFO_BYTES": str(16 << 20),
+    # NVLink multicast: programs that use it have put GPUs out of service that others share. Who owns the machine may
+    # set it in the daemon's environment (1, or 2 for where NCCL finds it); NCCL's own files of settings come second.
+    "NCCL_NVLS_ENABLE": "0",
+}
+"""Variables that NCCL reads when it is first used; what the daemon's environment says stays."""
+
+_FAILURES: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.available else (KeyError,)
+"""What CuPy raises where NCCL fails: a KeyError for the codes that it has no text for."""
+
+_REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, AssertionError)
+"""The same, and what it raises for an id that is none."""
 
 
 class NcclCommunicator:
     """One rank. Once `abort` is under way nothing else touches the communicator: NCCL frees it there."""
 
-    def __init__(self, communicator: Any, device: int, rank: int, ranks: int) -> None:
+    def __init__(self, communicator: Any, device: int, rank: int, ranks: int, scratch: int) -> None:
         self._communicator = communicator
         self._device = device
         self._rank = rank
         self._ranks = ranks
+        self._scratch = scratch
         self._failure = ""
         self._lock = threading.Lock()
         self._aborted = False
 
-    def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
-        for each in operations:
-            self._all_reduce(each.source, each.destination, each.count, each.dtype, each.op, stream)
+    @property
+    def aborted(self) -> bool:
+        return self._aborted
 
-    def _all_reduce(self, source: int, destination: int, count: int, dtype: str, op: str, stream: Stream) -> None:
-        check(dtype, op)
+    def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
         failure = self._failure
         if failure:
-            raise self._refusal("all_reduce", failure)
+            raise self._refusal(named(operations), failure)
+        # All of them are made first: an error in between would leave the peers with half of a group.
+        made = calls(operations, self._rank, self._ranks, self._scratch)
         try:
-            self._communicator.allReduce(source, destination, count, _DTYPES[dtype], _OPS[op], stream.pointer)
-        except nccl.NcclError as error:
-            if error.status == _UNHANDLED_CUDA_ERROR:
-                self._raise_fault(stream)
-            self._failure = self._failure or str(error)
-            raise self._refusal("all_reduce", str(error)) from error
+            issue(self._communicator, made, stream.pointer)
+        except _FAILURES as error:
+            if _status(error) == _UNHANDLED_CUDA_ERROR:
+                _raise_fault(stream.pointer, named(operations))
+            self._failure = self._failure or _why(error)
+            raise self._refusal(named(operations), _why(error)) from error
 
     def failed(self) -> str:
         with self._lock:  # so that `abort` does not free the communicator while it is asked
             if not self._failure:
                 try:
                     self._communicator.check_async_error()
-                except nccl.NcclError as error:
-                    if error.status != _IN_PROGRESS:
-                        self._failure = str(error)
-                except KeyError:  # CuPy has no text for "in progress"
-                    pass
+                except _FAILURES as error:
+                    if _status(error) != _IN_PROGRESS:
+                        self._failure = _why(error)
             return self._failure
 
     def abort(self) -> None:
@@ -74,17 +98,41 @@ class NcclCommunicator:
                 return
             self._aborted = True
             self._failure = self._failure or "the communicator was aborted"
-        try:
+        with suppress(*CudaError):  # the device is lost; so is the communicator
             runtime.setDevice(self._device)
             self._communicator.abort()
-        except CudaError:  # the device is lost; so is the communicator
-            pass
 
-    def _raise_fault(self, stream: Stream) -> None:
-        """NCCL only says that CUDA failed; a sticky error shows on the stream."""
-        status: int = runtime.streamQuery(stream.pointer)
-        if status not in (0, 600):
-            raise_status(status, "running all_reduce", Reason.COMMUNICATOR_FAILED)
+    def connect(self) -> None:
+        """Exchanges a byte with every other rank, and waits until all have. Helper threads only, before anything else
+        is enqueued; all ranks do it.
+
+        NCCL connects two ranks at the first send between them, inside the call, by a conversation of the two: done
+        here, it is no call of the device-handle thread that waits for a peer. The byte's way is the one of all sizes.
+        Raises what CuPy raises.
+        """
+        made: list[Call] = []
+        for peer in range(self._ranks):
+            if peer != self._rank:
+                made.append(("send", (self._scratch + _SENT, 1, BYTES, peer)))
+                made.append(("recv", (self._scratch + _RECEIVED, 1, BYTES, peer)))
+        if not made:
+            return
+        stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
+        try:
+            issue(self._communicator, made, stream)
+            self._wait(stream)
+        finally:
+            runtime.streamDestroy(stream)
+
+    def _wait(self, stream: int) -> None:
+        """Looks again and again: CUDA's own wait would not end where a peer is gone."""
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while (status := runtime.streamQuery(stream)) == NOT_READY:
+            failure = self.failed()
+            if failure or time.monotonic() > deadline:
+                raise self._refusal("connecting", failure or f"not all ranks came within {_CONNECT_SECONDS:g} s")
+            time.sleep(_CONNECT_CHECK_SECONDS)
+        raise_status(status, "connecting the ranks of a group", Reason.COMMUNICATOR_FAILED)
 
     def _refusal(self, doing: str, why: str) -> Refusal:
         return Refusal(
@@ -98,13 +146,15 @@ class NcclCommunicator:
 class NcclCommunicators:
     """`join` and `unique_id` run on helper threads, everything else on the device-handle thread."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, capability: tuple[int, int]) -> None:
+        """Makes no use of NCCL that could load what it needs of a device: most processes never have a group."""
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
         self._device = device
+        self._reducible = reducible(nccl.get_version(), capability) if nccl.available else ()
         self._lock = threading.Lock()
         self._joined: list[NcclCommunicator] = []
-        # NCCL connects ranks when a collective first needs it, inside the call: that would make the device-handle
-        # thread wait for a peer. Connected in `join`, on a helper thread, it never does. What is set stays.
-        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        self._scratch = 0
 
     @property
     def available(self) -> bool:
@@ -112,14 +162,14 @@ class NcclCommunicators:
 
     def check(self, kind: str, dtype: str, op: str) -> None:
         self._require()
-        check(dtype, op)
+        check(kind, dtype, op, self._reducible)
 
     def unique_id(self, ranks: int) -> bytes:
         self._require()
         try:
             unique = nccl.get_unique_id()
-        except nccl.NcclError as error:
-            raise Refusal(Reason.COMMUNICATOR_FAILED, f"NCCL gives no unique id: {error}.") from error
+        except _FAILURES as error:
+            raise Refusal(Reason.COMMUNICATOR_FAILED, f"NCCL gives no unique id: {_why(error)}.") from error
         # CuPy 13 has a tuple of signed numbers, CuPy 14 bytes.
         return unique if isinstance(unique, bytes) else bytes(number & 0xFF for number in unique)
 
@@ -127,30 +177,49 @@ class NcclCommunicators:
         """NCCL has nothing to give back."""
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
-        """Returns when all ranks have joined; NCCL gives no way to end the wait from outside."""
+        """Returns when all ranks have joined and are connected, each with each; NCCL gives no way to end the wait for
+        the others from outside."""
         self._require()
         identity: object = unique_id
         if int(cupy.__version__.partition(".")[0]) < 14:
             identity = tuple(number - 256 if number > 127 else number for number in unique_id)
         try:
             runtime.setDevice(self._device)
+            scratch = self._scratch_memory()
             communicator = nccl.NcclCommunicator(ranks, identity, rank)
-        except (nccl.NcclError, ValueError, TypeError, AssertionError) as error:
+            joined = NcclCommunicator(communicator, self._device, rank, ranks, scratch)
+            self._connect(joined)
+        except _REFUSED as error:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,
-                f"Joining as rank {rank} of {ranks} failed: {error}.",
+                f"Joining as rank {rank} of {ranks} failed: {_why(error)}.",
                 fix="check that every rank has the same unique id, a rank of its own, and can reach the others; "
                 "NCCL_DEBUG=WARN in the daemon's environment says more",
                 details={"rank": rank, "ranks": ranks},
             ) from error
         except CudaError as error:
             raise translate(error, f"joining as rank {rank} of {ranks}", Reason.COMMUNICATOR_FAILED) from error
-        joined = NcclCommunicator(communicator, self._device, rank, ranks)
         with self._lock:
             # Kept for `close`: CuPy ends an object that nobody has with ncclCommDestroy, which may wait for peers.
-            self._joined = [each for each in self._joined if not each._aborted]
+            self._joined = [each for each in self._joined if not each.aborted]
             self._joined.append(joined)
         return joined
+
+    @staticmethod
+    def _connect(joined: NcclCommunicator) -> None:
+        try:
+            joined.connect()
+        except BaseException:
+            joined.abort()  # nobody else knows of it, and to be collected it would be destroyed
+            raise
+
+    def _scratch_memory(self) -> int:
+        """What barriers reduce and connecting exchanges: one block for all communicators of the process, of which
+        nobody reads what several of them write at once. It is never freed: that would wait for the device."""
+        with self._lock:
+            if not self._scratch:
+                self._scratch = runtime.malloc(_SCRATCH_BYTES)
+            return self._scratch
 
     def close(self) -> None:
         """Aborts what is left, for at most a few seconds. Never raises."""
@@ -159,8 +228,9 @@ class NcclCommunicators:
         threads = [threading.Thread(target=each.abort, name="nccl-abort", daemon=True) for each in joined]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in threads:
-            thread.join(_CLOSE_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _require(self) -> None:
         if not nccl.available:
@@ -171,19 +241,37 @@ class NcclCommunicators:
             )
 
 
-def check(dtype: str, op: str) -> None:
-    """Raises Refusal(UNSUPPORTED) that names what NCCL can reduce."""
-    if dtype not in _DTYPES:
-        raise Refusal(
-            Reason.UNSUPPORTED,
-            f"NCCL cannot reduce {dtype or 'an unnamed dtype'}; it can {', '.join(_DTYPES)}.",
-            fix="convert to one of these before the collective",
-            details={"requested": dtype, "allowed": ", ".join(_DTYPES)},
-        )
-    if op not in _OPS:
-        raise Refusal(
-            Reason.UNSUPPORTED,
-            f"NCCL has no reduction {op!r}; it has {', '.join(_OPS)}.",
-            fix="use one of these",
-            details={"requested": op, "allowed": ", ".join(_OPS)},
-        )
+def issue(communicator: Any, made: Sequence[Call], stream: int) -> None:
+    """Makes the calls, as one group where there are more than one. Raises what CuPy raises for the first that failed;
+    ncclGroupEnd is reached whatever happens, since the thread's next calls would go to the group otherwise."""
+    if len(made) == 1:
+        ((name, arguments),) = made
+        getattr(communicator, name)(*arguments, stream)
+        return
+    if not made:
+        return
+    nccl.groupStart()
+    try:
+        for name, arguments in made:
+            getattr(communicator, name)(*arguments, stream)
+    except BaseException:
+        with suppress(*_FAILURES):
+            nccl.groupEnd()  # NCCL has noted which call failed, and launches none
+        raise
+    nccl.groupEnd()
+
+
+def _status(error: Exception) -> int:
+    status: int = error.args[0] if isinstance(error, KeyError) else getattr(error, "status", 0)
+    return status
+
+
+def _why(error: Exception) -> str:
+    return f"NCCL error {error.args[0]}" if isinstance(error, KeyError) else str(error)
+
+
+def _raise_fault(stream: int, doing: str) -> None:
+    """NCCL only says that CUDA failed; a sticky error shows on the stream."""
+    status: int = runtime.streamQuery(stream)
+    if status not in (0, NOT_READY):
+        raise_status(status, f"running {doing}", Reason.COMMUNICATOR_FAILED)

@@ -72,7 +72,7 @@ class CudaServer(
         capability = (self._properties.compute_capability_major, self._properties.compute_capability_minor)
         self.capability = capability
         self._compiler = CudaCompiler(capability, (version // 1000, version % 1000 // 10))
-        self._communicators = NcclCommunicators(index)
+        self._communicators = NcclCommunicators(index, capability)
         if self._communicators.available:
             self._properties.features.append("nccl")
 

@@ -11,14 +11,17 @@ and at most one read per track.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class Usage:
     """Where a buffer was last written, and read since. Track -1: never."""
 
-    __slots__ = ("position", "reads", "track")
+    __slots__ = ("behind", "position", "reads", "track")
 
     def __init__(self) -> None:
+        self.behind: tuple[Any, ...] = ()
+        """What decides later whether the buffer's contents are worth anything; see `hearthd.device.doubts`."""
         self.track = -1
         self.position = 0
         self.reads: dict[int, int] | None = None

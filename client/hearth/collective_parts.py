@@ -1,0 +1,106 @@
+"""One rank's part in one operation: what it is made of, and how it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hearth import collective_overlap as overlap
+from hearth import stream as streams
+from hearth.errors import LaunchError
+from hearth.group_order import Roster, taken
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.array import DeviceArray
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+    from hearth.stream import Stream
+
+
+class Part(NamedTuple):
+    """One rank's part in one operation; ranks are the group's."""
+
+    rank: int
+    kind: commands_pb2.CollectiveKind
+    source: DeviceArray | None = None
+    destination: DeviceArray | None = None
+    elements: int = 0
+    """NCCL's: elements that each rank gives or gets of every other."""
+    dtype: str = ""
+    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED
+    root: int | None = None
+    peer: int | None = None
+
+    @property
+    def arrays(self) -> tuple[DeviceArray, ...]:
+        """Source and destination, where it has them."""
+        return tuple(array for array in (self.source, self.destination) if array is not None)
+
+    def write(self, to: commands_pb2.CollectiveOperation, roster: Roster) -> None:
+        """As a message, with the ranks of `roster`."""
+        to.kind = self.kind
+        if self.source is not None:
+            to.source, to.source_offset = self.source._memory.handle, self.source._offset
+        if self.destination is not None:
+            to.destination, to.destination_offset = self.destination._memory.handle, self.destination._offset
+        to.count, to.dtype, to.op = self.elements, self.dtype, self.op
+        if self.root is not None:
+            to.root = roster.rank(self.root)
+        if self.peer is not None:
+            to.peer = roster.rank(self.peer)
+
+
+def present(
+    connections: Mapping[int, Connection],
+    roster: Roster,
+    parts: Mapping[int, Sequence[Part]],
+    timeout_ns: int,
+    on: Mapping[int, Stream | None] | None = None,
+) -> None:
+    """Submits the parts of each rank in `parts`, as one operation of the roster's.
+
+    `on`: each rank's stream; without, the current ones. Nothing is submitted where anything is refused here.
+    """
+    commands: list[tuple[Connection, Attachment, commands_pb2.Command]] = []
+    for rank, own in parts.items():
+        connection = connections[rank]
+        attachment = connection.attachment()
+        for part in own:
+            for array in part.arrays:
+                attachment = array._usable()
+        overlap.check(own)
+        stream = streams.current(connection) if on is None else on[rank]
+        command = commands_pb2.Command(stream=_on_stream(stream, connection, attachment))
+        collective = command.collective
+        if isinstance(roster.name, bytes):
+            collective.group = roster.name
+        else:
+            collective.devices.extend(roster.name)
+        collective.timeout_ns = timeout_ns
+        for part in own:
+            part.write(collective.operations.add(), roster)
+        commands.append((connection, attachment, command))
+    with taken(connection.turns for connection, _, _ in commands):
+        for connection, _, command in commands:  # all first: a rank that fails to submit has had its turn as well
+            command.collective.sequence = connection.turns.next(roster.name)
+        for _, attachment, command in commands:
+            attachment.submit(command)
+
+
+def _on_stream(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
+    if stream is None:
+        return 0
+    if stream.records:
+        raise LaunchError(
+            "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
+        )
+    return streams.resolve(stream, connection, attachment)
+
+
+def by_rank(parts: Iterable[Part], ranks: Iterable[int] = ()) -> dict[int, list[Part]]:
+    """The parts of each rank that has one, and of each of `ranks`."""
+    found: dict[int, list[Part]] = {rank: [] for rank in ranks}
+    for part in parts:
+        found.setdefault(part.rank, []).append(part)
+    return found

@@ -1,0 +1,79 @@
+"""Who is which rank to the daemon, and in what order operations are presented.
+
+The daemon matches what the ranks of a `Roster` present by number: each device counts its own. Whoever presents for
+several devices holds them all meanwhile, so that any two operations are in the same order on every device they share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+Name = tuple[int, ...] | bytes
+"""Devices of a session in rank order, or the id of a group over daemons."""
+
+
+class Roster(NamedTuple):
+    """The ranks that have to come to an operation, by the name under which the daemon knows them."""
+
+    name: Name
+    members: tuple[int, ...]
+    """The group's ranks, in the daemon's rank order."""
+
+    def rank(self, member: int) -> int:
+        """What the group's rank `member` is to the daemon."""
+        return self.members.index(member)
+
+
+def in_order(ordinals: Sequence[int]) -> Roster:
+    """Devices of a session in the order given: for what depends on it."""
+    return Roster(tuple(ordinals), tuple(range(len(ordinals))))
+
+
+def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) -> Roster:
+    """The same devices, or the ranks `among` them, sorted: groups that differ only in their order share it."""
+    ranks = range(len(ordinals)) if among is None else among
+    members = tuple(sorted(ranks, key=ordinals.__getitem__))
+    return Roster(tuple(ordinals[rank] for rank in members), members)
+
+
+_places = itertools.count()
+
+
+class Turns:
+    """One device of a session: how many operations it has presented under each name, and who presents now."""
+
+    __slots__ = ("_counts", "lock", "place")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.place = next(_places)
+        """Where it stands in the order in which several are taken."""
+        self._counts: dict[Name, int] = {}
+
+    def next(self, name: Name) -> int:
+        """The number of its next operation under `name`, from 1. `lock` is held."""
+        self._counts[name] = count = self._counts.get(name, 0) + 1
+        return count
+
+    def forget(self, name: Name) -> None:
+        """Nothing more is presented under `name`."""
+        with self.lock:
+            self._counts.pop(name, None)
+
+
+@contextmanager
+def taken(turns: Iterable[Turns]) -> Iterator[None]:
+    """Holds these devices, all sessions' in one order, so that nobody waits in a circle."""
+    held: list[threading.Lock] = []
+    try:
+        for each in sorted(turns, key=lambda each: each.place):
+            each.lock.acquire()
+            held.append(each.lock)
+        yield
+    finally:
+        for lock in reversed(held):
+            lock.release()

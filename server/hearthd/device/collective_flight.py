@@ -1,0 +1,78 @@
+"""A collective that has been launched, until it is known how it ended.
+
+Its peers may be gone, and then it ends with an error long after its turn in its stream; see `doubts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.operation import Origin
+from hearthd.device.policy.errors import Failure
+from hearthd.device.tables import Buffer
+from hearthd.device.tracks import Track, Tracks
+
+
+class Flight:
+    """One. Device-handle thread."""
+
+    __slots__ = ("_behind", "_destinations", "_tracks", "failure", "origin", "over", "sequence", "track", "what")
+
+    def __init__(
+        self, origin: Origin, what: str, sequence: int, destinations: Sequence[Buffer], track: Track, tracks: Tracks
+    ) -> None:
+        self.origin = origin
+        self.what = what
+        """Names it in messages."""
+        self.sequence = sequence
+        self.track = track
+        self.over = False
+        self.failure: Failure | None = None
+        """Why it came to nothing."""
+        self._destinations = destinations
+        self._tracks = tracks
+        self._behind: list[Callable[[], None]] = []
+        tracks.doubts.open[self] = None
+        origin.stream.flights[self] = None
+        for buffer in destinations:
+            buffer.usage.behind = (*tracks.doubts.about(buffer.usage), self)
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """`callback` when it is known how it ended."""
+        if self.over:
+            callback()
+        else:
+            self._behind.append(callback)
+
+    def succeed(self) -> None:
+        """It is done."""
+        self._end()
+
+    def fail(self, refusal: Refusal) -> None:
+        """It came to nothing: an error on its stream. What it wrote is worth nothing, and neither is what has been made
+        of that since."""
+        if self.over:
+            return
+        spoiled = dict.fromkeys(self._destinations)
+        spoiled.update(
+            (buffer, None) for buffer in self.origin.session.buffers.items.values() if self in buffer.usage.behind
+        )
+        origin = self.origin
+        if not origin.over:  # its source had failed: that is its error, and it took part for the others' sake
+            origin.over = True
+            self.failure = Failure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
+            origin.replies.failed(origin)
+            if origin.record is not None:
+                origin.record.failed(refusal.reason)
+            origin.keep(self.failure, list(spoiled))
+        self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        self._destinations = ()
+        self._tracks.doubts.open.pop(self, None)
+        self.origin.stream.flights.pop(self, None)
+        behind, self._behind = self._behind, []
+        for callback in behind:
+            callback()

@@ -1,0 +1,214 @@
+"""Collectives and messages between the device processes of one machine, through one shared memory segment."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import threading
+from collections.abc import Iterable, Sequence
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu import shared_segment
+from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS, PEERED, REDUCING, ROOTED, SIZES
+from hearthd.device.cpu.toolchain import Toolchain
+from hearthd.device.server import Exchange
+
+_TIMED_OUT, _ABORTED, _MISMATCH = 1, 2, 3
+_LIMIT = 1 << 63
+_KIND = {name: index for index, name in enumerate(KINDS)}
+_DTYPE = {name: index for index, name in enumerate(DTYPES)}
+_OP = {name: index for index, name in enumerate(OPS)}
+
+
+class _Operation(ctypes.Structure):
+    _fields_ = (
+        ("source", ctypes.c_uint64),
+        ("destination", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("kind", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("op", ctypes.c_uint32),
+        ("root", ctypes.c_uint32),
+        ("peer", ctypes.c_uint32),
+    )
+
+
+class _Report(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_uint64),
+        ("kind", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("op", ctypes.c_uint32),
+        ("root", ctypes.c_uint32),
+        ("operation", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("missing", ctypes.c_uint64 * (shared_segment.MAX_RANKS // 64)),
+    )
+
+
+class Call:
+    """What one rank asks for at once, checked and ready to run."""
+
+    def __init__(self, operations: Sequence[Exchange]) -> None:
+        self.operations = tuple(operations)
+        self.array = (_Operation * len(self.operations))(*map(_operation, self.operations))
+
+
+class SharedExchange:
+    """One rank's end of a segment. `create` once, `attach` in every rank."""
+
+    def __init__(self, runtime: ctypes.CDLL, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._runtime = runtime
+        self._memory = memory
+        self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(memory)
+        self._base = ctypes.addressof(self._view)
+        self._descriptor = descriptor
+        self._busy = threading.Lock()  # held while the segment is read and written
+        self._state = threading.Lock()  # guards closing against abort()
+        self._closed = False
+
+    create = staticmethod(shared_segment.create)
+    release = staticmethod(shared_segment.release)
+
+    @classmethod
+    def attach(cls, descriptor: bytes, rank: int, ranks: int, toolchain: Toolchain | None = None) -> SharedExchange:
+        """Join the segment as `rank` of `ranks`; raises `Refusal`, as `shared_segment.attach` does."""
+        if not 0 <= rank < ranks:
+            raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was asked for.")
+        memory = shared_segment.attach(descriptor, ranks, toolchain)
+        return cls(shared_segment.library(toolchain), memory, rank, ranks, descriptor)
+
+    def prepare(self, operations: Sequence[Exchange]) -> Call:
+        """For `run`. Raises `Refusal` (INVALID_ARGUMENT) for what no segment of so many ranks can do."""
+        for each in operations:
+            size = SIZES.get(each.dtype, -1)
+            rank = each.root if each.kind in ROOTED else each.peer if each.kind in PEERED else 0
+            reduction = _OP.get(each.op) if each.kind in REDUCING else 0
+            total = each.count * size * self.ranks
+            if (
+                each.kind not in _KIND
+                or size < 0
+                or reduction is None
+                or not (0 <= rank < self.ranks and 0 <= total < _LIMIT)
+            ):
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    f"{_asked(each)} was asked for in a group of {self.ranks} ranks.",
+                    fix=f"Operations: {', '.join(KINDS)}. Types: {', '.join(DTYPES)}. Reductions: {', '.join(OPS)}.",
+                    details={"kind": each.kind, "dtype": each.dtype, "op": each.op, "count": each.count},
+                )
+        return Call(operations)
+
+    def exchange(self, operations: Sequence[Exchange], timeout_s: float | None = None) -> None:
+        """`run` of what has not been prepared."""
+        self.run(self.prepare(operations), timeout_s)
+
+    def run(self, call: Call, timeout_s: float | None = None) -> None:
+        """All operations of the call as one group: collectives in the order of the list, sends and receives whenever
+        there is something to wait for, so that none of them waits for another.
+
+        What is reduced is combined in rank order, so all ranks get the same bits; floats of 8 and 16 bits are computed
+        in float32 and rounded once, integers wrap, an integer mean is cut towards zero. In place as NCCL has it. Blocks
+        until every rank that it takes has done its part. Raises `Refusal`: COLLECTIVE_TIMEOUT when nothing has moved
+        for `timeout_s` seconds (naming the missing ranks), and the communicator is then aborted for all;
+        COLLECTIVE_MISMATCH when ranks ask for different things, likewise; COMMUNICATOR_FAILED when it was aborted.
+        """
+        limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
+        report = _Report()
+        with self._busy:
+            if self._closed:
+                raise self._failed("has been closed")
+            status = self._runtime.hearth_exchange(
+                self._base, self.rank, call.array, len(call.operations), limit, ctypes.byref(report)
+            )
+            if status == 0:
+                return
+            if status != _ABORTED:
+                self._runtime.hearth_segment_abort(self._base)  # the others must not wait for this rank now
+        if status == _TIMED_OUT:
+            raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
+        if status == _MISMATCH:
+            raise self._mismatch(call.operations[report.operation], report)
+        raise self._failed("was aborted" if status == _ABORTED else "has another size than this rank knows")
+
+    def abort(self) -> None:
+        """Make what this and every other rank waits for fail, and all that comes later. Any thread may."""
+        with self._state:
+            if not self._closed:
+                self._runtime.hearth_segment_abort(self._base)
+
+    def close(self) -> None:
+        """Leave the segment. A call of this rank that still waits is aborted, and with it the communicator."""
+        if not self._busy.acquire(blocking=False):
+            self.abort()
+            self._busy.acquire()
+        try:
+            with self._state:
+                if self._closed:
+                    return
+                self._closed = True
+                self._view = None
+                self._memory.close()
+        finally:
+            self._busy.release()
+        self.release(self._descriptor)
+
+    def _timed_out(self, operation: Exchange, bits: Iterable[int], timeout_s: float) -> Refusal:
+        late = [64 * i + bit for i, word in enumerate(bits) for bit in range(64) if word >> bit & 1]
+        missing = ", ".join(map(str, late)) or "unknown"
+        return Refusal(
+            Reason.COLLECTIVE_TIMEOUT,
+            f"{operation.kind} waited {timeout_s:g} s for rank {missing} of {self.ranks}.",
+            fix="Check that every rank calls the collective; then rebuild the communicator without the lost rank.",
+            details={"missing": missing, "timeout_s": timeout_s, "rank": self.rank, "ranks": self.ranks},
+        )
+
+    def _mismatch(self, mine: Exchange, report: _Report) -> Refusal:
+        root, op = (report.root if KINDS[report.kind] in ROOTED else 0), OPS[report.op]
+        theirs = Exchange(KINDS[report.kind], 0, 0, report.count, DTYPES[report.dtype], op, root, self.rank)
+        return Refusal(
+            Reason.COLLECTIVE_MISMATCH,
+            f"Rank {self.rank} asked for {_asked(mine)}, rank {report.rank} for {_asked(theirs)}.",
+            fix="Call the collective with the same kind, count, dtype, reduction and root on every rank.",
+            details={"rank": self.rank, "odd_rank": report.rank, "mine": _asked(mine), "theirs": _asked(theirs)},
+        )
+
+    def _failed(self, why: str) -> Refusal:
+        return Refusal(
+            Reason.COMMUNICATOR_FAILED,
+            f"The communicator of rank {self.rank} {why}.",
+            fix="Initialise it again.",
+            details={"rank": self.rank, "ranks": self.ranks},
+        )
+
+
+def _operation(each: Exchange) -> _Operation:
+    """Fields that its kind does not use are 0: ranks need not agree in them."""
+    kind = each.kind
+    return _Operation(
+        each.source,
+        each.destination,
+        each.count,
+        _KIND[kind],
+        _DTYPE[each.dtype],
+        _OP[each.op] if kind in REDUCING else 0,
+        each.root if kind in ROOTED else 0,
+        each.peer if kind in PEERED else 0,
+    )
+
+
+def _asked(each: Exchange) -> str:
+    """The operation in words: `reduce of 7 float32 with sum to rank 2`."""
+    words = [each.kind]
+    if each.kind != "barrier":
+        words += ["of", str(each.count), each.dtype]
+    if each.kind in REDUCING:
+        words += ["with", each.op or "no reduction"]
+    if each.kind in ROOTED:
+        words += ["at rank", str(each.root)]
+    elif each.kind in PEERED:
+        words += ["to rank" if each.kind == "send" else "from rank", str(each.peer)]
+    return " ".join(words)

@@ -1,0 +1,175 @@
+"""The memory that the ranks of one communicator share, on one machine: an anonymous file that peers open through
+`/proc/<pid>/fd/<fd>`. It has no name, and it is gone when the processes are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import secrets
+import threading
+from pathlib import Path
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.module import load_runtime
+from hearthd.device.cpu.toolchain import Toolchain
+
+MAX_RANKS = 128
+
+_NONCE_BYTES = 16
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Nobody can take pages away from under the others, which would end them by SIGBUS."""
+
+_OTHER_BUILD = 1
+
+_created: dict[bytes, int] = {}
+"""Descriptors of segments that this process made."""
+_created_lock = threading.Lock()
+
+
+def library(toolchain: Toolchain | None) -> ctypes.CDLL:
+    """The runtime, with the signatures of what is called here and in `shared_exchange`."""
+    runtime = load_runtime(toolchain)
+    runtime.hearth_segment_bytes.restype = ctypes.c_uint64
+    runtime.hearth_segment_bytes.argtypes = [ctypes.c_uint]
+    runtime.hearth_segment_init.restype = None
+    runtime.hearth_segment_init.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p]
+    runtime.hearth_segment_differs.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p]
+    runtime.hearth_segment_abort.restype = None
+    runtime.hearth_segment_abort.argtypes = [ctypes.c_void_p]
+    runtime.hearth_exchange.argtypes = [
+        ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int64, ctypes.c_void_p,
+    ]  # fmt: skip
+    return runtime
+
+
+def create(ranks: int, toolchain: Toolchain | None = None) -> bytes:
+    """Make a segment for `ranks` ranks; the descriptor is for `attach`, in this process or any other of the user.
+
+    The segment must be kept by this process until all ranks have attached: until `release`. Raises `Refusal`
+    (INVALID_ARGUMENT) for a number of ranks that cannot be.
+    """
+    if not 1 <= ranks <= MAX_RANKS:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{ranks} ranks were asked for; a communicator has 1 to {MAX_RANKS}.",
+            details={"ranks": ranks, "max_ranks": MAX_RANKS},
+        )
+    runtime = library(toolchain)
+    size = int(runtime.hearth_segment_bytes(ranks))
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    fd = os.memfd_create("hearth-exchange", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        with mmap.mmap(fd, size) as memory:
+            view = ctypes.c_char.from_buffer(memory)
+            runtime.hearth_segment_init(ctypes.addressof(view), ranks, nonce)
+            del view
+    except BaseException:
+        os.close(fd)
+        raise
+    descriptor = f"{_machine()}:{os.getpid()}:{fd}:{nonce.hex()}".encode()
+    with _created_lock:
+        _created[descriptor] = fd
+    return descriptor
+
+
+def release(descriptor: bytes) -> None:
+    """Give up the descriptor in the process that created it; ranks that have attached are not affected."""
+    with _created_lock:
+        fd = _created.pop(descriptor, None)
+    if fd is not None and _parsed(descriptor)[1] == os.getpid():  # not in a fork, whose descriptors are its own
+        os.close(fd)
+
+
+def attach(descriptor: bytes, ranks: int, toolchain: Toolchain | None = None) -> mmap.mmap:
+    """The segment, mapped. Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED where it is gone, or
+    another than the descriptor says; INVALID_ARGUMENT for what is no descriptor."""
+    runtime = library(toolchain)
+    machine, pid, number, nonce = _parsed(descriptor)
+    if machine != _machine():
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            "The CPU backend's groups stay on one machine; this rank is on another than the one that made the group, "
+            "or in a container with processes of its own.",
+            fix="Make the group of CPU devices of one machine; across machines it takes GPUs.",
+            details={"requested": machine, "allowed": _machine()},
+        )
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise Refusal(
+            Reason.COMMUNICATOR_FAILED,
+            f"The shared segment of process {pid} cannot be opened: {error.strerror}.",
+            fix="Initialise the communicator again: the process that made it may have ended. Daemons whose devices "
+            "form a group run as one user.",
+            details={"errno": error.errno or 0},
+        ) from None
+    try:
+        return _mapped(runtime, fd, ranks, nonce)
+    finally:
+        os.close(fd)
+
+
+def _mapped(runtime: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
+    expected = int(runtime.hearth_segment_bytes(ranks))
+    actual = os.fstat(fd).st_size
+    if actual != expected:
+        raise Refusal(
+            Reason.COMMUNICATOR_FAILED,
+            f"The shared segment has {actual} bytes; {ranks} ranks need {expected}.",
+            details={"ranks": ranks},
+        )
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        sealed = False
+    memory = mmap.mmap(fd, expected) if sealed else None
+    differs = -1
+    if memory is not None:
+        view = ctypes.c_char.from_buffer(memory)
+        differs = runtime.hearth_segment_differs(ctypes.addressof(view), ranks, nonce)
+        del view
+        if not differs:
+            return memory
+        memory.close()
+    if differs == _OTHER_BUILD:
+        raise Refusal(
+            Reason.COMMUNICATOR_FAILED,
+            "The shared segment was made by another build of the CPU backend.",
+            fix="Run the same version, with the same C++ compiler, in all daemons whose devices form a group.",
+        )
+    raise Refusal(
+        Reason.COMMUNICATOR_FAILED,
+        "The shared segment is gone; another file has taken its place.",
+        fix="Initialise the communicator again: the process that made it may have ended.",
+    )
+
+
+def _parsed(descriptor: bytes) -> tuple[str, int, int, bytes]:
+    """machine, process, file, nonce"""
+    machine, _, rest = descriptor.decode(errors="replace").partition(":")
+    parts = rest.split(":")
+    if len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal():
+        try:
+            nonce = bytes.fromhex(parts[2])
+        except ValueError:
+            nonce = b""
+        if len(nonce) == _NONCE_BYTES:
+            return machine, int(parts[0]), int(parts[1]), nonce
+    raise Refusal(Reason.INVALID_ARGUMENT, f"{descriptor!r} describes no shared segment.")
+
+
+def _machine() -> str:
+    """Where process numbers mean the same: this boot of this machine, and the namespace of its processes."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError as error:
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            f"The CPU backend's groups need /proc, which tells one machine from another: {error}.",
+        ) from None

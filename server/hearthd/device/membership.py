@@ -1,0 +1,75 @@
+"""This rank of one communicator, and what is said of operations that it took down with it."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import status_pb2
+from hearthd.device.collective_flight import Flight
+from hearthd.device.policy.flights import Flights
+from hearthd.device.server import Communicator
+from hearthd.device.tracks import Track
+
+
+class Membership:
+    """This rank of one communicator."""
+
+    __slots__ = ("comm", "communicator", "flights", "group", "refusal", "reported", "track")
+
+    def __init__(self, comm: str, communicator: Communicator, track: Track, group: bool) -> None:
+        self.comm = comm
+        self.communicator = communicator
+        self.track = track
+        self.group = group
+        """Whether it is one over several daemons, and has the track to itself."""
+        self.flights: Flights[Flight] = Flights()
+        self.reported = math.inf
+        """When the front was told that it has failed."""
+        self.refusal: Callable[[Flight], Refusal] | None = None
+        """Why, for an operation that was under way."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether it has been reported to the front, which has not said what becomes of it."""
+        return self.refusal is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way on it, and nothing is to be told of it."""
+        return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
+
+
+def given_up(why: str, late: int, flight: Flight) -> Refusal:
+    """For an operation that was under way when its communicator failed; `late`: the one that was not done in time."""
+    if late and flight.sequence == late:
+        return Refusal(
+            Reason.COLLECTIVE_TIMEOUT,
+            f"{flight.what} was launched, and not done in time: a rank of it did not take part, or was too slow",
+            fix="look at what the other ranks do; or give it a longer timeout",
+            details={"sequence": flight.sequence},
+        )
+    return Refusal(
+        Reason.COMMUNICATOR_FAILED,
+        f"{flight.what} was given up: its communicator failed: {why}",
+        fix="submit it again, with the next sequence number on every rank; a new communicator is made",
+        details={"sequence": flight.sequence},
+    )
+
+
+def encode_status(refusal: Refusal) -> str:
+    """As a frame carries it."""
+    return base64.b64encode(refusal.to_status().SerializeToString()).decode()
+
+
+def decode_status(encoded: object) -> Refusal:
+    """What the front says of an operation."""
+    try:
+        status = status_pb2.Status.FromString(base64.b64decode(str(encoded or "?"), validate=True))
+    except (DecodeError, ValueError):
+        return Refusal(Reason.COMMUNICATOR_FAILED, "the front refused the collective and gave no reason")
+    return from_status(status)

@@ -1,0 +1,81 @@
+"""What has been launched on one communicator and is not known to be done: in order, each with its deadline.
+
+Every rank is told to launch in the same order, under numbers that count from 1. An operation that is launched ahead of
+its turn would meet another one on its peers, so numbers are kept here, too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+PROGRESS_S = 0.05
+"""How often others are told, at most, how far it has come."""
+
+
+class Flights(Generic[T]):
+    """One communicator's. Times are seconds of any one clock."""
+
+    __slots__ = ("_deadlines", "_told", "_told_at", "done", "launched", "numbered")
+
+    def __init__(self) -> None:
+        self.numbered = 0
+        """The highest number that has been given out."""
+        self.launched = 0
+        self.done = 0
+        self._deadlines: dict[T, float] = {}
+        """In the order of their launch."""
+        self._told = 0
+        self._told_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def number(self, number: int) -> bool:
+        """An operation has this number; False: that was said before."""
+        if number <= self.numbered:
+            return False
+        self.numbered = number
+        return True
+
+    def next(self, number: int) -> bool:
+        """Whether all before the one of this number have been launched."""
+        return number <= self.launched + 1
+
+    def launch(self, operation: T, deadline: float) -> None:
+        """It is under way; `deadline` is when it has to be done."""
+        self.launched += 1
+        self._deadlines[operation] = deadline
+
+    def finish(self, operation: T) -> None:
+        """It is done; one that is not under way any more is not counted."""
+        if self._deadlines.pop(operation, None) is not None:
+            self.done += 1
+
+    @property
+    def deadline(self) -> float:
+        """When the first of them has to be done; infinity where nothing is under way."""
+        return min(self._deadlines.values(), default=math.inf)
+
+    def overdue(self, now: float) -> T | None:
+        """The first, in the order of their launch, whose time is over."""
+        return next((each for each, deadline in self._deadlines.items() if deadline <= now), None)
+
+    def give_up(self) -> list[T]:
+        """All that are under way, in the order of their launch. None is any more."""
+        left = list(self._deadlines)
+        self._deadlines.clear()
+        return left
+
+    def progress(self, now: float, *, at_once: bool = False) -> int | None:
+        """How many are done, where that is to be told now; `at_once`: however short it is since it was told."""
+        if self.done == self._told or (now < self._told_at + PROGRESS_S and not at_once):
+            return None
+        self._told, self._told_at = self.done, now
+        return self.done
+
+    def progress_at(self) -> float:
+        """When `progress` has something to tell; infinity where nothing has changed."""
+        return self._told_at + PROGRESS_S if self.done != self._told else math.inf

@@ -1,0 +1,58 @@
+"""The matcher and the communicators together: everything that is decided about collective operations, without a clock.
+
+Pure: `CollectiveRouter` has the links and the time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.collectives import Key, Matcher, Place, Send
+from hearthd.front.communicators import Communicators
+from hearthd.front.flight_recorder import FlightRecorder
+
+
+class Coordinator:
+    """One for the node: for the groups of its own devices, and for those over daemons that were created here."""
+
+    def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
+        self.recorder = FlightRecorder() if recorder is None else recorder
+        self.matcher = Matcher(timeout, self.recorder)
+        self.communicators = Communicators(self.recorder, nonce)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is due; at times it turns out that nothing is to be done yet."""
+        both = (self.matcher.deadline, self.communicators.deadline)
+        return min((when for when in both if when is not None), default=None)
+
+    @property
+    def failed(self) -> Counter[Reason]:
+        """Operations that failed so far, by reason."""
+        return self.matcher.failed + self.communicators.failed
+
+    def present(self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float) -> list[Send]:
+        """A rank's part in an operation has come. Raises KeyError, TypeError or ValueError where `body` is no
+        `present`."""
+        sends, match = self.matcher.present(key, rank, place, body, now)
+        return sends if match is None else sends + self.communicators.submit(match)
+
+    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
+        """What a rank's process says of a communicator. Raises as `present`."""
+        return self.communicators.message(place, body, owner)
+
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+        """A process or a node is gone, with the ranks that `owners` had there."""
+        return self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners)
+
+    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+        """A session or a group ends: nothing of it is kept."""
+        sends = self.matcher.give_up(owner, refusal) + self.communicators.give_up(owner, refusal)
+        self.recorder.forget(owner)
+        return sends
+
+    def expire(self, now: float) -> list[Send]:
+        return self.matcher.expire(now) + self.communicators.expire(now)

@@ -1,0 +1,134 @@
+"""Whether what the ranks of a collective operation want is the same, and if not, who is the odd one and why.
+
+Pure. Each rank has a list of operations, dicts with `kind`, `count`, `dtype`, `reduce`, `root` and `peer`, which run as
+one. Sends and receives are paired; everything else has to be the same, in the same order, on every rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+Operation = Mapping[str, Any]
+
+_FIELDS = {
+    "all_reduce": ("count", "dtype", "reduce"),
+    "reduce": ("count", "dtype", "reduce", "root"),
+    "broadcast": ("count", "dtype", "root"),
+    "all_gather": ("count", "dtype"),
+    "reduce_scatter": ("count", "dtype", "reduce"),
+    "all_to_all": ("count", "dtype"),
+    "gather": ("count", "dtype", "root"),
+    "scatter": ("count", "dtype", "root"),
+    "barrier": (),
+}
+"""What has to be the same beside the kind."""
+
+_EVERY_FIELD = ("count", "dtype", "reduce", "root")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first thing in which ranks differ."""
+
+    field: str
+    """`operations`: how many there are; `sends`, `recvs`: how many from one rank to another; `peer`: no such rank."""
+    values: dict[int, Any]
+    """By rank; of a send and its receive only theirs."""
+    odd: list[int]
+    """Ranks that differ from most; of two, which cannot outvote each other, the higher one. A send and its receive:
+    both ranks, neither of which is more right than the other."""
+    position: int = 0
+    """Of the operation among the odd rank's, from 1; 0 where there is but one, or where their number differs."""
+    pair: tuple[int, int, Any, Any] | None = None
+    """Sender, receiver, and the value of each."""
+
+    @property
+    def usual(self) -> list[int]:
+        """The other ranks."""
+        return [rank for rank in self.values if rank not in self.odd]
+
+
+def mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismatch | None:
+    """In what the ranks that are there, of `size`, differ. What goes to and comes from others is not judged."""
+    first = next(iter(lists.values()), ())
+    if all(each == first for each in lists.values()) and not any(map(_meets_another, first)):
+        return None  # nearly always
+    ranks = sorted(lists)
+    several = any(len(operations) > 1 for operations in lists.values())
+    shared = {rank: _shared(lists[rank]) for rank in ranks}
+    found = _vote("operations", {rank: len(entries) for rank, entries in shared.items()})
+    if found is not None:
+        return found
+    for row in zip(*shared.values(), strict=True):
+        entries = dict(zip(ranks, row, strict=True))
+        found = _row({rank: operation for rank, (_, operation) in entries.items()})
+        if found is not None:
+            return replace(found, position=entries[found.odd[0]][0] if several else 0)
+    return _pairs(lists, size, several)
+
+
+def _meets_another(operation: Operation) -> bool:
+    return operation.get("kind") in ("send", "recv")
+
+
+def _shared(operations: Sequence[Operation]) -> list[tuple[int, Operation]]:
+    """A rank's operations but for sends and receives, each with its position from 1."""
+    return [(position, operation) for position, operation in enumerate(operations, 1) if not _meets_another(operation)]
+
+
+def _row(operations: Mapping[int, Operation]) -> Mismatch | None:
+    """One operation, as each rank has it."""
+    found = _vote("kind", {rank: operation.get("kind") for rank, operation in operations.items()})
+    if found is not None:
+        return found
+    kind = str(next(iter(operations.values())).get("kind"))
+    for name in _FIELDS.get(kind, _EVERY_FIELD):
+        found = _vote(name, {rank: operation.get(name) for rank, operation in operations.items()})
+        if found is not None:
+            return found
+    return None
+
+
+def _vote(name: str, values: dict[int, Any]) -> Mismatch | None:
+    """The most frequent value is the group's; between equals, that of the lowest rank."""
+    counts = Counter(map(repr, values.values()))
+    if len(counts) <= 1:
+        return None
+    usual = max(counts, key=lambda text: counts[text])  # the first of equals, and they are in the order of ranks
+    return Mismatch(name, values, [rank for rank, value in values.items() if repr(value) != usual])
+
+
+def _pairs(lists: Mapping[int, Sequence[Operation]], size: int, several: bool) -> Mismatch | None:
+    """Each send and the receive that it goes to: the k-th from a to b is b's k-th from a."""
+    sends: defaultdict[tuple[int, int], list[tuple[int, Operation]]] = defaultdict(list)
+    recvs: defaultdict[tuple[int, int], list[tuple[int, Operation]]] = defaultdict(list)
+    for rank, operations in sorted(lists.items()):
+        for position, operation in enumerate(operations, 1):
+            kind, peer = operation.get("kind"), operation.get("peer")
+            if not _meets_another(operation):
+                continue
+            if not isinstance(peer, int) or not 0 <= peer < size:
+                return Mismatch("peer", {rank: peer}, [rank], position if several else 0)
+            if kind == "send":
+                sends[rank, peer].append((position, operation))
+            else:
+                recvs[peer, rank].append((position, operation))
+    for pair in sorted({*sends, *recvs}):
+        sender, receiver = pair
+        if sender not in lists or receiver not in lists:
+            continue
+        both = sorted({sender, receiver})
+        for (position, send), (_, recv) in zip(sends[pair], recvs[pair], strict=False):
+            for name in ("count", "dtype"):
+                sent, taken = send.get(name), recv.get(name)
+                if repr(sent) != repr(taken):
+                    values = {receiver: taken, sender: sent}
+                    return Mismatch(name, values, both, position if several else 0, (*pair, sent, taken))
+        many = len(sends[pair]), len(recvs[pair])
+        if many[0] != many[1]:
+            name = "sends" if many[0] > many[1] else "recvs"
+            return Mismatch(name, {receiver: many[1], sender: many[0]}, both, pair=(*pair, *many))
+    return None

@@ -1,0 +1,72 @@
+"""Frames between the fronts of a group: four bytes of length, then one JSON object in UTF-8. Pure.
+
+Nothing that fronts say to each other is large or frequent (bulk data goes by NCCL), so what a person can read is fast
+enough. What comes from a peer is only ever looked at, never trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+HEADER = struct.Struct(">I")
+MAX_FRAME = 1 << 20
+"""Bytes of one object; a longer one ends the link. The signatures of some thousand operations fit."""
+MAX_HELLO = 64 << 10
+"""Bytes of an object from somebody who has not shown who it is."""
+
+Body = dict[str, Any]
+
+
+class PeerFrameError(ValueError):
+    """The bytes are no frames, or the object does not fit one."""
+
+
+def encode(body: Mapping[str, Any], most: int = MAX_FRAME) -> bytes:
+    """One frame. Raises `PeerFrameError` where the object is too large."""
+    payload = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    if len(payload) > most:
+        raise PeerFrameError(f"a message of {len(payload)} bytes does not fit a frame; the most is {most}")
+    return HEADER.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Turns a byte stream, cut anywhere, into objects."""
+
+    def __init__(self, most: int = MAX_FRAME) -> None:
+        self.most = most
+        """Of the frames that begin from now on."""
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Body]:
+        """The objects that `data` completes, in order. Raises `PeerFrameError`; nothing can be read after that."""
+        self._buffer += data
+        bodies: list[Body] = []
+        position = 0
+        while len(self._buffer) - position >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._buffer, position)
+            if length > self.most:
+                raise PeerFrameError(f"a message of {length} bytes is announced; the most is {self.most}")
+            begin, end = position + HEADER.size, position + HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            bodies.append(_object(bytes(self._buffer[begin:end])))
+            position = end
+        del self._buffer[:position]
+        return bodies
+
+
+def _object(payload: bytes) -> Body:
+    try:
+        body = json.loads(payload.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise PeerFrameError(f"a message is no JSON: {str(error)[:100]}") from None
+    if not isinstance(body, dict):
+        raise PeerFrameError(f"a message is a JSON {type(body).__name__}, not an object")
+    return body
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

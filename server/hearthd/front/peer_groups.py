@@ -1,0 +1,295 @@
+"""The groups over daemons that this daemon's sessions have: created here, or joined.
+
+Sessions see their own groups only. The router hands over what local device processes say of such groups (`takes`), and
+what is for ranks of other daemons (`send`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import node_pb2
+from hearthd.front import group_tickets, peer_port, refusals
+from hearthd.front.addresses import Address
+from hearthd.front.collectives import Place
+from hearthd.front.group_tickets import Members
+from hearthd.front.peer_follower import Follower
+from hearthd.front.peer_frames import Body
+from hearthd.front.peer_leader import Leader, Router
+from hearthd.front.peer_link import HANDSHAKE, LAST_WORDS, PeerLink, PeerLost
+from hearthd.front.peer_part import Part, encoded, refusal_in, status_of
+from hearthd.front.peer_port import PeerPort
+
+if TYPE_CHECKING:
+    from hearthd.front.link import DeviceLink
+    from hearthd.front.sessions import Session
+
+log = structlog.get_logger("hearthd.peers")
+
+MAX_GROUPS = 64
+"""Of one session, those that are over included until they are left."""
+
+Make = Callable[[], PeerLink]
+
+
+class PeerGroups:
+    """Belongs to the event loop. Groups are known to their session by id; `port` is where those of this daemon are
+    joined."""
+
+    def __init__(self, router: Router, make: Make = PeerLink) -> None:
+        self.port: PeerPort | None = None
+        self._router, self._make = router, make
+        self._parts: dict[str, dict[str, Part]] = {}
+        """By session, then by group."""
+        self._leaders: dict[str, Leader] = {}
+        """Those that may be joined or told something."""
+        self._followers: dict[str, Follower] = {}
+        """By the prefix of their communicators."""
+        self._joining: set[tuple[str, str]] = set()
+        self._links: WeakSet[PeerLink] = WeakSet()
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter([part for parts in self._parts.values() for part in parts.values()])
+
+    def of(self, session: Session) -> list[Part]:
+        """A session's groups."""
+        return list(self._parts.get(session.id, {}).values())
+
+    # ---- the calls ----
+
+    async def create(self, session: Session, members: Members, patience: float) -> tuple[bytes, bytes]:
+        """A group that others may join within `patience` seconds: its id and its secret."""
+        assert self.port is not None
+        await self.port.open()
+        if session.closing:
+            raise refusals.session_expired()
+        self._check_room(session)
+        group, secret = group_tickets.new_group()
+        leader = Leader(group, secret, members, session, self._router, self._over)
+        self._leaders[leader.id] = leader
+        self._add(leader)
+        leader.expect(patience)
+        log.info("group_created", group=leader.id, session=session.id, ranks=len(members))
+        return group, secret
+
+    async def join(
+        self, session: Session, group: bytes, node: int, members: Members, ticket: node_pb2.GroupTicket, patience: float
+    ) -> None:
+        """Connects to the coordinator; returns when it has let this daemon in. Raises what it says, or
+        `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED` with every address that was tried."""
+        addresses = group_tickets.addresses_of(ticket)
+        place = (session.id, group.hex())
+        if place in self._joining or group.hex() in self._parts.get(session.id, {}):
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"This session takes part in the group {group.hex()[:8]} already.",
+                fix="Join with another session; one session has one node's part of a group.",
+                details={"group": group.hex()},
+            )
+        self._check_room(session)
+        self._joining.add(place)
+        try:
+            said = group_tickets.hello(group, node, ticket.secret, members)
+            peer = await self._reach(addresses, ticket.certificate_sha256, said, patience)
+            follower = Follower(group, members, node, session, peer)
+            if session.closing:
+                follower.leave("its session has ended")
+                raise refusals.session_expired()
+        finally:
+            self._joining.discard(place)
+        self._followers[follower.prefix] = follower
+        self._add(follower)
+        follower.start()
+        log.info("group_joined", group=follower.id, session=session.id, node=node, coordinator=peer.peer)
+
+    def leave(self, session: Session, group: bytes) -> None:
+        """Gives a group up, on all its daemons. Raises `INVALID_HANDLE` where the session has none such."""
+        part = self._parts.get(session.id, {}).get(group.hex())
+        if part is None:
+            raise Refusal(
+                Reason.INVALID_HANDLE,
+                f"There is no group {group.hex()[:64]} of this session.",
+                fix="Use a group that CreateGroup or JoinGroup made on this session and that has not been left.",
+                details={"group": group.hex()[:64]},
+            )
+        part.exit()
+        self._remove(part, "its client gave it up")
+
+    def _check_room(self, session: Session) -> None:
+        parts = self._parts.get(session.id, {})
+        count = len(parts) + sum(place[0] == session.id for place in self._joining)
+        if count >= MAX_GROUPS:
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"The session has {count} groups over daemons; the most is {MAX_GROUPS}.",
+                fix="Leave groups that are no longer used with LeaveGroup.",
+                details={"requested": count + 1, "allowed": MAX_GROUPS},
+            )
+
+    # ---- the coordinator, from afar ----
+
+    async def _reach(self, addresses: list[Address], pin: bytes, hello: Body, patience: float) -> PeerLink:
+        """The link of a daemon that has been let in: tries the addresses in turn."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        tried: list[str] = []
+        unknown: Refusal | None = None
+        for address in addresses:
+            left = begin + patience - loop.time()
+            if left <= 0:
+                break
+            try:
+                return await self._greet(address, pin, hello, min(left, HANDSHAKE))
+            except PeerLost as lost:
+                tried.append(f"{address}: {lost}")
+            except Refusal as refusal:
+                if refusal.reason != Reason.UNAUTHENTICATED:
+                    raise
+                unknown = refusal  # it may be another daemon that has this address here
+                tried.append(f"{address}: {refusal.message}")
+        details: dict[str, object] = {"tried": "; ".join(tried), "addresses": ", ".join(map(str, addresses))}
+        if unknown is not None:
+            if len(tried) == 1:
+                raise unknown
+            raise Refusal(
+                Reason.UNAUTHENTICATED, f"No daemon let this one into the group. Tried {'; '.join(tried)}",
+                fix=unknown.fix, details=details,
+            )  # fmt: skip
+        late = loop.time() - begin >= patience
+        raise Refusal(
+            Reason.COLLECTIVE_TIMEOUT if late else Reason.COMMUNICATOR_FAILED,
+            f"The group's coordinator could not be reached{f' within {patience:g} s' if late else ''}. Tried "
+            f"{'; '.join(tried)}.",
+            fix="Set collectives.listen, and collectives.advertise where it differs, on the daemon that creates the "
+            "group to an address that this node reaches.",
+            details=details,
+        )
+
+    async def _greet(self, address: Address, pin: bytes, hello: Body, patience: float) -> PeerLink:
+        """Raises `PeerLost`, or what the coordinator says against it."""
+        begin = asyncio.get_running_loop().time()
+        link = await peer_port.connect(address, pin, patience, self._make)
+        self._links.add(link)
+        try:
+            async with asyncio.timeout_at(begin + patience):
+                link.send(hello)
+                answer = await link.first()
+            if answer.get("t") == "refused":
+                raise refusal_in(encoded(answer["status"]))
+            if answer.get("t") != "welcome":
+                raise PeerLost("what answers there is no hearthd")
+        except TimeoutError:
+            link.cut("it did not answer")
+            raise PeerLost(f"it did not answer within {patience:.3g} s") from None
+        except (KeyError, TypeError, ValueError):
+            link.cut("what answers there is no hearthd")
+            raise PeerLost("what answers there is no hearthd") from None
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    # ---- those who join groups of this daemon ----
+
+    def admit(self, body: Body, link: PeerLink) -> None:
+        """The first message of a connection. Raises `ValueError` for what is none."""
+        hello = group_tickets.parse_hello(body)
+        self._links.add(link)
+        leader = self._leaders.get(hello.group.hex())
+        try:
+            if not group_tickets.same_secret(hello.secret, leader.secret if leader is not None else None):
+                raise group_tickets.stranger()
+            assert leader is not None
+            leader.admit(hello, link)
+        except Refusal as refusal:
+            log.warning("peer_refused", peer=link.peer, group=hello.group.hex()[:32], why=refusal.message)
+            link.close({"t": "refused", "status": status_of(refusal)})
+
+    # ---- what the router and device processes say ----
+
+    def takes(self, link: DeviceLink, body: Body) -> bool:
+        """See `collective_router.Relay`."""
+        if body["op"] == "present":
+            channel = link.channels.get(int(body["channel"]))
+            group = body.get("group")
+            if not group or channel is None:
+                return False
+            part = self._parts.get(channel.session_id, {}).get(str(group))
+            if part is None or link.ordinal not in part.ranks:
+                return False  # refused as what is not there
+            part.present(link, channel.number, body)
+            return True
+        prefix, slash, _ = str(body.get("comm", "")).partition("/")
+        if not slash:
+            return False
+        follower = self._followers.get(prefix + slash)
+        if follower is not None:  # else it has been left
+            follower.message(link, body)
+        return True
+
+    def send(self, place: Place, body: Body) -> None:
+        """What is for a rank of another daemon."""
+        leader = self._leaders.get(str(body.get("group", "")))
+        if leader is not None:
+            leader.send(place, body)
+
+    async def watch(self, link: DeviceLink) -> None:
+        """A device process is about to serve: it hears of the groups of each session that comes to it."""
+        link.on_open = self._opened
+
+    def _opened(self, link: DeviceLink, channel: int, session: str) -> None:
+        for part in self._parts.get(session, {}).values():
+            part.enter(link, channel)
+
+    # ---- what ends ----
+
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """A local device process has ended."""
+        for part in self:
+            part.process_lost(link, why)
+
+    def session_closed(self, session: str) -> None:
+        """A session is about to end, or is cut off."""
+        for part in list(self._parts.get(session, {}).values()):
+            part.exit()
+            self._remove(part, "its session has ended")
+
+    async def stop(self) -> None:
+        """Gives up all groups, and takes nobody any more; the others have a moment to hear it."""
+        for part in self:
+            self._remove(part, "its daemon is stopping")
+        if self.port is not None:
+            await self.port.close()
+        leaving = {link.gone for link in self._links if not link.gone.done()}
+        if leaving:
+            await asyncio.wait(leaving, timeout=2 * LAST_WORDS)
+
+    def _add(self, part: Part) -> None:
+        self._parts.setdefault(part.session.id, {})[part.id] = part
+        for ordinal in part.ranks:
+            channel = part.session.channels.get(ordinal)
+            if channel is not None and channel.alive:
+                part.enter(_link(channel), channel.number)
+
+    def _remove(self, part: Part, why: str) -> None:
+        parts = self._parts[part.session.id]
+        del parts[part.id]
+        if not parts:
+            del self._parts[part.session.id]
+        part.leave(why)
+        if isinstance(part, Follower):
+            self._followers.pop(part.prefix, None)
+
+    def _over(self, leader: Leader) -> None:
+        self._leaders.pop(leader.id, None)
+
+
+def _link(channel: Any) -> DeviceLink:
+    link: DeviceLink = channel.link
+    return link

@@ -1,0 +1,146 @@
+"""Which rank a device is to the daemon, and the order in which threads present."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth.collective_parts import Part, by_rank, present
+from hearth.group_order import Roster, Turns, in_order, sorted_order, taken
+from hearth_proto.v1 import commands_pb2 as c
+
+ordinals = st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True)
+
+
+@given(ordinals, st.data())
+def test_ranks_are_the_same_devices_under_both_names(devices: list[int], data: st.DataObject) -> None:
+    given_order, by_number = in_order(devices), sorted_order(devices)
+    assert given_order.name == tuple(devices) and by_number.name == tuple(sorted(devices))
+    for rank, device in enumerate(devices):
+        assert given_order.rank(rank) == rank
+        assert by_number.name[by_number.rank(rank)] == device
+    pair = data.draw(st.lists(st.integers(0, len(devices) - 1), min_size=1, max_size=2, unique=True))
+    two = sorted_order(devices, pair)
+    assert two.name == tuple(sorted(devices[rank] for rank in pair))
+    assert [two.name[two.rank(rank)] for rank in pair] == [devices[rank] for rank in pair]
+
+
+@given(ordinals, st.randoms(use_true_random=False))
+def test_permutations_share_the_sorted_name(devices: list[int], random: Any) -> None:
+    other = devices[:]
+    random.shuffle(other)
+    assert sorted_order(devices).name == sorted_order(other).name
+
+
+@given(ordinals, st.data())
+def test_roots_and_peers_are_translated(devices: list[int], data: st.DataObject) -> None:
+    roster = sorted_order(devices)
+    root = data.draw(st.integers(0, len(devices) - 1))
+    message = c.CollectiveOperation()
+    Part(0, c.COLLECTIVE_KIND_BROADCAST, root=root).write(message, roster)
+    assert roster.name[message.root] == devices[root] and message.peer == 0
+    message = c.CollectiveOperation()
+    Part(0, c.COLLECTIVE_KIND_SEND, peer=root).write(message, roster)
+    assert roster.name[message.peer] == devices[root] and message.root == 0
+    message = c.CollectiveOperation()
+    Part(0, c.COLLECTIVE_KIND_ALL_REDUCE).write(message, roster)
+    assert message.root == message.peer == 0
+
+
+class Device:
+    """What `present` needs of a connection: it keeps what is submitted."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.submitted: list[tuple[Any, int]] = []
+
+    def attachment(self) -> Device:
+        return self
+
+    def submit(self, command: c.Command) -> None:
+        part = command.collective
+        self.submitted.append((part.group or tuple(part.devices), part.sequence))
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), max_size=30))
+def test_each_device_counts_its_own_operations_of_each_name(program: list[list[int]]) -> None:
+    devices: Any = {rank: Device() for rank in range(4)}
+    expected: dict[int, dict[Any, int]] = {rank: {} for rank in devices}
+    for ranks in program:
+        roster = Roster(tuple(ranks), tuple(ranks))
+        present(devices, roster, by_rank([], ranks), 0, dict.fromkeys(ranks))
+        for rank in ranks:
+            expected[rank][roster.name] = expected[rank].get(roster.name, 0) + 1
+            assert devices[rank].submitted[-1] == (roster.name, expected[rank][roster.name])
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> None:
+    """In whatever order the sends and the receives are called."""
+    devices: Any = {rank: Device() for rank in range(2)}
+    roster = sorted_order([0, 1])
+    for first in sends:
+        rank = 0 if first else 1
+        present(devices, roster, by_rank([], [rank]), 0, {rank: None})
+    for rank, many in ((0, sends.count(True)), (1, sends.count(False))):
+        assert [sequence for _, sequence in devices[rank].submitted] == list(range(1, many + 1))
+
+
+def test_a_device_that_fails_to_submit_has_had_its_turn() -> None:
+    devices: Any = {rank: Device() for rank in range(2)}
+
+    def fail(_command: c.Command) -> None:
+        raise OSError("gone")
+
+    kept, devices[1].submit = devices[1].submit, fail
+    roster = in_order([0, 1])
+    try:
+        present(devices, roster, by_rank([], [0, 1]), 0, {0: None, 1: None})
+    except OSError:
+        devices[1].submit = kept
+    present(devices, roster, by_rank([], [0, 1]), 0, {0: None, 1: None})
+    assert devices[0].submitted[-1] == devices[1].submitted[-1] == ((0, 1), 2)
+
+
+def test_threads_present_in_one_order_on_all_devices() -> None:
+    devices: Any = {rank: Device() for rank in range(4)}
+    groups = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3], [2, 0, 3], [0, 1], [2, 1]]
+    start = threading.Barrier(len(groups))
+
+    def work(ranks: list[int]) -> None:
+        roster = Roster(tuple(ranks), tuple(ranks))
+        start.wait()
+        for _ in range(200):
+            present(devices, roster, by_rank([], ranks), 0, dict.fromkeys(ranks))
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(work, groups))
+    # If every device does its operations in order, all come to their end.
+    queues = {rank: list(device.submitted) for rank, device in devices.items()}
+    while any(queues.values()):
+        heads = {rank: queue[0] for rank, queue in queues.items() if queue}
+        ready = [name for name, number in heads.values() if all(heads.get(rank) == (name, number) for rank in name)]
+        assert ready, f"they wait in a circle: {heads}"
+        for rank in ready[0]:
+            queues[rank].pop(0)
+
+
+def test_devices_are_given_back_when_the_block_raises() -> None:
+    turns = [Turns(), Turns()]
+    try:
+        with taken(reversed(turns)):
+            assert all(each.lock.locked() for each in turns)
+            raise KeyError
+    except KeyError:
+        assert not any(each.lock.locked() for each in turns)
+
+
+def test_a_group_that_was_left_is_forgotten() -> None:
+    turns = Turns()
+    assert [turns.next(b"g"), turns.next(b"g"), turns.next((0, 1))] == [1, 2, 1]
+    turns.forget(b"g")
+    assert [turns.next(b"g"), turns.next((0, 1))] == [1, 2]

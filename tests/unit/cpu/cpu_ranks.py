@@ -1,0 +1,205 @@
+"""The ranks of a communicator as processes, whose buffers lie in memory that the test sees, too."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.module import load_runtime
+from hearthd.device.cpu.shared_exchange import SharedExchange
+from hearthd.device.server import Exchange
+
+ARENA = 48 << 20
+TIMEOUT_S = 60.0
+Array = np.ndarray[Any, Any]
+Outcome = tuple[Reason | None, str]
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def serve(pipe: multiprocessing.connection.Connection) -> None:
+    """A rank in a process of its own: does what it is told, and reports the outcome. Can be told to abort meanwhile."""
+    end: SharedExchange | None = None
+
+    def run(operations: Sequence[Exchange], timeout_s: float) -> None:
+        assert end is not None
+        pipe.send("begun")
+        try:
+            end.exchange(operations, timeout_s)
+        except Refusal as refusal:
+            pipe.send((refusal.reason, refusal.message))
+        else:
+            pipe.send((None, ""))
+
+    while True:
+        try:
+            what, *arguments = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        if what == "join":
+            if end is not None:
+                end.close()
+            end = SharedExchange.attach(*arguments)
+            pipe.send("joined")
+        elif what == "abort":
+            assert end is not None
+            end.abort()
+        else:
+            threading.Thread(target=run, args=arguments).start()
+
+
+class Ranks:
+    """A communicator of `count` ranks. A rank's buffers come from its arena, at the same address here and there."""
+
+    def __init__(self, count: int) -> None:
+        load_runtime()
+        self.count = count
+        self._maps = [mmap.mmap(-1, ARENA) for _ in range(count)]
+        self._arenas = [np.frombuffer(each, np.uint8) for each in self._maps]
+        self._used = [0] * count
+        context = multiprocessing.get_context("fork")
+        self.pipes: list[multiprocessing.connection.Connection] = []
+        self.processes: list[Any] = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        self.join()
+
+    def join(self) -> None:
+        """A new communicator of the same processes."""
+        self.descriptor = SharedExchange.create(self.count)
+        for rank, pipe in enumerate(self.pipes):
+            pipe.send(("join", self.descriptor, rank, self.count))
+        for pipe in self.pipes:
+            assert pipe.recv() == "joined"
+        SharedExchange.release(self.descriptor)
+
+    def clear(self) -> None:
+        self._used = [0] * self.count
+
+    def array(self, rank: int, data: Array | int, skew: int = 0) -> Array:
+        """A buffer of the rank with a copy of the data, or of so many bytes, `skew` bytes off a cache line."""
+        size = data if isinstance(data, int) else data.nbytes
+        begin = (self._used[rank] + 63) // 64 * 64 + skew
+        self._used[rank] = begin + size
+        assert self._used[rank] <= ARENA
+        place = self._arenas[rank][begin : begin + size]
+        if isinstance(data, int):
+            place[:] = 0xAB
+            return place
+        place[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        return place.view(data.dtype) if skew % data.itemsize == 0 else place
+
+    def start(self, rank: int, operations: Sequence[Exchange], timeout_s: float = TIMEOUT_S) -> None:
+        """Returns when the rank is about to do it."""
+        self.pipes[rank].send(("run", list(operations), timeout_s))
+        assert self.pipes[rank].recv() == "begun"
+
+    def outcome(self, rank: int) -> Outcome:
+        assert self.pipes[rank].poll(TIMEOUT_S), f"rank {rank} hangs"
+        result: Outcome = self.pipes[rank].recv()
+        return result
+
+    def run(self, lists: Sequence[Sequence[Exchange]], timeout_s: float = TIMEOUT_S) -> list[Outcome]:
+        """Each rank's list as one call."""
+        for pipe, operations in zip(self.pipes, lists, strict=True):
+            pipe.send(("run", list(operations), timeout_s))
+        for pipe in self.pipes:
+            assert pipe.recv() == "begun"
+        return [self.outcome(rank) for rank in range(self.count)]
+
+    def succeed(self, lists: Sequence[Sequence[Exchange]]) -> None:
+        assert self.run(lists) == [(None, "")] * self.count
+
+    def close(self) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            pipe.close()
+            process.kill()
+            process.join()
+            process.close()
+
+
+@contextlib.contextmanager
+def communicator(count: int) -> Iterator[Ranks]:
+    ranks = Ranks(count)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def address(array: Array) -> int:
+    return int(array.ctypes.data)
+
+
+# ---- what it should come to ----
+
+
+def random_data(generator: np.random.Generator, count: int, name: str) -> Array:
+    """Numbers of which a few can be added and multiplied without leaving the dtype's range; full range: integers."""
+    dtype = dtype_of(name)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return generator.integers(info.min, info.max, count, dtype, endpoint=True)
+    return generator.uniform(-3, 3, count).astype(dtype)
+
+
+def reduced(inputs: Sequence[Array], op: str) -> Array:
+    """In rank order, computed in float32 or 64, or with integers that wrap; rounded once."""
+    dtype = inputs[0].dtype
+    if dtype.kind in "iu":
+        wide: Any = np.int64 if dtype.kind == "i" else np.uint64
+    else:
+        wide = np.float64 if dtype == np.float64 else np.float32
+    with np.errstate(all="ignore"):
+        total = inputs[0].astype(wide)
+        for each in inputs[1:]:
+            other = each.astype(wide)
+            combine = {"min": np.minimum, "max": np.maximum, "prod": np.multiply}.get(op, np.add)
+            total = combine(total, other)
+        if op == "mean" and dtype.kind in "iu":
+            cut = [abs(int(each)) // len(inputs) * (1 if each >= 0 else -1) for each in total]
+            total = np.array(cut, dtype=wide)
+        elif op == "mean":
+            total = total / wide(len(inputs))
+        return total.astype(dtype)
+
+
+def expected(kind: str, inputs: Sequence[Array], rank: int, op: str, root: int) -> Array | None:
+    """What `rank` has in its destination, of all ranks' sources; None where it has no destination."""
+    ranks = len(inputs)
+    if kind in {"all_reduce", "reduce"}:
+        return reduced(inputs, op) if kind == "all_reduce" or rank == root else None
+    if kind == "broadcast":
+        return inputs[root]
+    if kind in {"all_gather", "gather"}:
+        return np.concatenate(inputs) if kind == "all_gather" or rank == root else None
+    if kind == "reduce_scatter":
+        return np.split(reduced(inputs, op), ranks)[rank]
+    if kind == "all_to_all":
+        return np.concatenate([np.split(each, ranks)[rank] for each in inputs])
+    assert kind == "scatter"
+    return np.split(inputs[root], ranks)[rank]
+
+
+def same(got: Array, wanted: Array) -> bool:
+    """Exactly, but for the bits of a NaN and the sign of a zero."""
+    if got.dtype.kind in "iu":
+        return np.array_equal(got, wanted)
+    return np.array_equal(got.astype(np.float64), wanted.astype(np.float64), equal_nan=True)

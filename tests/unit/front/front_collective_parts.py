@@ -1,0 +1,60 @@
+"""What the tests of the matcher and the communicators are made of."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import status_pb2
+from hearthd.front.collectives import Key, Match, Part, Place, Send
+
+SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}
+
+
+def part(channel: int = 1, timeout: float = 5, **changes: Any) -> dict[str, Any]:
+    """A `present` of one all_reduce."""
+    return {"op": "present", "channel": channel, "signature": [{**SIGNATURE, **changes}], "timeout": timeout}
+
+
+def key(*members: int, owner: str = "s", sequence: int = 1) -> Key:
+    return Key(owner, members, sequence)
+
+
+def place(device: int, process: int = 0, node: int = 0) -> Place:
+    return Place(node, device, process)
+
+
+def complete(*members: int, owner: str = "s", sequence: int = 1, deadline: float = 5.0, process: int = 0) -> Match:
+    """An operation that all ranks have presented: rank r from channel 10 + r."""
+    members = members or (0, 1)
+    parts = {rank: Part(place(member, process), 10 + rank, [dict(SIGNATURE)]) for rank, member in enumerate(members)}
+    return Match(key(*members, owner=owner, sequence=sequence), deadline, parts)
+
+
+def status_of(send: Send) -> Refusal:
+    return from_status(status_pb2.Status.FromString(base64.b64decode(send.body["status"])))
+
+
+def refusal_in(send: Send) -> Refusal:
+    assert send.body["op"] == "fail"
+    return status_of(send)
+
+
+def ops(sends: list[Send]) -> list[tuple[int, str]]:
+    """Device and `op` of each."""
+    return [(send.place.device, send.body["op"]) for send in sends]
+
+
+def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float = 5, **more: Any) -> dict[str, Any]:
+    """What a device process says of one all_reduce."""
+    return {
+        "op": "present", "channel": channel, "group": "", "devices": list(devices), "sequence": 1,
+        "signature": [SIGNATURE], "timeout": timeout, **more,
+    }  # fmt: skip
+
+
+def reason_of(body: dict[str, Any]) -> Reason:
+    """Of a `fail`."""
+    assert body["op"] == "fail"
+    return status_of(Send(place(0), body)).reason

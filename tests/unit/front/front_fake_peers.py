@@ -1,0 +1,208 @@
+"""Fronts in one event loop, each with the real router and groups, and device processes that only say what they hear."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Refusal, from_status
+from hearth_proto.v1 import node_pb2, status_pb2
+from hearthd.front.collective_router import CollectiveRouter
+from hearthd.front.group_tickets import Member, Members
+from hearthd.front.peer_groups import PeerGroups
+from hearthd.front.peer_link import PeerLink
+from hearthd.front.peer_port import PeerPort
+
+PATIENCE = 5.0
+SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
+STATUS = base64.b64encode(b"").decode()
+
+
+class FakeLink:
+    """A device process, as the front sees it. It joins whatever it is told to."""
+
+    def __init__(self, front: FakeFront, ordinal: int, generation: int = 1) -> None:
+        self.front = front
+        self.ordinal = ordinal
+        self.generation = generation
+        self.channels: dict[int, Any] = {}
+        self.heard: list[dict[str, Any]] = []
+        self.news = asyncio.Event()
+        self.obedient = True
+        self.abandoned = ""
+        self.on_open: Callable[..., None] = lambda link, channel, session: None
+
+    def send_json(self, kind: int, body: dict[str, Any]) -> None:
+        assert kind == Kind.COLLECTIVE
+        self.heard.append(body)
+        self.news.set()
+        if self.obedient and body["op"] == "create_id":
+            unique_id = base64.b64encode(body["comm"].encode()).decode()
+            self.later({"op": "id", "comm": body["comm"], "unique_id": unique_id})
+        elif self.obedient and body["op"] == "join":
+            self.later({"op": "joined", "comm": body["comm"]})
+
+    def later(self, body: dict[str, Any]) -> None:
+        asyncio.get_running_loop().call_soon(self.say, body)
+
+    def say(self, body: dict[str, Any]) -> None:
+        self.front.router.on_frame(self.ordinal, self, body)  # type: ignore[arg-type]
+
+    def abandon(self, why: str) -> None:
+        self.abandoned = why
+
+    def open(self, session: Any) -> Any:
+        number = 10 * self.ordinal + len(self.channels) + 1
+        channel = FakeChannel(link=self, number=number, session_id=session.id, alive=True)
+        self.channels[number] = session.channels[self.ordinal] = channel
+        self.on_open(self, number, session.id)
+        return channel
+
+    def present(self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, **change: Any) -> None:
+        signature = [{**SIGNATURE[0], **change}]
+        self.say(
+            {
+                "op": "present", "channel": session.channels[self.ordinal].number, "group": group.hex(), "devices": [],
+                "sequence": sequence, "signature": signature, "timeout": timeout,
+            }
+        )  # fmt: skip
+
+    def ops(self, *names: str) -> list[dict[str, Any]]:
+        return [body for body in self.heard if body["op"] in names]
+
+    async def hears(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Waits for a frame, and takes it."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                for body in self.heard:
+                    if body["op"] == op and all(body.get(name) == value for name, value in fields.items()):
+                        self.heard.remove(body)
+                        return body
+                self.news.clear()
+                await self.news.wait()
+
+
+class FakeChannel(SimpleNamespace):
+    """Weakly referenced by the router."""
+
+    __hash__ = object.__hash__
+
+
+class FakeFront:
+    """One daemon's: its router, its groups and its port."""
+
+    def __init__(self, name: str, devices: int = 2, listen: str = "127.0.0.1:0", **port: Any) -> None:
+        self.router = CollectiveRouter(range(devices), 5.0)
+        self.groups = PeerGroups(self.router, port.pop("make", PeerLink))
+        self.router.relay, self.router.remote = self.groups, self.groups.send
+        self.groups.port = PeerPort(listen, port.pop("advertise", ()), "localhost", self.groups.admit, **port)
+        self.name = name
+        self.links = [FakeLink(self, ordinal) for ordinal in range(devices)]
+        for link in self.links:
+            link.on_open = self.groups._opened
+        self._sessions = 0
+
+    def session(self, *devices: int) -> Any:
+        """A session with a channel to these devices."""
+        self._sessions += 1
+        session = SimpleNamespace(id=f"{self.name}{self._sessions}", channels={}, closing=False)
+        for device in devices:
+            self.links[device].open(session)
+        return session
+
+    def ticket(self, secret: bytes, **changes: Any) -> node_pb2.GroupTicket:
+        assert self.groups.port is not None
+        return node_pb2.GroupTicket(**{"addresses": self.groups.port.addresses, "secret": secret, **changes})
+
+    def replace(self, ordinal: int) -> FakeLink:
+        """A device process ends, and another takes its place."""
+        old = self.links[ordinal]
+        self.router.on_device_lost(old, "it was killed by SIGKILL")  # type: ignore[arg-type]
+        for channel in old.channels.values():
+            channel.alive = False
+        self.links[ordinal] = FakeLink(self, ordinal, old.generation + 1)
+        self.links[ordinal].on_open = self.groups._opened
+        return self.links[ordinal]
+
+    async def stop(self) -> None:
+        await self.groups.stop()
+        self.router.stop()
+
+
+class Pair:
+    """Two fronts, a session with device 0 on each, and their group of two ranks."""
+
+    def __init__(self, first: FakeFront, second: FakeFront) -> None:
+        self.first, self.second = first, second
+        self.sessions = (first.session(0), second.session(0))
+        self.members: Members = (Member(0, 0), Member(1, 0))
+        self.group = self.secret = b""
+
+    @property
+    def ranks(self) -> tuple[FakeLink, FakeLink]:
+        return self.first.links[0], self.second.links[0]
+
+    async def form(self) -> None:
+        self.group, self.secret = await self.first.groups.create(self.sessions[0], self.members, 5.0)
+        ticket = self.first.ticket(self.secret)
+        await self.second.groups.join(self.sessions[1], self.group, 1, self.members, ticket, 5.0)
+
+    def present(self, sequence: int = 1, **more: Any) -> None:
+        for link, session in zip(self.ranks, self.sessions, strict=True):
+            link.present(session, self.group, sequence, **more)
+
+    async def run(self, sequence: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """An operation to its launch; the two `go`s."""
+        self.present(sequence)
+        first, second = [await link.hears("go", sequence=sequence) for link in self.ranks]
+        return first, second
+
+
+@contextlib.asynccontextmanager
+async def fronts(*made: FakeFront) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for front in made:
+            await front.stop()
+
+
+@contextlib.asynccontextmanager
+async def pair(**port: Any) -> AsyncIterator[Pair]:
+    """A group that is formed."""
+    first, second = FakeFront("a", **port), FakeFront("b")
+    async with fronts(first, second):
+        both = Pair(first, second)
+        await both.form()
+        yield both
+
+
+def refusal_in(body: dict[str, Any]) -> Refusal:
+    return from_status(status_pb2.Status.FromString(base64.b64decode(body["status"])))
+
+
+def quick(beat: float = 0.05, silence: float = 0.3) -> Callable[[], PeerLink]:
+    return partial(PeerLink, beat=beat, silence=silence)
+
+
+def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
+    """In an event loop of its own, the daemon's (uvloop) or asyncio's; nothing may be left running in it."""
+    if loop == "uvloop":
+        import uvloop
+
+        uvloop.run(_alone(work))
+    else:
+        asyncio.run(_alone(work))
+
+
+async def _alone(work: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(30):
+        await work
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)

@@ -1,0 +1,137 @@
+"""Members, tickets and hellos: what makes a group, and who may join it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import node_pb2
+from hearthd.front import group_tickets
+from hearthd.front.group_tickets import MAX_RANKS, Hello, Member
+
+PAIR = (Member(0, 0), Member(1, 3))
+SECRET = b"s" * 16
+GROUP = b"g" * 16
+members = st.lists(st.builds(Member, st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=8)
+
+
+def wire(found: list[Member]) -> list[node_pb2.GroupMember]:
+    return [node_pb2.GroupMember(node=member.node, device=member.device) for member in found]
+
+
+@given(members)
+def test_members_are_a_group_or_refused(found: list[Member]) -> None:
+    nodes = {member.node for member in found}
+    fine = len(set(found)) == len(found) and nodes == set(range(len(nodes)))
+    try:
+        assert group_tickets.members_of(wire(found)) == tuple(found)
+    except Refusal as refusal:
+        assert not fine and refusal.reason == Reason.INVALID_ARGUMENT and refusal.fix and refusal.details["requested"]
+    else:
+        assert fine
+
+
+@pytest.mark.parametrize("count", [0, MAX_RANKS + 1])
+def test_too_few_and_too_many(count: int) -> None:
+    found = [Member(0, device) for device in range(count)]
+    with pytest.raises(Refusal, match=f"1 to {MAX_RANKS}") as error:
+        group_tickets.members_of(wire(found))
+    assert error.value.details["requested"] == str(count)
+    assert len(group_tickets.members_of(wire([Member(0, device) for device in range(MAX_RANKS)]))) == MAX_RANKS
+
+
+def test_ranks_of_a_node() -> None:
+    found = (Member(0, 5), Member(1, 0), Member(0, 2))
+    assert group_tickets.devices_of(found, 0) == {5: 0, 2: 2} and group_tickets.devices_of(found, 1) == {0: 1}
+
+
+def test_ids_and_secrets_differ() -> None:
+    made = [group_tickets.new_group() for _ in range(20)]
+    assert len({part for pair in made for part in pair}) == 40
+    assert {len(part) for pair in made for part in pair} == {16}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"secret": b""}, "secret"), ({"secret": b"x" * 15}, "secret"), ({"secret": b"x" * 65}, "secret"),
+        ({"certificate_sha256": b"x" * 31}, "certificate_sha256"), ({"addresses": []}, "addresses"),
+        ({"addresses": ["h:1"] * 17}, "addresses"), ({"addresses": ["h"]}, "'h'"), ({"addresses": ["h:0"]}, "'h:0'"),
+        ({"addresses": ["unix:/run/docker.sock"]}, "docker"), ({"addresses": ["0.0.0.0:5"]}, "0.0.0.0"),
+        ({"addresses": ["h:1", "x" * 1000 + ":1"]}, "xxx"), ({"addresses": [":5"]}, "':5'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tickets_that_nobody_made(change: dict[str, Any], match: str) -> None:
+    good = {"addresses": ["127.0.0.1:5", "[::1]:6", "gpu1:7"], "secret": SECRET, "certificate_sha256": b"c" * 32}
+    assert [str(each) for each in group_tickets.addresses_of(node_pb2.GroupTicket(**good))] == good["addresses"]
+    with pytest.raises(Refusal, match=match) as error:
+        group_tickets.addresses_of(node_pb2.GroupTicket(**{**good, **change}))
+    assert error.value.reason == Reason.INVALID_ARGUMENT and "CreateGroup" in error.value.fix
+    assert "requested" in error.value.details and "s" * 16 not in str(error.value)
+
+
+@given(members, st.binary(min_size=16, max_size=64), st.integers(0, 5))
+def test_hellos_survive_the_wire(found: list[Member], secret: bytes, node: int) -> None:
+    body = group_tickets.hello(GROUP, node, secret, tuple(found))
+    assert group_tickets.parse_hello(body) == Hello(GROUP, node, secret, tuple(found), group_tickets.PROTOCOL)
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(["t", "group", "node", "secret", "members", "protocol"]), json)
+def test_hellos_that_are_none(field: str, value: Any) -> None:
+    body = group_tickets.hello(GROUP, 1, SECRET, PAIR)
+    body[field] = value
+    try:
+        hello = group_tickets.parse_hello(body)
+    except ValueError as error:
+        assert len(str(error)) <= 200
+        return
+    assert all(isinstance(getattr(hello, name), kind) for name, kind in (("group", bytes), ("node", int)))
+    assert all(isinstance(part, int) and part >= 0 for member in hello.members for part in member)
+
+
+def test_a_field_that_is_missing() -> None:
+    for field in group_tickets.hello(GROUP, 1, SECRET, PAIR):
+        body = group_tickets.hello(GROUP, 1, SECRET, PAIR)
+        del body[field]
+        with pytest.raises(ValueError, match="no hello"):
+            group_tickets.parse_hello(body)
+
+
+def test_secrets() -> None:
+    assert group_tickets.same_secret(SECRET, SECRET)
+    assert not group_tickets.same_secret(SECRET, b"t" * 16)
+    assert not group_tickets.same_secret(SECRET[:-1], SECRET)
+    assert not group_tickets.same_secret(bytes(16), None), "what an unknown group is compared with lets nobody in"
+
+
+@pytest.mark.parametrize(
+    ("change", "taken", "reason", "details"),
+    [
+        ({"protocol": 99}, [], Reason.VERSION_UNSUPPORTED, {"requested": "99"}),
+        ({"node": 0}, [], Reason.INVALID_ARGUMENT, {"requested": "0", "allowed": "1"}),
+        ({"node": 2}, [], Reason.INVALID_ARGUMENT, {"requested": "2", "allowed": "1"}),
+        ({}, [1], Reason.HANDLE_IN_USE, {"node": "1"}),
+        ({"members": PAIR[::-1]}, [], Reason.COLLECTIVE_MISMATCH, {"field": "members", "rank": "0"}),
+        ({"members": (*PAIR, Member(1, 4))}, [], Reason.COLLECTIVE_MISMATCH, {"rank": "2", "expected": "not there"}),
+        ({"members": PAIR[:1]}, [], Reason.COLLECTIVE_MISMATCH, {"rank": "1", "requested": "not there"}),
+    ],
+)  # fmt: skip
+def test_who_is_not_let_in(change: dict[str, Any], taken: list[int], reason: Reason, details: dict[str, str]) -> None:
+    good = Hello(GROUP, 1, SECRET, PAIR, group_tickets.PROTOCOL)
+    group_tickets.check_hello(good, PAIR, [])
+    with pytest.raises(Refusal) as error:
+        group_tickets.check_hello(good._replace(**change), PAIR, taken)
+    assert error.value.reason == reason and error.value.fix
+    assert error.value.details.items() >= details.items()
