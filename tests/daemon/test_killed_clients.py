@@ -29,8 +29,8 @@ BATCH = 12
 LEASE_S = 1.0
 LIFE_S = (0.02, 1.2)
 """When a client is killed, counted from its fork."""
-FRONT_THREADS = 8
-"""Those of gRPC's core and of the event loop come and go, within bounds."""
+FRONT_THREADS = 8 + (os.cpu_count() or 1)
+"""Those of gRPC's core and of the event loop's executor come and go, within bounds that grow with the processors."""
 PRIVATE_KIB = 32 << 10
 """What a process may have more: caches, pools and what the allocator keeps, whose size depends on what came when."""
 

@@ -49,7 +49,7 @@ class Fuzz:
             "devices": {"isolation": "shared"},
             "auth": {"max_failures": 10_000, "failure_delay": "0s", "http_on_loopback": False},
             "collectives": {"timeout": "1s"},
-            "sessions": {"lease": "5s"},
+            "sessions": {"lease": "20s"},
         }
         self.daemon = DaemonProcess(cache, config, 2)
         self._bearer, self._operator = tokens[OWN], tokens[OPERATOR]
@@ -148,7 +148,8 @@ class Fuzz:
             return self.session.stale
         if dice < 0.96:
             at = self.rng.randrange(len(other))
-            return other[:at] + self.rng.choice("abcXYZ019_-") + other[at + 1 :] if dice < 0.92 else other[:at]
+            wrong = self.rng.choice("abcXYZ019_-".replace(other[at], ""))
+            return other[:at] + wrong + other[at + 1 :] if dice < 0.92 else other[:at]
         return self.rng.choice(("", "x" * 5000, "\0", "é"))
 
     # ---- what has to be true ----

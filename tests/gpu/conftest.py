@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,3 +44,10 @@ def server() -> Iterator[CudaServer]:
     made = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))
     yield made
     made.close()
+
+
+@pytest.fixture
+def stream(server: CudaServer) -> Iterator[Any]:
+    made = server.create_stream()
+    yield made
+    server.destroy_stream(made)

@@ -78,13 +78,6 @@ def get(server: CudaServer, address: int, size: int, stream: Stream) -> bytes:
     return data
 
 
-@pytest.fixture
-def stream(server: CudaServer) -> Any:
-    made = server.create_stream()
-    yield made
-    server.destroy_stream(made)
-
-
 # the device
 
 

@@ -16,12 +16,13 @@ from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode, Laun
 from hearthd.device.replay import replay
 from hearthd.device.server import Source
 from hearthd.device.tracks import WINDOW, WINDOWS
+from tests.gpu.settling import finish
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.launch import Function
     from hearthd.device.cuda.memory import Memory
     from hearthd.device.cuda.server import CudaServer
-    from hearthd.device.cuda.streams import Event, Stream
+    from hearthd.device.cuda.streams import Stream
 
 pytestmark = pytest.mark.gpu
 
@@ -54,15 +55,6 @@ extern "C" __global__ void clustered(unsigned* y) {
 """
 N = 4096
 BYTES = 4 * N
-
-
-def finish(server: CudaServer, stream: Stream) -> None:
-    event: Event = server.record(stream)
-    deadline = time.monotonic() + 20
-    while not server.done(event):
-        assert time.monotonic() < deadline, "the stream did not come to its end"
-        time.sleep(0.0002)
-    server.release_event(event)
 
 
 class Bench:

@@ -17,6 +17,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.server import Source
 from hearthd.spec import DeviceSpec
+from tests.gpu.settling import finish
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -47,22 +48,6 @@ def _rig() -> Any:
 
 RIG = _rig()
 Command = c.Command
-
-
-def finish(server: CudaServer, stream: Any, seconds: float = 20.0) -> None:
-    event = server.record(stream)
-    deadline = time.monotonic() + seconds
-    while not server.done(event):
-        assert time.monotonic() < deadline, "the stream did not get there"
-        time.sleep(0.0002)
-    server.release_event(event)
-
-
-@pytest.fixture
-def stream(server: CudaServer) -> Iterator[Any]:
-    made = server.create_stream()
-    yield made
-    server.destroy_stream(made)
 
 
 @pytest.fixture

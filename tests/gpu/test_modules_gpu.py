@@ -60,13 +60,6 @@ def pool(server: CudaServer) -> Iterator[CompileWorkers]:
     made.close()
 
 
-@pytest.fixture
-def stream(server: CudaServer) -> Iterator[Stream]:
-    made = server.create_stream()
-    yield made
-    server.destroy_stream(made)
-
-
 def until(server: CudaServer, event: Event, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not server.done(event):

@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
+from tests.gpu.settling import finish
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -79,22 +80,6 @@ end = socket.socket(fileno=int(sys.argv[1]))
 socket.send_fds(end, [b"!"], [server.export_shared(memory)])
 sys.stdin.readline()
 """
-
-
-def finish(server: CudaServer, stream: Any, seconds: float = 20.0) -> None:
-    event = server.record(stream)
-    deadline = time.monotonic() + seconds
-    while not server.done(event):
-        assert time.monotonic() < deadline, "the stream did not get there"
-        time.sleep(0.0002)
-    server.release_event(event)
-
-
-@pytest.fixture
-def stream(server: CudaServer) -> Iterator[Any]:
-    made = server.create_stream()
-    yield made
-    server.destroy_stream(made)
 
 
 def read(server: CudaServer, address: int, size: int, stream: Any) -> np.ndarray:

@@ -15,24 +15,19 @@ from typing import Any
 import numpy as np
 
 import hearth
+from tests.daemon.kernels import COMMON
 from tests.soak.ledger import Ledger
 
-SOURCE = r"""
-extern "C" __global__ void add_one(int* x, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] += 1;
-}
-// y[i] = 3 * y[i] + x[i]: neither commutes nor cancels, so every misplaced launch shows.
-extern "C" __global__ void mix(const unsigned* x, unsigned* y, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = 3u * y[i] + x[i];
-}
+SOURCE = (
+    COMMON
+    + r"""
 extern "C" __global__ void scale(const float* x, float* y, float a, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = a * x[i];
 }
 extern "C" __global__ void wild(int* x, long long far) { x[far] = 1; }
 """
+)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -150,6 +151,7 @@ class DeviceProcess:
     def run(self) -> None:
         """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
         self._device.compiler.warm()
+        gc.freeze()  # what is there now stays: the collector need not look at it in the middle of somebody's launch
         try:
             self.loop.run()
         except DeviceFault as fault:

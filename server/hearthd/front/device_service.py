@@ -18,7 +18,7 @@ from hearthd.front import attach, calls, execute, refusals, transfer_streams
 from hearthd.front.channel import Channel
 from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
-from hearthd.front.rpc import CallObserver, decoder, guarded, readable
+from hearthd.front.rpc import CallObserver, Requests, decoder, guarded
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 
@@ -192,7 +192,8 @@ class DeviceService:
 
     # ---- transfers ----
 
-    async def _upload(self, messages: Any, context: Context) -> device_pb2.UploadResponse:
+    async def _upload(self, _: Any, context: Context) -> device_pb2.UploadResponse:
+        messages = Requests(context)
         first = await anext(messages, None)
         if first is None:
             raise refusals.malformed("The Upload has no message.", "Name session_token, device and transfer first.")
@@ -236,8 +237,8 @@ class DeviceService:
         known, received, complete = channel.transfers.status(request.transfer)
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
-    async def _write(self, requests: Any, context: Context) -> Any:
-        messages = readable(requests)
+    async def _write(self, _: Any, context: Context) -> Any:
+        messages = Requests(context)
         first = await anext(messages, None)
         if first is None or not first.HasField("command"):
             raise refusals.malformed(

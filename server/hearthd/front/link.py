@@ -65,7 +65,7 @@ class DeviceLink(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}  # PING and STATS, by id
+        self._answers: dict[int, asyncio.Future[Any]] = {}  # to what was asked, by id
         self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
         self.descriptors: Descriptors | None = None
         """The socket beside the link, where open files are handed over."""
@@ -175,16 +175,7 @@ class DeviceLink(asyncio.Protocol):
 
         What the device process refuses comes as ``{"error": <base64 of a Status>}`` and is raised as `Refusal`.
         """
-        if self.loss is not None:
-            raise self.loss
-        ident = next(self._ids)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._answers[ident] = answer
-        try:
-            self.send(kind, json.dumps(body).encode(), channel=channel, id=ident)
-            payload: dict[str, Any] = json.loads(await answer)
-        finally:
-            self._answers.pop(ident, None)
+        payload: dict[str, Any] = json.loads(await self._ask(kind, json.dumps(body).encode(), channel))
         if "error" in payload:
             raise from_status(status_pb2.Status.FromString(base64.b64decode(payload["error"])))
         return payload
@@ -220,14 +211,14 @@ class DeviceLink(asyncio.Protocol):
         stats: dict[str, Any] = await self._ask(Kind.STATS)
         return stats
 
-    async def _ask(self, kind: Kind) -> Any:
+    async def _ask(self, kind: Kind, payload: bytes = b"", channel: int = 0) -> Any:
         if self.loss is not None:
             raise self.loss
         ident = next(self._ids)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[ident] = answer
         try:
-            self.send(kind, id=ident)
+            self.send(kind, payload, channel=channel, id=ident)
             return await answer
         finally:
             self._answers.pop(ident, None)

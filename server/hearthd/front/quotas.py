@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("hearthd.quotas")
 
-_REMEMBERED = 4096
-"""Sessions that have ended and whose last time may still be reported."""
+_REMEMBERED = 1024
+"""Sessions that have ended and whose last time may still be reported: as many as may end at once by default."""
 
 
 class Account:

@@ -27,7 +27,10 @@ async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
     code = _GRPC_CODES.get(status.code, grpc.StatusCode.UNKNOWN)
     if code is grpc.StatusCode.OK:  # a failed command without a code: never report success
         code = grpc.StatusCode.INTERNAL
-    await context.abort(code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
+    try:
+        await context.abort(code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
+    finally:
+        del context  # the call keeps what it raises, with this frame; the call must not keep itself
 
 
 def fitted(status: status_pb2.Status) -> status_pb2.Status:

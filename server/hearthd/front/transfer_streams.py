@@ -24,6 +24,8 @@ FRONT_TRANSFERS = 1 << 63
 SLACK = 4096
 """What a chunk's message may have beside its data."""
 _DATA_TAG = 0x22
+_CUT_S = 0.01
+"""How much later than the end of a stream gRPC says that it was a cut. Only uploads that cannot be resumed wait."""
 
 _minted = itertools.count(FRONT_TRANSFERS)
 OnBytes = Callable[[int, int], None]
@@ -165,9 +167,8 @@ async def download(
 
 async def _really_over() -> None:
     """Returns where a client has half-closed its stream. One that was cancelled or cut off ends like that too, and its
-    handler is cancelled a pass of the loop later: a part must not be taken for the whole."""
-    for _ in range(3):
-        await asyncio.sleep(0)
+    handler is cancelled a moment later, when gRPC's threads have said why: a part must not be taken for the whole."""
+    await asyncio.sleep(_CUT_S)
 
 
 async def _write_chunks(flow: Download, context: Context, on_bytes: OnBytes) -> None:

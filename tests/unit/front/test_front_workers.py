@@ -424,8 +424,11 @@ def test_several_culprits_speak_against_the_device() -> None:
 
 
 def test_a_crash_is_put_down_to_the_only_session_that_had_work_there() -> None:
+    launcher = FakeLauncher()
+    launcher.hold_acks = True  # so that the work is still under way when the process ends
+
     async def scenario() -> None:
-        async with node(dataclasses.replace(PATIENT, max_faults=0)) as n:
+        async with node(dataclasses.replace(PATIENT, max_faults=0), launcher) as n:
             busy, idle = n.session(), n.session()
             await n.generation(idle)
             channel = await n.device.channel(busy)
