@@ -35,7 +35,7 @@ class Group(Collectives, PointToPoint):
     where `a` and `b` are connections to two daemons, or to one. One device is a group as well.
 
     A device's rank is its place in the list. Groups of one session's devices cost nothing to make; those over several
-    sessions are formed here, by all their daemons (the first device's coordinates), within `timeout` seconds (None: 30),
+    sessions are formed here, by all their daemons (the first device's coordinates), in `timeout` seconds (None: 30),
     and are given up by `close`, at the end of ``with``, or when collected.
 
     Raises `ArgumentError` for no devices and for one named twice; over daemons also `TimeoutError`, and what they
