@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import trustme
 
 from .conftest import StartDaemon
@@ -55,6 +56,22 @@ def test_sharing_a_device(daemon: DaemonProcess) -> None:
     code = blocks("python")[3]
     shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
     assert run(code, daemon) == shown
+
+
+def test_several_devices(start_daemon: StartDaemon) -> None:
+    code = blocks("python")[4]
+    daemon = start_daemon(cpu_count=2)
+    if len(daemon.status()["devices"]) < 2:
+        pytest.skip("needs two devices")
+    shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
+    assert run(code, daemon) == shown
+
+
+@on_cpu
+def test_several_daemons(start_daemon: StartDaemon) -> None:
+    first, second = start_daemon(cpu_count=1), start_daemon(cpu_count=1)
+    code = blocks("python")[5].replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
+    run(f"import numpy as np, hearth\n{code}print(group.all_reduce([group.devices[0].ones(1, np.int32)]))", first)
 
 
 def test_the_quick_start(daemon: DaemonProcess) -> None:

@@ -133,6 +133,20 @@ def test_kill_9_with_device_processes_that_are_stuck(start: Start) -> None:
     kill(daemon)
 
 
+CLEARED = ("hearth-workers-", "hearth-forkserver-")
+"""Directories that a process which was killed may leave; the next daemon clears them away."""
+
+
+def test_what_was_left_is_cleared_away(start: Start, temporary: Path) -> None:
+    stale = [temporary / f"{prefix}stale" for prefix in CLEARED]
+    for path in stale:
+        (path / "1").mkdir(parents=True)
+    daemon = start()
+    with daemon.connect() as node:
+        saxpy_works(node.devices[0])
+    assert not any(path.exists() for path in stale)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, seed: int) -> None:
     mark = f"killed-{os.getpid()}-{seed}-{time.monotonic_ns()}"
@@ -148,7 +162,7 @@ def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, se
     process.wait()
     wait_until(lambda: not marked(mark), "the end of what it had started", 20)  # it may be importing CuPy
     left = {path.name for path in temporary.iterdir()} - {"s", "s.lock"}
-    assert all(name.startswith("hearth-workers-") for name in left), left
+    assert all(name.startswith(CLEARED) for name in left), left
 
 
 def test_the_forkserver_is_killed(start: Start) -> None:

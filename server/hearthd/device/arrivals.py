@@ -19,6 +19,10 @@ from hearthd.device.tables import BatchEntry, Session
 LOOK_AHEAD_BYTES = 64 << 10
 """Longer batches are not looked into before their turn: that takes time, which belongs to others."""
 
+HEAVY = {"collective": 63, "all_reduce": 63}
+"""What a command takes of a turn beyond that of others, in commands: what it asks of its peers is sent when the turn is
+over, and a long row of them must not hold up the first."""
+
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
 """Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
 
@@ -95,6 +99,7 @@ class Arrivals:
                     yield
                     began = time.perf_counter_ns()
                 self._run(backlog, command, need, entry, index)
+                backlog.left -= HEAVY.get(kind, 0)
                 if kind == "record_event" and backlog.awaited:
                     for waiting in backlog.awaited.pop(command.record_event.event, ()):
                         self._commands.command(session, waiting)

@@ -17,8 +17,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device import compile_messages as messages
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_process import Died, NeverBegan, Start, Worker, forked, fresh
-from hearthd.device.scratch import Scratch
 from hearthd.device.server import Assembly, Compiler, Image, Job
+from hearthd.scratch import Scratch
 
 __all__ = ["CompileWorkers", "forked", "fresh"]
 
@@ -276,7 +276,7 @@ class CompileWorkers:
 
     def _start(self, start: Start = fresh) -> Worker:
         if self._scratch is None:
-            self._scratch = Scratch()
+            self._scratch = Scratch("hearth-workers-")
         return Worker(self._backend, self._scratch.room(), start)
 
     def _setup(self, worker: Worker, recipe: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 
 from hearth_proto import descriptors
 from hearthd.entry import device_main
+from hearthd.scratch import Scratch
 from hearthd.spec import DeviceSpec
 
 PRELOAD = ("hearthd.device.process",)
@@ -152,17 +152,18 @@ def _run_forkserver() -> None:
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     server: Any = forkserver._forkserver
     before = server._forkserver_pid, server._forkserver_address
-    with tempfile.TemporaryDirectory(prefix="hearth-forkserver-") as folder:
-        config["tempdir"] = folder
-        try:
-            forkserver.ensure_running()
-            if server._forkserver_pid != before[0]:
-                _leave(before[1])
-                place = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
-                server._forkserver_address = f"{_BY_DESCRIPTOR}{place}"
-        finally:
-            config.pop("tempdir", None)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    scratch = Scratch("hearth-forkserver-")
+    config["tempdir"] = str(scratch.room())
+    try:
+        forkserver.ensure_running()
+        if server._forkserver_pid != before[0]:
+            _leave(before[1])
+            place = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+            server._forkserver_address = f"{_BY_DESCRIPTOR}{place}"
+    finally:
+        config.pop("tempdir", None)
+        scratch.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 _BY_DESCRIPTOR = "/proc/self/fd/"

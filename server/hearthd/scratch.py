@@ -1,4 +1,4 @@
-"""A directory for the files of compile workers, which is cleared away whatever happens to its process."""
+"""A directory for a while, which is cleared away whatever happens to its process."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PREFIX = "hearth-workers-"
-
 
 class Scratch:
-    """A directory for the workers' files, one room each. What a killed device process left is cleared away."""
+    """A directory whose name begins with `prefix`, and rooms in it. What processes that were killed left under the
+    prefix is cleared away."""
 
-    def __init__(self) -> None:
-        for stale in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    def __init__(self, prefix: str) -> None:
+        for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             _clear_unless_used(stale)
-        self._path, self._descriptor = self._made()
+        self._path, self._descriptor = self._made(prefix)
         self._rooms = 0
 
     @staticmethod
-    def _made() -> tuple[Path, int]:
+    def _made(prefix: str) -> tuple[Path, int]:
         while True:
-            path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            path = Path(tempfile.mkdtemp(prefix=prefix))
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this process is gone
             if os.fstat(descriptor).st_nlink:
