@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.server import ComputeServer, Image, Source
+from hearthd.device.server import ComputeServer, Exchange, Image, Source
 from hearthd.spec import DeviceSpec
 
 if TYPE_CHECKING:
@@ -676,10 +676,10 @@ def test_the_neighbour_of_a_faulted_process_goes_on(server: CudaServer, stream: 
 def test_what_nccl_cannot_reduce_is_refused_by_name(server: CudaServer) -> None:
     if "nccl" not in server.properties.features:
         pytest.skip("no NCCL on this machine")
-    server.communicators.check("bfloat16", "mean")
+    server.communicators.check("all_reduce", "bfloat16", "mean")
     for dtype, op in (("complex64", "sum"), ("bool", "sum"), ("float32", "xor")):
         with pytest.raises(Refusal) as caught:
-            server.communicators.check(dtype, op)
+            server.communicators.check("all_reduce", dtype, op)
         assert caught.value.reason is Reason.UNSUPPORTED
         assert caught.value.details["allowed"].split(", ")[0] in ("int8", "sum")
 
@@ -692,14 +692,14 @@ def test_a_group_of_one(server: CudaServer, stream: Stream) -> None:
     alone = server.communicators.join(unique, 0, 1)
     memory = server.allocate(12, stream)
     put(server, memory.address, struct.pack("<3f", 1, 2, 3), stream)
-    alone.all_reduce(memory.address, memory.address, 3, "float32", "mean", stream)
+    alone.enqueue([Exchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
     assert struct.unpack("<3f", get(server, memory.address, 12, stream)) == (1, 2, 3)
     assert alone.failed() == ""
     alone.abort()
     alone.abort()
     assert alone.failed()
     with pytest.raises(Refusal) as caught:
-        alone.all_reduce(memory.address, memory.address, 3, "float32", "mean", stream)
+        alone.enqueue([Exchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
     assert caught.value.reason is Reason.COMMUNICATOR_FAILED
     server.free(memory, stream)
 
@@ -721,7 +721,7 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
     server.fill(source.address, struct.pack("<f", rank + 1.0), 4 * COUNT, stream)
     results = {}
     for op in ("sum", "mean", "min", "max", "prod"):
-        communicator.all_reduce(source.address, target.address, COUNT, "float32", op, stream)
+        communicator.enqueue([Exchange("all_reduce", source.address, target.address, COUNT, "float32", op)], stream)
         results[op] = struct.unpack(f"<{COUNT}f", get(server, target.address, 4 * COUNT, stream))
     pipe.send({op: sorted(set(values)) for op, values in results.items()})
     if not vanish:
@@ -735,7 +735,7 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
     began = time.monotonic()
     noticed = False
     try:
-        communicator.all_reduce(source.address, target.address, COUNT, "float32", "sum", stream)
+        communicator.enqueue([Exchange("all_reduce", source.address, target.address, COUNT, "float32", "sum")], stream)
     except Refusal as refusal:  # NCCL saw for itself that the peer is gone
         noticed = refusal.reason is Reason.COMMUNICATOR_FAILED
     enqueued = time.monotonic() - began

@@ -18,6 +18,7 @@ import pytest
 import hearth
 from hearthd.device.output import prints
 from hearthd.device.server import Image, Source
+from tests.daemon.harness import environment
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -69,7 +70,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hearthd", "serve", *arguments, "--unix", str(socket)],
-                stdout=subprocess.PIPE, stderr=log, text=True,
+                stdout=subprocess.PIPE, stderr=log, text=True, env=environment(),
             )  # fmt: skip
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -138,12 +138,14 @@ def key(case: Sequence[Any]) -> str:
 
 
 def count(case: Sequence[Any], cuda: bool) -> int:
-    """How many operations a sample has: the same on both sides. A third of a second and more of the large ones, so that
+    """How many operations a sample has: the same on both sides. A tenth of a second and more of the large ones, so that
     their start and the wait for their end count for little."""
     kind, size = case
     if kind == "one":
         return 100 if cuda else 10
-    found = max(20, min(1600 if size > MIB else 400, 96 * GIB // size)) if cuda else max(2, min(20, 32 * MIB // size))
+    found = (
+        max(20, min(1200 if size > 16 * MIB else 400, 48 * GIB // size)) if cuda else max(2, min(20, 32 * MIB // size))
+    )
     return -(-found // BATCH) * BATCH if kind == "batch" else found
 
 
