@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -29,6 +30,9 @@ async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
         code = grpc.StatusCode.INTERNAL
     try:
         await context.abort(code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
+    except grpc.aio.InternalError:
+        # gRPC has begun to end the call by itself: the client is gone, and would not hear of it.
+        raise asyncio.CancelledError from None
     finally:
         del context  # the call keeps what it raises, with this frame; the call must not keep itself
 
