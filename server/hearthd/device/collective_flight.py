@@ -10,33 +10,40 @@ from collections.abc import Callable, Sequence
 from hearth_proto.reasons import Refusal
 from hearthd.device.operation import Origin
 from hearthd.device.policy.errors import Failure
+from hearthd.device.policy.flights import Flights
 from hearthd.device.tables import Buffer
-from hearthd.device.tracks import Track, Tracks
+from hearthd.device.tracks import Tracks
 
 
 class Flight:
     """One. Device-handle thread."""
 
-    __slots__ = ("_behind", "_destinations", "_tracks", "failure", "origin", "over", "sequence", "track", "what")
+    __slots__ = ("_behind", "_destinations", "_tracks", "failure", "origin", "over", "place", "row", "sequence", "what")
 
     def __init__(
-        self, origin: Origin, what: str, sequence: int, destinations: Sequence[Buffer], track: Track, tracks: Tracks
+        self,
+        origin: Origin,
+        what: str,
+        sequence: int,
+        destinations: Sequence[Buffer],
+        flights: Flights[Flight],
+        tracks: Tracks,
     ) -> None:
         self.origin = origin
         self.what = what
         """Names it in messages."""
         self.sequence = sequence
-        self.track = track
+        self.row = flights
+        """Those of its communicator: it is the next of them."""
+        self.place = flights.launched
         self.over = False
         self.failure: Failure | None = None
         """Why it came to nothing."""
         self._destinations = destinations
         self._tracks = tracks
         self._behind: list[Callable[[], None]] = []
-        tracks.doubts.open[self] = None
+        tracks.doubts.launched(self, [buffer.usage for buffer in destinations])
         origin.stream.flights[self] = None
-        for buffer in destinations:
-            buffer.usage.behind = (*tracks.doubts.about(buffer.usage), self)
 
     def then(self, callback: Callable[[], None]) -> None:
         """`callback` when it is known how it ended."""

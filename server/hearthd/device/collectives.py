@@ -166,9 +166,10 @@ class Collectives:
 
     def _run(self, wanted: Wanted, present: Callable[[], bool]) -> bool:
         pending = wanted.pending
-        exchanges = locate(wanted.parts)
-        if not pending.presented and not present():
-            return False
+        if not pending.presented:
+            locate(wanted.parts)
+            if not present():
+                return False
         if pending.error is not None:
             raise pending.error
         if pending.comm is None:
@@ -178,7 +179,7 @@ class Collectives:
             raise self._members.why_gone(pending.comm)
         if member.failing or not member.flights.next(pending.index):
             return False
-        self._launch(wanted, member, exchanges)
+        self._launch(wanted, member, locate(wanted.parts))
         return True
 
     def _launch(self, wanted: Wanted, member: Membership, exchanges: Sequence[Exchange]) -> None:
@@ -193,7 +194,7 @@ class Collectives:
         what = f"{origin.name}, {pending.key}"
 
         def fly() -> Flight:
-            flight = Flight(origin, what, pending.key.sequence, destinations, track, device.tracks)
+            flight = Flight(origin, what, pending.key.sequence, destinations, member.flights, device.tracks)
             flight.then(partial(self._presented.settled, pending))
             return flight
 

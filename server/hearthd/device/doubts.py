@@ -6,7 +6,7 @@ as much as it is, and nobody is told of it before the verdict: not who reads, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Protocol
 
 from hearthd.device.policy.errors import Failure
@@ -22,6 +22,14 @@ class Verdict(Protocol):
     def over(self) -> bool: ...
     @property
     def failure(self) -> Failure | None: ...
+    @property
+    def row(self) -> Hashable:
+        """Verdicts of one row, a communicator's, are given in the order of `place`: one that ended well says so of all
+        before it."""
+        ...
+
+    @property
+    def place(self) -> int: ...
     def then(self, callback: Callback) -> None:
         """`callback` when it is known."""
         ...
@@ -44,13 +52,21 @@ class Doubts:
 
     def spread(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
         """A command writes and reads these: what it makes stands behind all that its buffers stood behind."""
-        found: dict[Verdict, None] = {}
+        found: dict[Hashable, Verdict] = {}
         for usages in (writes, reads):
             for usage in usages:
-                if usage.behind:
-                    found.update(dict.fromkeys(self.about(usage)))
+                for each in self.about(usage):
+                    known = found.get(each.row)
+                    if known is None or known.place < each.place:
+                        found[each.row] = each
         for usage in writes:
-            usage.behind = tuple(found)
+            usage.behind = tuple(found.values())
+
+    def launched(self, verdict: Verdict, writes: Iterable[Usage]) -> None:
+        """A collective writes these from now on."""
+        self.open[verdict] = None
+        for usage in writes:
+            usage.behind = (*(each for each in self.about(usage) if each.row is not verdict.row), verdict)
 
     def settled(self, usage: Usage, callback: Callback) -> Callback:
         """`callback`, for when what has been given to the device by now is done: it then waits for the verdicts on the

@@ -1,0 +1,72 @@
+"""Which contents wait for which collectives: what is kept of a long row says as much as all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.doubts import Doubts
+from hearthd.device.policy.ordering import Usage
+
+BUFFERS, ROWS = 4, 2
+
+
+@dataclass(eq=False)
+class Verdict:
+    row: int
+    place: int
+    over: bool = False
+    failure: None = None
+    told: list[object] = field(default_factory=list)
+
+    def then(self, callback: object) -> None:
+        self.told.append(callback)
+
+
+LAUNCH = st.tuples(st.just("launch"), st.integers(0, ROWS - 1), st.sets(st.integers(0, BUFFERS - 1), min_size=1))
+WORK = st.tuples(
+    st.just("work"), st.sets(st.integers(0, BUFFERS - 1), min_size=1), st.sets(st.integers(0, BUFFERS - 1))
+)
+SUCCESS = st.tuples(st.just("success"), st.integers(0, ROWS - 1), st.just(0))
+
+
+@given(st.lists(st.one_of(LAUNCH, WORK, SUCCESS), max_size=60))
+def test_the_latest_of_each_row_speaks_for_those_before_it(
+    steps: list[tuple[str, int | set[int], int | set[int]]],
+) -> None:
+    doubts = Doubts()
+    usages = [Usage() for _ in range(BUFFERS)]
+    every: list[set[Verdict]] = [set() for _ in range(BUFFERS)]
+    rows: list[list[Verdict]] = [[] for _ in range(ROWS)]
+    counts = [0] * ROWS
+    for what, first, second in steps:
+        if what == "launch":
+            assert isinstance(first, int) and isinstance(second, set)
+            verdict = Verdict(first, counts[first])
+            counts[first] += 1
+            rows[first].append(verdict)
+            doubts.launched(verdict, [usages[number] for number in second])
+            for number in second:
+                every[number].add(verdict)
+        elif what == "work":
+            assert isinstance(first, set) and isinstance(second, set)
+            doubts.spread([usages[number] for number in first], [usages[number] for number in second])
+            made_of = set().union(*(every[number] for number in first | second))
+            for number in first:
+                every[number] = set(made_of)
+        else:
+            assert isinstance(first, int)
+            if rows[first]:
+                verdict = rows[first].pop(0)
+                verdict.over = True
+                doubts.open.pop(verdict)
+        for usage, stands_behind in zip(usages, every, strict=True):
+            kept = doubts.about(usage)
+            undecided = {verdict for verdict in stands_behind if not verdict.over}
+            assert {verdict.row for verdict in kept} == {verdict.row for verdict in undecided}
+            assert all(
+                verdict.place == max(each.place for each in undecided if each.row == verdict.row) for verdict in kept
+            )
+            assert len(kept) <= ROWS
