@@ -82,8 +82,12 @@ def present(
             part.write(collective.operations.add(), roster)
         commands.append((connection, attachment, command))
     with taken(connection.turns for connection, _, _ in commands):
-        for connection, _, command in commands:  # all first: a rank that fails to submit has had its turn as well
-            command.collective.sequence = connection.turns.next(roster.name)
+        # All first: a rank that fails to submit has had its turn as well. And all the same: a send that nobody received
+        # leaves its rank ahead of the others, and what they do together later is to meet all the same.
+        number = 1 + max((connection.turns.count(roster.name) for connection, _, _ in commands), default=0)
+        for connection, _, command in commands:
+            connection.turns.take(roster.name, number)
+            command.collective.sequence = number
         for _, attachment, command in commands:
             attachment.submit(command)
 

@@ -54,10 +54,13 @@ class Turns:
         """Where it stands in the order in which several are taken."""
         self._counts: dict[Name, int] = {}
 
-    def next(self, name: Name) -> int:
-        """The number of its next operation under `name`, from 1. `lock` is held."""
-        self._counts[name] = count = self._counts.get(name, 0) + 1
-        return count
+    def count(self, name: Name) -> int:
+        """How many that were, or would have been had it taken part in all. `lock` is held."""
+        return self._counts.get(name, 0)
+
+    def take(self, name: Name, number: int) -> None:
+        """Its next operation under `name` has this number. `lock` is held."""
+        self._counts[name] = number
 
     def forget(self, name: Name) -> None:
         """Nothing more is presented under `name`."""

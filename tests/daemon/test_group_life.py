@@ -236,3 +236,15 @@ def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
     group.recv(target, source=0)
     assert (target.get() == 9).all()
     waiting.synchronize()
+
+
+def test_a_send_that_nobody_received_is_not_in_the_way_for_ever(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    xs = [gpu.full(4, rank + 1, np.float32) for rank, gpu in enumerate(pair)]
+    group.send(xs[0], to=1, timeout=0.2)
+    with pytest.raises(hearth.CommunicatorError, match="devices 1"):
+        pair[0].synchronize()
+    group.all_reduce(xs)
+    group.send(xs[0], to=1)
+    got = group.recv(pair[1].zeros(4, np.float32), source=0)
+    assert [array.get().tolist() for array in (*xs, got)] == [[3.0] * 4] * 3

@@ -60,9 +60,10 @@ class UnixSocket:
         directory = self.path.parent
         try:
             if not directory.exists():
-                directory.mkdir(mode=self._directory_mode, parents=True)
-                directory.chmod(self._directory_mode)  # whatever the umask
-                self._made = directory
+                with contextlib.suppress(FileExistsError):  # another daemon makes it at the same moment
+                    directory.mkdir(mode=self._directory_mode, parents=True)
+                    directory.chmod(self._directory_mode)  # whatever the umask
+                    self._made = directory
             self._take_lock()
             self._remove_stale()
             self._ours = True

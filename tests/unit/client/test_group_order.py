@@ -90,6 +90,19 @@ def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> Non
         assert [sequence for _, sequence in devices[rank].submitted] == list(range(1, many + 1))
 
 
+@given(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), max_size=40))
+def test_what_all_do_together_meets_whatever_each_did_alone(program: list[tuple[int, ...]]) -> None:
+    devices: Any = {rank: Device() for rank in range(2)}
+    roster = sorted_order([0, 1])
+    for ranks in program:
+        present(devices, roster, by_rank([], ranks), 0, dict.fromkeys(ranks))
+        if ranks == (0, 1):
+            assert devices[0].submitted[-1] == devices[1].submitted[-1]
+    for device in devices.values():
+        numbers = [sequence for _, sequence in device.submitted]
+        assert numbers == sorted(set(numbers)), "none twice, and each above those before it"
+
+
 def test_a_device_that_fails_to_submit_has_had_its_turn() -> None:
     devices: Any = {rank: Device() for rank in range(2)}
 
@@ -141,6 +154,7 @@ def test_devices_are_given_back_when_the_block_raises() -> None:
 
 def test_a_group_that_was_left_is_forgotten() -> None:
     turns = Turns()
-    assert [turns.next(b"g"), turns.next(b"g"), turns.next((0, 1))] == [1, 2, 1]
+    turns.take(b"g", 2)
+    turns.take((0, 1), 1)
     turns.forget(b"g")
-    assert [turns.next(b"g"), turns.next((0, 1))] == [1, 2]
+    assert [turns.count(b"g"), turns.count((0, 1))] == [0, 1]
