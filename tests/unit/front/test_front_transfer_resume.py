@@ -75,6 +75,7 @@ def test_a_gap_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
             gap = await refused(f.devices.Upload(iter([chunk(f, DATA[5000:], 5000)])))
             assert (gap.reason, gap.details["allowed"]) == (Reason.INVALID_ARGUMENT, "0 to 4000")
             assert (await f.devices.Upload(iter([chunk(f, DATA[4000:], 4000)]))).received == len(DATA)
+            await until(lambda: 5 in f.device().finished)
             assert bytes(f.device().uploads[5]) == DATA
 
     run(scenario())
