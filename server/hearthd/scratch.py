@@ -24,11 +24,14 @@ class Scratch:
     def _made(prefix: str) -> tuple[Path, int]:
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix))
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # another process has cleared it away, before it was known to be in use
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this process is gone
             if os.fstat(descriptor).st_nlink:
                 return path, descriptor
-            os.close(descriptor)  # another process has cleared it away, before it was known to be in use
+            os.close(descriptor)  # the same, a moment later
 
     def room(self) -> Path:
         self._rooms += 1

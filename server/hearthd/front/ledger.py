@@ -172,8 +172,11 @@ class Ledger:
         # What it keeps above what it was told is in use; more than it had before it cannot have.
         if limit > holder.told:
             holder.rests_until = now + REST
-        holder.booked = min(holder.booked, max(holder.told, limit))
+        before, holder.booked = holder.booked, min(holder.booked, max(holder.told, limit))
         holder.told = None
+        for demand in self._demands:
+            if demand.process == process:  # asked before it heard that it has less
+                demand.bytes += before - holder.booked
 
     def leave(self, process: int) -> None:
         """A process is gone, and what it held is free."""

@@ -137,6 +137,17 @@ steps = st.lists(
 )
 
 
+def test_who_asks_and_is_asked_to_give_back_at_once_is_answered() -> None:
+    """What it asked for was beyond what it had then; it has less when its turn comes."""
+    world = World()
+    first, second = world.start("x", TOTAL // 3), world.start("x", TOTAL // 3)
+    world.allocate(second, 1)
+    world.allocate(first, TOTAL // 3 + 1)
+    world.settle()
+    assert world.processes[first].denied == 1 and not world.processes[first].wanting
+    assert world.processes[second].granted == 1
+
+
 @settings(deadline=None, max_examples=300)
 @given(steps)
 def test_never_more_than_there_is_whatever_happens(sequence: list[tuple[str, int | str | float, int]]) -> None:
