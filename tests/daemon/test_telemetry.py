@@ -157,7 +157,7 @@ def test_modules_profiles_and_traces(gpu: hearth.Device, daemon: DaemonProcess, 
 
 
 def started(page: Page) -> float:
-    """Commands of device 0 that do not wait any more. Those of clients that were killed do, until their lease is over."""
+    """Commands of device 0 that do not wait any more; those of clients that were killed do, for their lease."""
     commands = sum(
         value for (name, device, _), value in page.samples.items() if (name, device) == ("hearth_commands_total", "0")
     )
