@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hearth.collective_arrays import Arrays, check_array, check_rank, moved, reducible, reduction, split
-from hearth.collective_parts import Part
+from hearth.collective_parts import Part, among_all
 from hearth_proto.v1 import commands_pb2 as c
 
 if TYPE_CHECKING:
@@ -45,13 +45,8 @@ class Collectives(Arrays):
         sources = self._arrays(arrays, written=outs is None)
         dtype, size = reducible(sources[0]), sources[0].size
         targets = sources if outs is None else self._outs(outs, sources[0].shape, sources[0])
-        self._run(
-            (
-                Part(rank, c.COLLECTIVE_KIND_ALL_REDUCE, source, target, size, dtype, number)
-                for rank, (source, target) in enumerate(zip(sources, targets, strict=True))
-            ),
-            size, timeout_ns,
-        )  # fmt: skip
+        parts = among_all(c.COLLECTIVE_KIND_ALL_REDUCE, sources, targets, size, dtype, number)
+        self._run(parts, size, timeout_ns)
         return targets
 
     def reduce(
@@ -129,13 +124,8 @@ class Collectives(Arrays):
         targets = self._outs(outs, (len(self.devices), *sources[0].shape), sources[0])
         dtype, each = moved(sources[0])
         size = sources[0].size * each
-        self._run(
-            (
-                Part(rank, c.COLLECTIVE_KIND_ALL_GATHER, source, target, size, dtype)
-                for rank, (source, target) in enumerate(zip(sources, targets, strict=True))
-            ),
-            size, timeout_ns, ordered=True,
-        )  # fmt: skip
+        parts = among_all(c.COLLECTIVE_KIND_ALL_GATHER, sources, targets, size, dtype)
+        self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
     def reduce_scatter(
@@ -156,13 +146,8 @@ class Collectives(Arrays):
         shape = split("arrays[0]", sources[0], len(self.devices))
         dtype, size = reducible(sources[0]), math.prod(shape)
         targets = self._outs(outs, shape, sources[0])
-        self._run(
-            (
-                Part(rank, c.COLLECTIVE_KIND_REDUCE_SCATTER, source, target, size, dtype, number)
-                for rank, (source, target) in enumerate(zip(sources, targets, strict=True))
-            ),
-            size, timeout_ns, ordered=True,
-        )  # fmt: skip
+        parts = among_all(c.COLLECTIVE_KIND_REDUCE_SCATTER, sources, targets, size, dtype, number)
+        self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
     def all_to_all(
@@ -179,13 +164,8 @@ class Collectives(Arrays):
         targets = self._outs(outs, sources[0].shape, sources[0])
         dtype, each = moved(sources[0])
         size = math.prod(share) * each
-        self._run(
-            (
-                Part(rank, c.COLLECTIVE_KIND_ALL_TO_ALL, source, target, size, dtype)
-                for rank, (source, target) in enumerate(zip(sources, targets, strict=True))
-            ),
-            size, timeout_ns, ordered=True,
-        )  # fmt: skip
+        parts = among_all(c.COLLECTIVE_KIND_ALL_TO_ALL, sources, targets, size, dtype)
+        self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
     def gather(

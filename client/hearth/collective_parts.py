@@ -102,6 +102,19 @@ def _on_stream(stream: Stream | None, connection: Connection, attachment: Attach
     return streams.resolve(stream, connection, attachment)
 
 
+def among_all(
+    kind: commands_pb2.CollectiveKind,
+    sources: Sequence[DeviceArray],
+    destinations: Sequence[DeviceArray],
+    elements: int,
+    dtype: str,
+    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
+) -> list[Part]:
+    """The parts of an operation in which every rank gives and gets: arrays in the group's order."""
+    pairs = zip(sources, destinations, strict=True)
+    return [Part(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
+
+
 def by_rank(parts: Iterable[Part], ranks: Iterable[int] = ()) -> dict[int, list[Part]]:
     """The parts of each rank that has one, and of each of `ranks`."""
     found: dict[int, list[Part]] = {rank: [] for rank in ranks}
