@@ -6,6 +6,7 @@ Its peers may be gone, and then it ends with an error long after its turn in its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.operation import Origin
@@ -15,24 +16,28 @@ from hearthd.device.tables import Buffer
 from hearthd.device.tracks import Tracks
 
 
+class Named(Protocol):
+    """An operation's name: as text, what messages say."""
+
+    @property
+    def sequence(self) -> int: ...
+
+
 class Flight:
     """One. Device-handle thread."""
 
-    __slots__ = ("_behind", "_destinations", "_tracks", "failure", "origin", "over", "place", "row", "sequence", "what")
+    __slots__ = ("_behind", "_destinations", "_key", "_tracks", "failure", "origin", "over", "place", "row")
 
     def __init__(
         self,
         origin: Origin,
-        what: str,
-        sequence: int,
+        key: Named,
         destinations: Sequence[Buffer],
         flights: Flights[Flight],
         tracks: Tracks,
     ) -> None:
         self.origin = origin
-        self.what = what
-        """Names it in messages."""
-        self.sequence = sequence
+        self._key = key
         self.row = flights
         """Those of its communicator: it is the next of them."""
         self.place = flights.launched
@@ -44,6 +49,15 @@ class Flight:
         self._behind: list[Callable[[], None]] = []
         tracks.doubts.launched(self, [buffer.usage for buffer in destinations])
         origin.stream.flights[self] = None
+
+    @property
+    def what(self) -> str:
+        """Names it in messages."""
+        return f"{self.origin.name}, {self._key}"
+
+    @property
+    def sequence(self) -> int:
+        return self._key.sequence
 
     def then(self, callback: Callable[[], None]) -> None:
         """`callback` when it is known how it ended."""

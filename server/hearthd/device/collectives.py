@@ -6,7 +6,6 @@ for a peer: see `presented` for what has not been launched, `communicators` and 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_kinds import KINDS
 from hearthd.device.collective_parsing import parse
-from hearthd.device.collective_parts import Part, locate
+from hearthd.device.collective_parts import locate
 from hearthd.device.communicators import Memberships
 from hearthd.device.context import Device
 from hearthd.device.membership import Membership
@@ -34,7 +33,6 @@ class Wanted(NamedTuple):
 
     origin: Origin
     pending: Pending
-    parts: list[Part]
     sources: tuple[Buffer, ...]
     """Those that are not among the destinations."""
     destinations: tuple[Buffer, ...]
@@ -128,29 +126,20 @@ class Collectives:
         timeout_ns: int,
     ) -> Operation:
         device = self._device
-        parts = parse(operations, origin.session.buffers, *place, device.server.communicators.check)
+        try:
+            parts = parse(operations, origin.session.buffers, *place, device.server.communicators.check)
+        except Refusal as refusal:
+            self._presented.withdraw(key, refusal)
+            raise
         sources = dict.fromkeys(part.source.buffer for part in parts if part.source is not None)
         destinations = dict.fromkeys(part.destination.buffer for part in parts if part.destination is not None)
         only_read = tuple(buffer for buffer in sources if buffer not in destinations)
-        pending = self._presented.add(key, len(parts))
         seconds = timeout_ns / 1e9 or device.spec.collective_timeout
-
-        def present() -> bool:
-            if self._presented.crowded(pending):
-                return False
-            operation.announced = True
-            self._presented.present(pending, parts, seconds)
-            return True
-
-        def announce() -> None:
-            with contextlib.suppress(Refusal):  # it will be met again, and answered, when its turn comes
-                locate(parts)
-                present()
-
-        wanted = Wanted(origin, pending, parts, only_read, tuple(destinations))
+        pending = self._presented.add(origin.session, key, parts, seconds)
+        wanted = Wanted(origin, pending, only_read, tuple(destinations))
         operation = Operation(
             origin,
-            partial(self._run, wanted, present),
+            partial(self._run, wanted),
             writes=(origin.stream, *destinations),
             reads=only_read,
             needs=tuple(sources),
@@ -158,18 +147,14 @@ class Collectives:
         )
         operation.after = origin.reply
         operation.on_failure = partial(self._presented.failed, pending)
-        # Behind other collectives that have been presented it is presented at once, so that matching does not cost a
-        # round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could then
-        # be told to go in an order in which one of them cannot.
-        operation.on_announce = announce
+        operation.announcement = pending
         return operation
 
-    def _run(self, wanted: Wanted, present: Callable[[], bool]) -> bool:
+    def _run(self, wanted: Wanted) -> bool:
         pending = wanted.pending
-        if not pending.presented:
-            locate(wanted.parts)
-            if not present():
-                return False
+        if not pending.made:
+            locate(pending.parts)
+            self._presented.present(pending)
         if pending.error is not None:
             raise pending.error
         if pending.comm is None:
@@ -177,9 +162,9 @@ class Collectives:
         member = self._members.get(pending.comm)
         if member is None:
             raise self._members.why_gone(pending.comm)
-        if member.failing or not member.flights.next(pending.index):
+        if member.failing or not (member.flights.next(pending.index) and self._presented.next(pending)):
             return False
-        self._launch(wanted, member, locate(wanted.parts))
+        self._launch(wanted, member, locate(pending.parts))
         return True
 
     def _launch(self, wanted: Wanted, member: Membership, exchanges: Sequence[Exchange]) -> None:
@@ -189,26 +174,20 @@ class Collectives:
         device.tracks.before(
             track, [buffer.usage for buffer in destinations], [buffer.usage for buffer in wanted.sources]
         )
-        size = sum(part.size for part in wanted.parts)
+        size = sum(part.size for part in pending.parts)
         device.begin(stream, size, track=track)
-        what = f"{origin.name}, {pending.key}"
-
-        def fly() -> Flight:
-            flight = Flight(origin, what, pending.key.sequence, destinations, member.flights, device.tracks)
-            flight.then(partial(self._presented.settled, pending))
-            return flight
-
-        self._members.launch(member, exchanges, fly, pending.deadline)
+        self._members.enqueue(member, exchanges)
+        flight = Flight(origin, pending.key, destinations, member.flights, device.tracks)
+        flight.then(partial(self._presented.settled, pending))
+        self._members.launched(member, flight, pending.deadline)
         self._presented.launched(pending)
         if track not in stream.collectives:
             stream.collectives = (*(each for each in stream.collectives if each.users), track)
         origin.session.touch(track)
-        if any(part.kind == "barrier" for part in wanted.parts):  # it has no buffers that others could wait for
+        if any(part.kind == "barrier" for part in pending.parts):  # it has no buffers that others could wait for
             self._follow(origin)
         device.telemetry.collectives += 1
         device.telemetry.collective_bytes += size
-        if pending.index < member.flights.numbered:
-            device.kick(None)  # the next of them may be another session's
 
     # ---- the front's messages ----
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.collective_flight import Flight
+from hearthd.device.collective_lane import Lane
 from hearthd.device.context import Device
 from hearthd.device.membership import Membership, decode_status, encode_status, given_up
 from hearthd.device.server import Communicator, Exchange
@@ -57,7 +58,7 @@ class Memberships:
         """Communicators that a helper thread works on, and whether they are still wanted."""
         self._aborting: dict[str, float] = {}
         """Those that a helper thread aborts, and by when that has to be over."""
-        self._shared: Track | None = None
+        self._shared: tuple[Track, Lane[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "create_id": self._on_create_id,
@@ -78,25 +79,20 @@ class Memberships:
 
     # ---- operations ----
 
-    def launch(
-        self,
-        member: Membership,
-        exchanges: Sequence[Exchange],
-        make: Callable[[], Flight],
-        deadline: float,
-    ) -> Flight:
-        """Gives the communicator its next operation; all that has to be waited for has been fenced."""
+    def enqueue(self, member: Membership, exchanges: Sequence[Exchange]) -> None:
+        """Gives the device a communicator's next operation; all that has to be waited for has been fenced."""
         if exchanges:
             try:
                 member.communicator.enqueue(exchanges, member.track.stream)
             except Refusal as refusal:
                 self.broken(member, f"rank could not launch: {refusal.message}")
                 raise
-        flight = make()
+
+    def launched(self, member: Membership, flight: Flight, deadline: float) -> None:
+        """Watches over what has been enqueued."""
         member.flights.launch(flight, deadline)
         self._busy[member] = None
         self._device.tracks.on_complete(member.track, partial(self._arrived, member, flight))
-        return flight
 
     def _arrived(self, member: Membership, flight: Flight) -> None:
         """The device has come to the operation's end, well or not."""
@@ -180,10 +176,11 @@ class Memberships:
         if group:
             # Who coordinates another group knows nothing of this one's order: one track for both could have each wait
             # for the other.
-            track = tracks.acquire_own()
+            track, lane = tracks.acquire_own(), Lane[Any]()
         else:
-            track = self._shared = self._shared or tracks.acquire_own()
-        self._live[comm] = Membership(comm, communicator, track, group)
+            self._shared = self._shared or (tracks.acquire_own(), Lane[Any]())
+            track, lane = self._shared
+        self._live[comm] = Membership(comm, communicator, track, lane, group)
         self._send({"op": "joined", "comm": comm})
 
     def _join_failed(self, comm: str, error: Exception) -> None:

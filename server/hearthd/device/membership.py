@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import status_pb2
 from hearthd.device.collective_flight import Flight
+from hearthd.device.collective_lane import Lane
 from hearthd.device.policy.flights import Flights
 from hearthd.device.server import Communicator
 from hearthd.device.tracks import Track
@@ -19,12 +21,14 @@ from hearthd.device.tracks import Track
 class Membership:
     """This rank of one communicator."""
 
-    __slots__ = ("comm", "communicator", "flights", "group", "refusal", "reported", "track")
+    __slots__ = ("comm", "communicator", "flights", "group", "lane", "refusal", "reported", "track")
 
-    def __init__(self, comm: str, communicator: Communicator, track: Track, group: bool) -> None:
+    def __init__(self, comm: str, communicator: Communicator, track: Track, lane: Lane[Any], group: bool) -> None:
         self.comm = comm
         self.communicator = communicator
         self.track = track
+        self.lane = lane
+        """The order on the track."""
         self.group = group
         """Whether it is one over several daemons, and has the track to itself."""
         self.flights: Flights[Flight] = Flights()

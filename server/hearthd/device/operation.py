@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal, from_status
@@ -26,6 +26,24 @@ class Replies(Protocol):
 
     def waited(self, nanoseconds: int) -> None:
         """Counts how long a command had to wait before it ran."""
+        ...
+
+
+class Announcement(Protocol):
+    """What asks for an operation's peers ahead of its turn."""
+
+    @property
+    def made(self) -> bool:
+        """Whether that has happened."""
+        ...
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has, or will without anything else being done for it."""
+        ...
+
+    def ask(self, ahead: Iterable[object]) -> None:
+        """Behind the announcements of all that the operation stands behind, each of which `stands`."""
         ...
 
 
@@ -148,12 +166,11 @@ class Operation:
     __slots__ = (
         "_run",
         "after",
-        "announced",
+        "announcement",
         "barrier",
         "begun",
         "finished",
         "needs",
-        "on_announce",
         "on_failure",
         "origin",
         "reads",
@@ -187,9 +204,8 @@ class Operation:
         self.finished = False
         self.since = 0
         """When it had to begin to wait (`time.perf_counter_ns`); 0: it ran as it arrived."""
-        self.announced = False
-        self.on_announce: Callable[[], None] | None = None
-        """Asks ahead of its turn for what the operation will wait for; sets `announced` where that went well."""
+        self.announcement: Announcement | None = None
+        """Asks ahead of its turn for what the operation will wait for."""
         self.after: Callable[[], None] | None = None
         """Called when it has run well."""
         self.on_failure: Callable[[Refusal], None] | None = None
@@ -254,9 +270,22 @@ class Operation:
         """The single call that it answers; 0: none."""
         return self.origin.call
 
-    def announce(self) -> None:
-        if self.on_announce is not None:
-            self.on_announce()
+    @property
+    def announced(self) -> bool:
+        """Whether it waits only for others of its kind and for an answer that has been asked for: those who answer
+        count on it."""
+        announcement = self.announcement
+        return announcement is not None and announcement.made
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is announced, or will be."""
+        announcement = self.announcement
+        return announcement is not None and announcement.stands
+
+    def announce(self, ahead: Sequence[Operation]) -> None:
+        if self.announcement is not None:
+            self.announcement.ask([other.announcement for other in ahead])
 
     def abandon(self, refusal: Refusal) -> None:
         """Ends a command that will not run any more."""

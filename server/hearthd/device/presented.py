@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.collective_parts import Part
+from hearthd.device.collective_lane import Lane
+from hearthd.device.collective_parts import Part, locate
 from hearthd.device.communicators import CHECK_S, Memberships, Send
 from hearthd.device.context import Device
-from hearthd.device.membership import decode_status
+from hearthd.device.membership import decode_status, encode_status
 from hearthd.device.tables import Session
 
 MOST_PRESENTED = 512
-"""Operations, those of a batch counted one by one, that are presented and not known to be done. The driver makes who
-gives it a thousand or so wait until some are done, and nobody may wait here for what waits for peers."""
+"""Operations of a session, those of a batch counted one by one, that are presented and not known to be done; beyond
+these an operation is presented only when its turn has come. An operation has so many seconds from then on, and those
+before it are to be done by then."""
 
 REMEMBERED = 1024
 """Operations that were launched lately: the same number again is refused."""
@@ -37,23 +40,62 @@ class Key(NamedTuple):
     def __str__(self) -> str:
         return f"operation {self.sequence} of group {self.group or list(self.devices)}"
 
+    def address(self) -> dict[str, Any]:
+        """As frames have it."""
+        return {
+            "channel": self.channel, "group": self.group, "devices": list(self.devices), "sequence": self.sequence
+        }  # fmt: skip
+
 
 class Pending:
-    """An operation of this rank that has not been launched."""
+    """An operation of this rank that has not been launched; its command's `Announcement`."""
 
-    __slots__ = ("comm", "deadline", "error", "index", "key", "presented", "weight")
+    __slots__ = (
+        "_registry",
+        "behind",
+        "comm",
+        "deadline",
+        "error",
+        "index",
+        "key",
+        "lane",
+        "made",
+        "parts",
+        "seconds",
+        "session",
+        "stands",
+        "weight",
+    )
 
-    def __init__(self, key: Key, weight: int) -> None:
+    def __init__(self, registry: Presented, session: Session, key: Key, parts: list[Part], seconds: float) -> None:
+        self._registry = registry
+        self.session = session
         self.key = key
-        self.weight = weight
-        self.presented = False
+        self.parts = parts
+        self.weight = len(parts) or 1
+        self.seconds = seconds
+        """How long it may take, from when it is presented to when it is done."""
         self.deadline = math.inf
-        """By when it has to be done; counted from when it is presented."""
+        self.made = False
+        """Whether it has been presented."""
+        self.stands = False
+        """Whether it has, or will be behind others of its kind as soon as there is room."""
+        self.behind: list[Key] = []
+        """Those that it stands behind here, and that had not been told to go when it was presented."""
         self.comm: str | None = None
         """The communicator on which it may go."""
+        self.lane: Lane[Pending] | None = None
         self.index = 0
         """Its number there; 0: the front has given it none."""
         self.error: Refusal | None = None
+
+    def ask(self, ahead: Iterable[object]) -> None:
+        """Presents it ahead of its turn: behind other collectives that have been presented, so that matching does not
+        cost a round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could
+        then be told to go in an order in which one of them cannot."""
+        others = [other for other in ahead if isinstance(other, Pending)]
+        with suppress(Refusal):  # it will be met again, and answered, when its turn comes
+            self._registry.ask(self, others)
 
 
 class Presented:
@@ -67,11 +109,13 @@ class Presented:
         self._going: dict[Pending, None] = {}
         """Those of them that have been told to go."""
         self._launched: OrderedDict[Key, None] = OrderedDict()
-        self._weight = 0
-        """Of what is presented and not known to be done."""
+        self._weights: dict[Session, int] = {}
+        """Of what each session has presented and is not known to be done."""
+        self._standing: dict[Session, deque[Pending]] = {}
+        """What waits for room, in order."""
         self._next_check = 0.0
 
-    def add(self, key: Key, weight: int) -> Pending:
+    def add(self, session: Session, key: Key, parts: list[Part], seconds: float) -> Pending:
         """An operation has been submitted. Raises Refusal(INVALID_ARGUMENT) where that has happened before."""
         if key in self._pending or key in self._launched:
             raise Refusal(
@@ -80,47 +124,103 @@ class Presented:
                 fix="count a group's operations from 1, each number once",
                 details={"sequence": key.sequence},
             )
-        pending = self._pending[key] = Pending(key, max(weight, 1))
+        pending = self._pending[key] = Pending(self, session, key, parts, seconds)
         return pending
 
-    def crowded(self, pending: Pending) -> bool:
-        """Whether it has to wait until others are done before it can be presented."""
-        return self._weight > 0 and self._weight + pending.weight > MOST_PRESENTED
+    # ---- presenting ----
 
-    def present(self, pending: Pending, parts: Sequence[Part], seconds: float) -> None:
+    def ask(self, pending: Pending, ahead: list[Pending]) -> None:
+        """Presents it, or lines it up, behind those ahead of it, which have been. Raises as `locate`."""
+        group = pending.key.group
+        # A group over daemons has an order and a track of its own, and may stand behind anything. One of this daemon's
+        # devices that were told to go while it stands behind such a group would hold up all others on their track.
+        if not group and any(other.key.group for other in ahead):
+            return
+        locate(pending.parts)
+        pending.behind = [other.key for other in ahead if other.comm is None and other.key.group == group]
+        pending.stands = True
+        standing = self._standing.get(pending.session)
+        if standing or self._crowded(pending):
+            if standing is None:
+                standing = self._standing[pending.session] = deque()
+            standing.append(pending)
+        else:
+            self._present(pending)
+
+    def present(self, pending: Pending) -> None:
+        """Its turn has come: nothing stands before it."""
+        pending.behind = []
+        self._present(pending)
+
+    def _crowded(self, pending: Pending) -> bool:
+        weight = self._weights.get(pending.session, 0)
+        return weight > 0 and weight + pending.weight > MOST_PRESENTED
+
+    def _present(self, pending: Pending) -> None:
         """Tells the front that this rank is there; it has so many seconds to be done."""
-        key = pending.key
-        pending.presented = True
-        pending.deadline = time.monotonic() + seconds
-        self._weight += pending.weight
-        self._send(
-            {
-                "op": "present",
-                "channel": key.channel,
-                "group": key.group,
-                "devices": list(key.devices),
-                "sequence": key.sequence,
-                "signature": [part.signature for part in parts],
-                "timeout": seconds,
-            }
-        )
+        pending.made = pending.stands = True
+        pending.deadline = time.monotonic() + pending.seconds
+        weight = self._weights.get(pending.session, 0)
+        self._weights[pending.session] = weight + pending.weight
+        message = {
+            "op": "present",
+            **pending.key.address(),
+            "signature": [part.signature for part in pending.parts],
+            "timeout": pending.seconds,
+        }
+        if pending.behind:
+            message["behind"] = [[key.devices, key.sequence] for key in pending.behind]
+        self._send(message)
+        if not weight:
+            self._device.outbox.send()  # the first of a row starts while the others are still looked at
+
+    def _make_room(self, session: Session, weight: int) -> None:
+        """So much less of the session's is presented."""
+        left = self._weights.get(session, 0) - weight
+        if left > 0:
+            self._weights[session] = left
+        else:
+            self._weights.pop(session, None)
+        standing = self._standing.get(session)
+        while standing and (standing[0].made or not self._crowded(standing[0])):
+            pending = standing.popleft()
+            if not pending.made and self._pending.get(pending.key) is pending:
+                pending.behind = [key for key in pending.behind if self._unanswered(key)]
+                self._present(pending)
+        if standing is not None and not standing:
+            del self._standing[session]
+
+    def _unanswered(self, key: Key) -> bool:
+        other = self._pending.get(key)
+        return other is not None and other.comm is None
+
+    # ---- how it goes on ----
+
+    def next(self, pending: Pending) -> bool:
+        """Whether it is the next of its track, whose order all ranks keep."""
+        return pending.lane is None or pending.lane.head is pending
 
     def launched(self, pending: Pending) -> None:
         """It is on the device; `settled` is to be called when it is known how it ended."""
         del self._pending[pending.key]
         self._going.pop(pending, None)
+        lane = pending.lane
+        if lane is not None:
+            lane.launched(pending)
+            self._go_on(lane)
         self._launched[pending.key] = None
         while len(self._launched) > REMEMBERED:
             self._launched.popitem(last=False)
 
     def settled(self, pending: Pending) -> None:
-        """It is not presented any more: done, or failed."""
-        if pending.presented:
-            pending.presented = False
-            crowded = self._weight + pending.weight > MOST_PRESENTED // 2
-            self._weight -= pending.weight
-            if crowded:
-                self._device.kick(None)
+        """It is known how it ended."""
+        lane = pending.lane
+        if lane is not None:
+            full = lane.head is None
+            lane.done(pending)
+            if full:
+                self._go_on(lane)
+        self._unpresent(pending)
 
     def failed(self, pending: Pending, refusal: Refusal) -> None:
         """It will not be launched: refused, skipped, given up."""
@@ -128,8 +228,29 @@ class Presented:
             return
         del self._pending[pending.key]
         self._going.pop(pending, None)
-        self.settled(pending)
-        self._missed(pending.key, pending.comm, refusal.message)
+        if pending.lane is not None:
+            pending.lane.drop(pending)
+            self._go_on(pending.lane)
+        if pending.comm is not None:
+            self._missed(pending.key, pending.comm, refusal.message)
+        elif pending.error is None:
+            self.withdraw(pending.key, refusal)
+        self._unpresent(pending)
+
+    def withdraw(self, key: Key, refusal: Refusal) -> None:
+        """Tells the others that this rank will not come."""
+        self._send({"op": "withdraw", **key.address(), "status": encode_status(refusal)})
+
+    def _unpresent(self, pending: Pending) -> None:
+        if pending.made:
+            pending.made = False
+            self._make_room(pending.session, pending.weight)
+
+    def _go_on(self, lane: Lane[Pending]) -> None:
+        """The next on the track may be another session's."""
+        head = lane.head
+        if head is not None:
+            self._device.kick(head.session)
 
     def _missed(self, key: Key, comm: str | None, why: str) -> None:
         """The others were told to go on, and would wait for this rank."""
@@ -159,12 +280,15 @@ class Presented:
         member = self._members.get(comm)
         if member is not None and index and not member.flights.number(index):
             return  # said before
-        if pending is None or not pending.presented or pending.error is not None:
+        if pending is None or not pending.made or pending.error is not None:
             if index:
                 self._missed(key, comm, "it was given up before")
         elif pending.comm is None:
             pending.comm, pending.index = comm, index
             self._going[pending] = None
+            if member is not None:
+                pending.lane = member.lane
+                member.lane.told(pending)
 
     def leave(self, channel: int, group: str, session_of: SessionOf) -> None:
         """A group over several daemons is none of the session's any more."""
@@ -181,6 +305,7 @@ class Presented:
 
     def close(self, session: Session) -> None:
         """The session is over; what it had here has been abandoned."""
+        self._standing.pop(session, None)
         self._forget(lambda key: key.channel == session.channel)
 
     def _forget(self, whose: Callable[[Key], bool]) -> None:

@@ -132,6 +132,36 @@ def not_presented(match: Match) -> Refusal:
     )
 
 
+def held(key: Key, ahead: Iterable[Key]) -> Refusal:
+    first = min(ahead)
+    return Refusal(
+        Reason.COLLECTIVE_TIMEOUT,
+        f"{key.title} could not start in time: it stands behind {_small(first.title)} on one of its ranks, which has "
+        "not started.",
+        fix="See what keeps the other one, or present them on streams and arrays of their own.",
+        details={"sequence": key.sequence, "behind": first.sequence},
+    )
+
+
+def crossed(key: Key, circle: Sequence[Key]) -> Refusal:
+    others = ", ".join(_small(other.title) for other in circle if other != key)
+    return Refusal(
+        Reason.COLLECTIVE_MISMATCH,
+        f"{key.title} cannot start: one rank has it behind {others}, and another rank the other way round.",
+        fix="Present operations that share a stream or an array in the same order on every rank.",
+        details={"sequence": key.sequence, "field": "order"},
+    )
+
+
+def withdrawn(key: Key, rank: int, why: Refusal) -> Refusal:
+    return Refusal(
+        Reason.COMMUNICATOR_FAILED,
+        f"{key.title} cannot start: {key.name(rank)} has no part in it: {why.message}",
+        fix="Mend that, and present the operation under the next sequence number on every rank.",
+        details={"failed": key.numbers([rank]), "sequence": key.sequence, "cause": str(why.reason)},
+    )
+
+
 def not_joined(key: Key, late: Iterable[int]) -> Refusal:
     late = list(late)
     return Refusal(
@@ -184,6 +214,10 @@ def _some(devices: Sequence[int]) -> str:
     return (
         str(list(devices)) if len(devices) <= 64 else f"{str(list(devices[:64]))[:-1]}, and {len(devices) - 64} more]"
     )
+
+
+def _small(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _capital(text: str) -> str:

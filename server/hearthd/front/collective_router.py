@@ -68,7 +68,7 @@ class CollectiveRouter:
                 self._wedged(link, str(body["comm"]))
             elif self.relay is not None and self.relay.takes(link, body):
                 pass
-            elif body["op"] == "present":
+            elif body["op"] in ("present", "withdraw"):
                 self._present(link, body)
             else:
                 self.message(Place(0, device, link.generation), body)
@@ -88,7 +88,10 @@ class CollectiveRouter:
             if group
             else collective_refusals.impossible(devices, link.ordinal, self._devices)
         )
-        if refusal is not None:
+        if body["op"] == "withdraw":
+            if refusal is None:
+                self.withdraw(key, devices.index(link.ordinal), body)
+        elif refusal is not None:
             self._send([fail(key, Part.of(place, body), refusal)])
         else:
             self.present(key, devices.index(link.ordinal), place, body)
@@ -104,6 +107,12 @@ class CollectiveRouter:
         """A rank's part in an operation has come. Raises KeyError, TypeError or ValueError where `body` is no
         `present`."""
         self._send(self.coordinator.present(key, rank, place, body, self._now()))
+        self._arm()
+
+    def withdraw(self, key: Key, rank: int, body: dict[str, Any]) -> None:
+        """A rank will not take part in an operation. Raises KeyError, TypeError or ValueError where `body` is no
+        `withdraw`."""
+        self._send(self.coordinator.withdraw(key, rank, body))
         self._arm()
 
     def message(self, place: Place, body: dict[str, Any], owner: str = "") -> None:

@@ -3,7 +3,7 @@
 Pure: what the ranks say goes in, what they are to be told comes out, times are passed in. The bodies of COLLECTIVE
 frames are JSON; a `status` and a unique id are base64 in them:
 
-- device to front: `present`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
+- device to front: `present`, `withdraw`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
 - front to device: `fail`, `go`, `create_id`, `join`, `abort`
 
 An operation is named by its `Key`, a rank's process by its `Place`. `communicators.py` takes over when all ranks are
@@ -19,8 +19,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hearth_proto.reasons import Reason, Refusal
+from google.protobuf.message import DecodeError
+
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import status_pb2
 from hearthd.front import collective_refusals
+from hearthd.front.collective_order import Order
 from hearthd.front.flight_recorder import FlightRecorder
 from hearthd.front.matching import mismatch
 
@@ -112,6 +116,8 @@ class Match:
     key: Key
     deadline: float
     parts: dict[int, Part] = field(default_factory=dict)
+    behind: set[Key] = field(default_factory=set)
+    """Operations that it stands behind on some rank."""
 
     @property
     def missing(self) -> list[int]:
@@ -127,6 +133,14 @@ class Match:
 def encode(refusal: Refusal) -> str:
     """As a `status` of the conversation."""
     return base64.b64encode(refusal.to_status().SerializeToString()).decode()
+
+
+def decode(status: object) -> Refusal:
+    """The reverse. Raises ValueError for what is none."""
+    try:
+        return from_status(status_pb2.Status.FromString(base64.b64decode(str(status), validate=True)))
+    except DecodeError as error:
+        raise ValueError(f"the status cannot be read: {error}") from None
 
 
 def fail(key: Key, part: Part, refusal: Refusal) -> Send:
@@ -147,10 +161,14 @@ def lies_in(place: Place, where: Place | int) -> bool:
 class Matcher:
     """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
-    def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None) -> None:
+    def __init__(
+        self, timeout: float = 30.0, recorder: FlightRecorder | None = None, order: Order[Key] | None = None
+    ) -> None:
         self._timeout = timeout
         self._recorder = FlightRecorder() if recorder is None else recorder
+        self._order = Order[Key]() if order is None else order
         self._pending: dict[Key, Match] = {}
+        """Those that wait for ranks, and those that are complete and held behind others."""
         self._failures: dict[str, OrderedDict[Key, Refusal]] = {}
         self._due = math.inf
         self.failed: Counter[Reason] = Counter()
@@ -170,6 +188,7 @@ class Matcher:
 
         Raises KeyError, TypeError or ValueError for what is no `present`."""
         part = Part.of(place, body)
+        behind = _behind(key, body)
         seconds = float(body.get("timeout") or 0) or self._timeout
         if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
             raise ValueError(f"rank {rank} of {len(key.members)}, timeout {seconds}")
@@ -180,27 +199,51 @@ class Matcher:
         match = self._pending.get(key)
         if match is None:
             match = self._pending[key] = Match(key, now + seconds)
+            self._order.open(key)
         elif rank in match.parts:
             return self._fail(match, collective_refusals.twice(key, rank)), None
         match.deadline = min(match.deadline, now + seconds)
         self._due = min(self._due, match.deadline)
         match.parts[rank] = part
+        match.behind |= behind
         self._recorder.presented(key, rank, part.operations)
-        if match.missing:
+        if len(match.parts) < len(key.members):
             return [], None
         refusal = self._mismatch(match)
         if refusal is not None:
             return self._fail(match, refusal), None
+        if match.behind and self._order.hold(key, match.behind):
+            return self._crossed(key), None
         del self._pending[key]
         return [], match
+
+    def released(self) -> Match | None:
+        """A complete operation that may go now, though it had to be held."""
+        while self._order.released:
+            match = self._pending.pop(self._order.released.popleft(), None)
+            if match is not None:
+                return match
+        return None
+
+    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
+        """A rank will not take part, for a reason of its own: nor can the others, whether they have presented or
+        will."""
+        told = collective_refusals.withdrawn(key, rank, refusal)
+        match = self._pending.get(key)
+        if match is not None:
+            match.parts.pop(rank, None)
+            return self._fail(match, told)
+        self._remember(key, told)
+        return []
 
     def expire(self, now: float) -> list[Send]:
         """Fails what has waited too long, the longest overdue first."""
         late = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
         sends: list[Send] = []
         for _, key in late:
-            match = self._pending[key]
-            sends += self._fail(match, self._mismatch(match) or collective_refusals.not_presented(match))
+            match = self._pending.get(key)
+            if match is not None:
+                sends += self._fail(match, self._late(match))
         self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
         return sends
 
@@ -233,6 +276,21 @@ class Matcher:
         self._failures.pop(owner, None)
         return sends
 
+    def _late(self, match: Match) -> Refusal:
+        if self._order.held(match.key):
+            return collective_refusals.held(match.key, self._order.ahead(match.key))
+        return self._mismatch(match) or collective_refusals.not_presented(match)
+
+    def _crossed(self, key: Key) -> list[Send]:
+        """What comes to nothing because the ranks have it in different orders."""
+        sends: list[Send] = []
+        circle = sorted(self._order.circle(key))
+        for each in circle:
+            match = self._pending.get(each)
+            if match is not None:
+                sends += self._fail(match, collective_refusals.crossed(each, circle))
+        return sends
+
     def _mismatch(self, match: Match) -> Refusal | None:
         found = mismatch({rank: part.operations for rank, part in match.parts.items()}, len(match.key.members))
         return None if found is None else collective_refusals.mismatch(match.key, found)
@@ -240,11 +298,23 @@ class Matcher:
     def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
         key = match.key
         del self._pending[key]
+        self._order.close(key)
         refusal = collective_refusals.with_recorder(refusal, self._recorder.lines(key.owner, key.members))
         self._recorder.failed(key, refusal.message)
         self.failed[refusal.reason] += 1
+        self._remember(key, refusal)
+        return fail_all(match, refusal)
+
+    def _remember(self, key: Key, refusal: Refusal) -> None:
         failures = self._failures.setdefault(key.owner, OrderedDict())
         failures[key] = refusal
         while len(failures) > MAX_FAILURES:
             failures.popitem(last=False)
-        return fail_all(match, refusal)
+
+
+def _behind(key: Key, body: Mapping[str, Any]) -> set[Key]:
+    """What a rank's operation stands behind there. Raises TypeError or ValueError for what is no such list."""
+    return {
+        Key(key.owner, tuple(map(int, devices)) or key.members, int(sequence))
+        for devices, sequence in body.get("behind") or ()
+    }

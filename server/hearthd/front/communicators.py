@@ -8,19 +8,16 @@ link. What was given up is made anew when its ranks present again.
 
 from __future__ import annotations
 
-import base64
 import itertools
 import secrets
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import status_pb2
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import collective_refusals
-from hearthd.front.collectives import Match, Place, Send, encode, fail_all, lies_in
+from hearthd.front.collective_order import Order
+from hearthd.front.collectives import Key, Match, Place, Send, decode, encode, fail_all, lies_in
 from hearthd.front.communicator import REMEMBERED, Communicator, Identity
 from hearthd.front.flight_recorder import FlightRecorder
 
@@ -32,8 +29,11 @@ least recently first."""
 class Communicators:
     """All live communicators that this front coordinates. `nonce`: what sets its names apart from other daemons'."""
 
-    def __init__(self, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
+    def __init__(
+        self, recorder: FlightRecorder | None = None, nonce: str = "", order: Order[Key] | None = None
+    ) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
+        self._order = Order[Key]() if order is None else order
         self._nonce = nonce or secrets.token_hex(4)
         self._by_identity: dict[Identity, Communicator] = {}
         self._by_id: dict[str, Communicator] = {}  # the one used least recently first
@@ -94,6 +94,7 @@ class Communicators:
         comm.launched += 1
         comm.flying.append((comm.launched, match.key))
         self._recorder.launched(match.key)
+        self._order.close(match.key)
         ranks = len(comm.places)
         return [
             Send(
@@ -112,6 +113,15 @@ class Communicators:
         ]
 
     # ---- what the ranks say ----
+
+    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
+        """A rank will not take part in an operation that still waits for its communicator."""
+        for comm in self:
+            for match in [match for match in comm.queue if match.key == key]:
+                comm.queue.remove(match)
+                match.parts.pop(rank, None)
+                return self._fail(match, collective_refusals.withdrawn(key, rank, refusal))
+        return []
 
     def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
         """What a rank's process says about a communicator; one that is no longer known is not spoken of.
@@ -244,6 +254,7 @@ class Communicators:
 
     def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
         key = match.key
+        self._order.close(key)
         lines = self._recorder.lines(key.owner, key.members)
         self._recorder.failed(key, refusal.message)
         self.failed[refusal.reason] += 1
@@ -252,7 +263,6 @@ class Communicators:
 
 def _reason(body: Mapping[str, Any]) -> str:
     try:
-        status = status_pb2.Status.FromString(base64.b64decode(str(body.get("status", ""))))
-    except (DecodeError, ValueError):
+        return decode(body.get("status", "")).message or "no reason given"
+    except ValueError:
         return "no reason given"
-    return from_status(status).message or "no reason given"

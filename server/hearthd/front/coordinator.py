@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives import Key, Matcher, Place, Send
+from hearthd.front.collective_order import Order
+from hearthd.front.collectives import Key, Matcher, Place, Send, decode
 from hearthd.front.communicators import Communicators
 from hearthd.front.flight_recorder import FlightRecorder
 
@@ -20,8 +21,10 @@ class Coordinator:
 
     def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
         self.recorder = FlightRecorder() if recorder is None else recorder
-        self.matcher = Matcher(timeout, self.recorder)
-        self.communicators = Communicators(self.recorder, nonce)
+        order: Order[Key] = Order()
+        self.matcher = Matcher(timeout, self.recorder, order)
+        self.communicators = Communicators(self.recorder, nonce, order)
+        self._released = order.released
 
     @property
     def deadline(self) -> float | None:
@@ -38,21 +41,37 @@ class Coordinator:
         """A rank's part in an operation has come. Raises KeyError, TypeError or ValueError where `body` is no
         `present`."""
         sends, match = self.matcher.present(key, rank, place, body, now)
-        return sends if match is None else sends + self.communicators.submit(match)
+        if match is not None:
+            sends += self.communicators.submit(match)
+        return self._go_on(sends)
+
+    def withdraw(self, key: Key, rank: int, body: Mapping[str, Any]) -> list[Send]:
+        """A rank that has presented, or was to present, an operation will not take part. Raises KeyError or ValueError
+        where `body` is no `withdraw`."""
+        refusal = decode(body["status"])
+        return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
+
+    def _go_on(self, sends: list[Send]) -> list[Send]:
+        """With what may go now that others have gone or failed."""
+        while self._released:
+            match = self.matcher.released()
+            if match is not None:
+                sends += self.communicators.submit(match)
+        return sends
 
     def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
         """What a rank's process says of a communicator. Raises as `present`."""
-        return self.communicators.message(place, body, owner)
+        return self._go_on(self.communicators.message(place, body, owner))
 
     def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
         """A process or a node is gone, with the ranks that `owners` had there."""
-        return self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners)
+        return self._go_on(self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners))
 
     def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
         """A session or a group ends: nothing of it is kept."""
         sends = self.matcher.give_up(owner, refusal) + self.communicators.give_up(owner, refusal)
         self.recorder.forget(owner)
-        return sends
+        return self._go_on(sends)
 
     def expire(self, now: float) -> list[Send]:
-        return self.matcher.expire(now) + self.communicators.expire(now)
+        return self._go_on(self.matcher.expire(now) + self.communicators.expire(now))

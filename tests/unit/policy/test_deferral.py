@@ -20,7 +20,7 @@ class Command:
         self.barrier = barrier
         self.ready = True
         self.log: list[int] = []
-        self.announced = False
+        self.stands = False
         self.may_announce = False
         self.asked = 0
 
@@ -29,9 +29,9 @@ class Command:
             self.log.append(self.number)
         return self.ready
 
-    def announce(self) -> None:
+    def announce(self, ahead: Sequence[Command]) -> None:
         self.asked += 1
-        self.announced = self.may_announce
+        self.stands = self.may_announce
 
     def conflicts(self, other: Command) -> bool:
         if self.barrier or other.barrier:
@@ -140,7 +140,7 @@ def test_announcements_reach_as_far_as_they_are_unbroken() -> None:
     for command in made:
         command.ready = False
         command.may_announce = command.number != 3
-    made[0].announced = True  # it waits for the answer to its own announcement
+    made[0].stands = True  # it waits for the answer to its own announcement
     for command in made:
         deferred.submit(command)
     assert [command.asked for command in made] == [0, 1, 1, 1, 0, 0], "not beyond the one that could not"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class Deferrable(Protocol):
@@ -26,16 +26,16 @@ class Deferrable(Protocol):
         ...
 
     @property
-    def announced(self) -> bool:
-        """Whether it waits only for others of its kind and for an answer that has been asked for."""
+    def stands(self) -> bool:
+        """Whether it waits only for others of its kind and for an answer that has been asked for, or will be."""
         ...
 
     def step(self) -> bool:
         """Tries to run; False: still waiting. Called again whenever something may have changed."""
         ...
 
-    def announce(self) -> None:
-        """Called at most once, when all that it stands behind have announced themselves: it may ask ahead of its
+    def announce(self, ahead: Sequence[Any]) -> None:
+        """Called at most once, when all that it stands behind, `ahead`, announce themselves: it may ask ahead of its
         turn for what it will wait for."""
         ...
 
@@ -96,8 +96,8 @@ class Deferred(Generic[C]):
             waiting.ahead = len(ahead)
             if not ahead and command.step():
                 return True
-            if ahead and all(other.command.announced for other in ahead):
-                command.announce()
+            if ahead and all(other.command.stands for other in ahead):
+                command.announce([other.command for other in ahead])
         self._hold(waiting)
         if not waiting.ahead:
             self._ready.append(waiting)
