@@ -30,6 +30,9 @@ _IDLE_S = 1.0
 _AWAY_S = 1.0
 """How long who closes waits for a connection that broke."""
 
+_TURN_S = 0.5e-3
+"""How long commands may lie in the queue, though they could be sent, before who submits lets others have a turn."""
+
 
 class Attachment:
     """A session's work on one device, from one attach to the loss of the device or the close of the session; where the
@@ -59,6 +62,8 @@ class Attachment:
         self._work = threading.Condition(self._lock)  # the sender waits for commands or for the window
         self._change = threading.Condition(self._lock)  # others wait for room, for the attach, for quiet
         self._sender_waits = False
+        self._waiting_since = 0.0
+        """When the queue was empty last, but for what was then submitted."""
         self._watchers = 0
         self._stream = 0
         self.execute: Execute | None = None
@@ -167,8 +172,24 @@ class Attachment:
                 self._await_room()
             if self._graveyard is not None and self._graveyard.dead:
                 self._bury()  # first: what was freed is there again for what is allocated now
+            first = not self.session.queued
             self.session.add(data, request, reply, barrier=barrier)
             self._wake_sender()
+            if first:
+                self._waiting_since = time.monotonic()
+            elif time.monotonic() - self._waiting_since > _TURN_S and reply is None and self.session.sendable:
+                self._give_way()
+
+    def _give_way(self) -> None:
+        """Waits until the sending thread has had its turn, but not for long: a thread that submits without a pause
+        keeps the interpreter to itself for 5 ms at a time (`sys.getswitchinterval`), and to send takes several
+        turns."""
+        self._watchers += 1
+        try:
+            self._change.wait(_TURN_S)
+        finally:
+            self._watchers -= 1
+            self._waiting_since = time.monotonic()
 
     def _await_room(self) -> None:
         self._await(lambda: not self.session.full or self.session.error is not None, None)

@@ -25,6 +25,7 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from hearth.memory import Memory
     from hearth.outgoing import Limits
+    from hearth.reply import Reply
     from hearth.transport.base import Transport
 
 _RETRY_S = 0.05
@@ -87,6 +88,11 @@ class Connection:
         """Whether an Execute stream is open."""
         attachment = self._attachment
         return attachment is not None and attachment.alive
+
+    @property
+    def used(self) -> bool:
+        """Whether there may be work under way, or an error that nobody has been told."""
+        return self._attachment is not None or bool(self._deferred)
 
     def _attach(self) -> Attachment:
         if self.refusal is not None:
@@ -168,9 +174,14 @@ class Connection:
         timeout: float | None = None,
     ) -> commands_pb2.Result:
         """As `call`, for the commands that report what failed before them: a loss not yet reported is raised first."""
+        return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
+
+    def reporting(
+        self, command: commands_pb2.Command, *, attachment: Attachment | None = None, barrier: bool = False
+    ) -> Reply:
+        """The same, for who waits for several."""
         self.raise_deferred()
-        attachment = attachment or self.attachment()
-        return attachment.request(command, reports=True, barrier=barrier).wait(timeout)
+        return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
     def raise_deferred(self) -> None:
         """Raises, once, an error that nobody was waiting for when it came."""

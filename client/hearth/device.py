@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hearth.connection import Connection
     from hearth.function import Function
     from hearth.node import Node
+    from hearth.reply import Reply
 
 
 class Device(Creation, Dispatching, Durability, Published):
@@ -131,9 +132,12 @@ class Device(Creation, Dispatching, Durability, Published):
 
         Raises what failed since errors were last asked for, `DeviceLostError` once after a loss, or `TimeoutError`.
         """
+        self._synchronizing().wait(timeout)
+
+    def _synchronizing(self) -> Reply:
         command = commands_pb2.Command()
         command.sync.all_streams = True
-        self._connection.report(command, barrier=True, timeout=timeout)
+        return self._connection.reporting(command, barrier=True)
 
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""

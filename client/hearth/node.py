@@ -13,6 +13,7 @@ from hearth.device import Device
 from hearth.errors import ArgumentError
 from hearth.node_session import NodeSession, open_session
 from hearth.properties import DeviceInfo, NodeInfo, SessionInfo
+from hearth.reply import Reply, wait_for_all
 from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -120,6 +121,22 @@ class Node:
             info = next(entry for entry in self._session.opened.devices if entry.ordinal == ordinal)
             device = self._devices.setdefault(ordinal, Device(self, connection, DeviceInfo.of(info)))
         return device
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Waits until all work of this session is done, on all its devices at once; `timeout` in seconds.
+
+        Raises as `Device.synchronize`: for several devices what failed on the first of them. What failed on others is
+        raised when they are asked next.
+        """
+        self._session.check()
+        replies: list[Reply] = []
+        try:
+            replies += (device._synchronizing() for device in self.devices if device._connection.used)
+        except BaseException:
+            for reply in replies:
+                reply.abandon()
+            raise
+        wait_for_all(replies, timeout)
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
         """As `Device.on_output`, for all devices."""

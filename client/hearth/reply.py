@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import HearthError, TimeoutError
@@ -87,6 +88,12 @@ class Reply:
         assert self._result is not None
         return self._result
 
+    def outlast(self, timeout: float | None) -> None:
+        """Waits as `wait` does, and leaves an error to `on_late_error`."""
+        if self._done.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            self._done.release()
+        self.abandon()
+
     def abandon(self) -> None:
         """Nobody waits any more; an error that comes, or came meanwhile, goes to `on_late_error`."""
         with self._mutex:
@@ -94,3 +101,24 @@ class Reply:
             error = self.error
         if error is not None and self.on_late_error is not None:
             self.on_late_error(error)
+
+
+def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None:
+    """Waits for all, `timeout` seconds together. Raises the first error; others are left to `on_late_error`."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    first: HearthError | None = None
+    for reply in replies:
+        left = None if deadline is None else deadline - time.monotonic()
+        if first is not None:
+            reply.outlast(left)
+            continue
+        try:
+            reply.wait(left)
+        except HearthError as error:
+            first = error
+        except BaseException:
+            for other in replies:
+                other.abandon()
+            raise
+    if first is not None:
+        raise first

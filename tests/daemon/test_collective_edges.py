@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -16,8 +17,8 @@ import hearth
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 
-from .collective_ranks import FLOATS, A, B, Ranks, collective, operation, refusal_of, several
-from .harness import DaemonProcess
+from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of, several
+from .harness import DaemonProcess, wait_until
 from .kernels import gated, saxpy_works
 
 
@@ -275,6 +276,79 @@ def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
         for node in nodes:
             node.close()
     assert time.monotonic() - began < 30
+
+
+def test_what_stands_behind_a_group_that_is_late_holds_up_nobody(three: DaemonProcess) -> None:
+    """Rank 1 has two rows behind each other on one stream, the first with a device that is not there yet; were the
+    second told to go, another session's would be launched before it on one device and behind it on the other."""
+    with Ranks(three, 3) as ranks, Ranks(three, 3) as others:
+        late, held, crossing = ranks.next((1, 2)), ranks.next((0, 1)), others.next((1, 0))
+        ranks.streams[1].batch(
+            collective((1, 2), late, operation("all_reduce", A, B)),
+            collective((0, 1), held, operation("all_reduce", B, B)),
+        )
+        ranks.streams[0].batch(collective((0, 1), held, operation("all_reduce", A, B)))
+        wait_until(lambda: sum(len(each.presented) for group in ranks.groups() for each in group.operations) == 3)
+        for rank in (0, 1):
+            others.streams[rank].batch(collective((1, 0), crossing, operation("all_reduce", A, B), timeout=5))
+        for rank in (0, 1):
+            assert others.data(rank, B) == [3.0] * FLOATS
+        assert ranks.recorded((0, 1), held).state == "presented"
+        ranks.streams[2].batch(collective((1, 2), late, operation("all_reduce", A, B)))
+        assert ranks.data(2, B) == [5.0] * FLOATS
+        for rank in (0, 1):
+            assert ranks.data(rank, B) == [6.0] * FLOATS
+
+
+def test_rows_that_the_ranks_have_in_different_orders_are_refused_at_once(three: DaemonProcess) -> None:
+    with Ranks(three, 2) as ranks:
+        first, second = ranks.next((0, 1)), ranks.next((0, 1))
+        row = [collective((0, 1), number, operation("all_reduce", A, A)) for number in (first, second)]
+        ranks.streams[0].batch(*row)
+        ranks.streams[1].batch(*reversed(row))
+        for rank in (0, 1):
+            refusals = [from_status(entry.status) for entry in ranks.streams[rank].failures()]
+            assert [refusal.reason for refusal in refusals] == [Reason.COLLECTIVE_MISMATCH] * 2, refusals
+            assert {refusal.details["field"] for refusal in refusals} == {"order"}
+        ranks.work()
+
+
+def test_a_rank_that_is_refused_tells_the_others_at_once(ranks: Ranks) -> None:
+    number = ranks.next()
+    for rank in (0, 2):
+        ranks.streams[rank].batch(collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=60))
+    ranks.streams[1].batch(collective((0, 1, 2), number, operation("all_reduce", A, 77), timeout=60))
+    began = time.monotonic()
+    assert ranks.failure(1).reason == Reason.INVALID_HANDLE
+    for rank in (0, 2):
+        refusal = ranks.failure(rank)
+        assert refusal.reason == Reason.COMMUNICATOR_FAILED, refusal
+        assert refusal.details["failed"] == "1" and refusal.details["cause"] == "INVALID_HANDLE"
+        assert ranks.data(rank, A) == [rank + 1.0] * FLOATS
+    assert time.monotonic() - began < LATE
+    ranks.work()
+
+
+def test_rows_that_are_longer_than_what_is_presented_at_once(three: DaemonProcess) -> None:
+    """Two sessions, each with more operations than the device process presents, each in an order of its own."""
+    with three.connect() as one, three.connect() as other, ThreadPoolExecutor(2) as pool:
+
+        def work(node: hearth.Node, order: int) -> list[int]:
+            group = hearth.Group(node.devices[:2][::order])
+            streams = [gpu.stream() for gpu in group.devices]
+            rows = [[gpu.ones(1, np.int64) for gpu in group.devices] for _ in range(2)]
+            for turn in range(700):
+                with contextlib.ExitStack() as stack:
+                    if turn % 3 == 0:
+                        for stream in streams:
+                            stack.enter_context(stream)
+                    group.all_reduce(rows[turn % 3 == 0], op="max")
+            node.synchronize()
+            return [int(array.get()[0]) for row in rows for array in row]
+
+        assert [each.result(timeout=60) for each in (pool.submit(work, one, 1), pool.submit(work, other, -1))] == [
+            [1] * 4, [1] * 4,
+        ]  # fmt: skip
 
 
 def test_other_work_goes_on_behind_a_kernel_that_holds_a_rank(three: DaemonProcess) -> None:

@@ -33,6 +33,35 @@ def test_streams_run_beside_each_other(gpu: hearth.Device) -> None:
     assert busy.done
 
 
+def test_a_node_waits_for_all_its_devices_at_once(node: hearth.Node, pair: list[hearth.Device]) -> None:
+    first, second = pair
+    arrays = [gpu.zeros(1, np.int32) for gpu in pair]
+    node.synchronize()
+    with gated(first) as one, gated(second) as other:
+        one.hold(arrays[0])
+        other.hold(arrays[1])
+        with pytest.raises(hearth.TimeoutError):
+            node.synchronize(timeout=0.05)
+        one.open()
+        with pytest.raises(hearth.TimeoutError):
+            node.synchronize(timeout=0.05)
+        other.open()
+    node.synchronize(timeout=20)
+    assert [int(array.get()[0]) for array in arrays] == [1, 1]
+
+
+def test_what_failed_on_several_devices_is_raised_one_by_one(node: hearth.Node, pair: list[hearth.Device]) -> None:
+    names = [f"kernel_that_is_not_there_{gpu.ordinal}" for gpu in pair]
+    for gpu, name in zip(pair, names, strict=True):
+        module = gpu.RawModule(code='extern "C" __global__ void there() {}')
+        module.get_function(name)((1,), (1,), ())
+    with pytest.raises(hearth.HearthError, match=names[0]):
+        node.synchronize()
+    with pytest.raises(hearth.HearthError, match=names[1]):
+        node.synchronize()
+    node.synchronize()
+
+
 def test_a_shared_buffer_orders_streams(gpu: hearth.Device) -> None:
     first, second = gpu.stream(), gpu.stream()
     x, y = gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)

@@ -19,7 +19,7 @@ from hearthd.device.tables import BatchEntry, Session
 LOOK_AHEAD_BYTES = 64 << 10
 """Longer batches are not looked into before their turn: that takes time, which belongs to others."""
 
-HEAVY = {"collective": 63, "all_reduce": 63}
+HEAVY = {"collective": 15, "all_reduce": 15}
 """What a command takes of a turn beyond that of others, in commands: what it asks of its peers is sent when the turn is
 over, and a long row of them must not hold up the first."""
 

@@ -198,7 +198,13 @@ class Presented:
 
     def next(self, pending: Pending) -> bool:
         """Whether it is the next of its track, whose order all ranks keep."""
-        return pending.lane is None or pending.lane.head is pending
+        lane = pending.lane
+        if lane is None:
+            return True
+        while (head := lane.head) is not None and head is not pending and self._members.get(head.comm or "") is None:
+            lane.drop(head)  # its communicator is over, and so is its place; it fails when its turn comes
+            head.lane = None
+        return head is pending
 
     def launched(self, pending: Pending) -> None:
         """It is on the device; `settled` is to be called when it is known how it ended."""

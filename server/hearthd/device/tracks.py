@@ -287,7 +287,10 @@ class Tracks:
                     self._watched.append(watch)
                     continue
                 self._drop(event)
-        return self.completions != before
+        if self.completions == before:
+            return False
+        self._armed_at = time.perf_counter()  # of a row, what comes next comes as soon again
+        return True
 
     def retire(self, event: Event) -> None:
         """Releases an event, as soon as nobody watches it any more."""

@@ -138,14 +138,17 @@ def key(case: Sequence[Any]) -> str:
 
 
 def count(case: Sequence[Any], cuda: bool) -> int:
-    """How many operations a sample has: the same on both sides. A tenth of a second and more of the large ones, so that
-    their start and the wait for their end count for little."""
+    """How many operations a sample has: the same on both sides. Of those whose ratio counts a fifth of a second and
+    more, so that their start and the wait for their end, a few milliseconds, do not."""
     kind, size = case
     if kind == "one":
         return 100 if cuda else 10
-    found = (
-        max(20, min(1200 if size > 16 * MIB else 400, 48 * GIB // size)) if cuda else max(2, min(20, 32 * MIB // size))
-    )
+    if not cuda:
+        found = max(2, min(20, 32 * MIB // size))
+    elif kind in COLLECTIVES and size >= BOUNDED:
+        found = 96 * GIB // size
+    else:
+        found = max(20, min(400, 48 * GIB // size))
     return -(-found // BATCH) * BATCH if kind == "batch" else found
 
 
@@ -173,10 +176,7 @@ def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samp
         devices = node.devices
         group = hearth.Group(devices)
 
-        def finish() -> None:
-            for device in devices:
-                device.synchronize()
-
+        finish = node.synchronize
         arrays = [device.zeros(1, np.float32) for device in devices[::-1]]
         finish()
         started = time.perf_counter()

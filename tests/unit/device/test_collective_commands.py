@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ from peers import WRITTEN, PeerRig, collective, encode, operation
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import status_pb2
+from hearthd.device.collective_lane import MOST_LAUNCHED
 
 ALL_GATHER = c.COLLECTIVE_KIND_ALL_GATHER
 BARRIER = c.COLLECTIVE_KIND_BARRIER
@@ -280,16 +283,100 @@ def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
     first = rig.hear("present")
     assert len(first["signature"]) == 500
     sync = rig.sync()
-    rig.go(first, 1)
     assert rig.heard("present") == []
-    peer.release()
-    second = rig.hear("present")
+    rig.go(first, 1)
+    second = rig.hear("present")  # its turn has come: that others wait for it must not depend on room
     assert second["sequence"] == 2
     rig.go(second, 2)
-    third = rig.hear("present")  # there is room for this one beside it
+    assert rig.heard("present") == [] and len(peer.given) == 1  # but it is not launched before there is room
+    peer.release()
+    third = rig.hear("present")
+    assert len(peer.given) == 2
     rig.go(third, 3)
     peer.release(2)
     assert rig.reason(sync) == "" and len(peer.given) == 3
+
+
+def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerRig) -> None:
+    peer = rig.join()
+    rig.batch(*(collective(number) for number in range(1, 521)))
+    presented = [rig.hear("present") for _ in range(512)]
+    assert [each["sequence"] for each in presented] == list(range(1, 513)) and rig.heard("present") == []
+    assert "behind" not in presented[0] and presented[9]["behind"] == [[[0, 1], 9]]
+    sync = rig.sync()
+    rig.go(presented[0], 1)
+    rig.go(presented[1], 2)
+    peer.release()
+    assert rig.hear("present")["sequence"] == 513
+    assert rig.heard("present") == []
+    for index, each in enumerate(presented[2:], 3):
+        rig.go(each, index)
+    peer.release(600)
+    for index in range(514, 521):
+        late = rig.hear("present")
+        assert late["sequence"] == index
+    assert not [frame for frame in rig._frames if frame.id == sync and frame.kind == Kind.RESULT]
+
+
+def test_no_more_is_launched_than_the_driver_takes(rig: PeerRig) -> None:
+    peer = rig.join()
+    rig.batch(*(collective(number) for number in range(1, 301)))
+    for index in range(1, 301):
+        rig.go(rig.hear("present"), index)
+    sync = rig.sync()
+    rig.gauges()
+    assert len(peer.given) == MOST_LAUNCHED
+    peer.release(300)
+    assert rig.reason(sync) == "" and len(peer.given) == 300
+
+
+def test_the_devices_own_groups_are_launched_in_the_order_in_which_they_are_told(rig: PeerRig) -> None:
+    """Whatever communicators they are of: they have one track, and their peers launch them in this order."""
+    ours, others = rig.join("a-1"), rig.join("a-2")
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    second = collective(1, operation(source=2, destination=2), devices=(1, 0), stream=5)
+    rig.batch(collective(1), collective(2), second)
+    presented = {(tuple(each["devices"]), each["sequence"]): each for each in (rig.hear("present") for _ in range(3))}
+    rig.go(presented[(0, 1), 2], 1)  # stands behind what has not been told to go
+    rig.go(presented[(1, 0), 1], 1, "a-2")
+    rig.gauges()
+    assert ours.given == others.given == []
+    rig.tell("abort", comm="a-1", reason="crossed", status="")
+    others.release()
+    assert rig.reason(rig.sync(5)) == "" and len(others.given) == 1
+
+
+def test_behind_a_group_over_daemons_nothing_of_the_devices_own_is_presented(rig: PeerRig) -> None:
+    rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
+    other = rig.join("b-1", group=GROUP.hex())
+    rig.batch(collective(1, group=GROUP), collective(2, group=GROUP), collective(1), collective(3, group=GROUP))
+    presented = [rig.hear("present") for _ in range(2)]
+    assert [each["group"] for each in presented] == [GROUP.hex()] * 2 and rig.heard("present") == []
+    assert presented[1]["behind"] == [[[], 1]]
+    rig.go(presented[0], 1, "b-1")
+    rig.go(presented[1], 2, "b-1")
+    assert rig.hear("present")["group"] == ""
+    other.release(2)
+
+
+@pytest.mark.parametrize("whose", [{}, {"group": bytes(range(16))}], ids=["devices", "group"])
+def test_a_rank_that_will_not_come_says_so(rig: PeerRig, whose: dict[str, Any]) -> None:
+    rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
+    rig.batch(collective(1, operation(destination=9), **whose), collective(2, operation(count=17), **whose))
+    first, second = rig.hear("withdraw"), rig.hear("withdraw")
+    assert (first["sequence"], second["sequence"]) == (1, 2)
+    assert first["devices"] == ([] if whose else [0, 1]) and first["group"] == (GROUP.hex() if whose else "")
+    reasons = [
+        from_status(status_pb2.Status.FromString(base64.b64decode(each["status"]))).reason for each in (first, second)
+    ]
+    assert reasons == [Reason.INVALID_HANDLE, Reason.OUT_OF_BOUNDS]
+    assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
+
+
+def test_one_whose_source_has_failed_is_withdrawn(rig: PeerRig) -> None:
+    rig.batch(c.Command(fill=c.Fill(buffer=2, size=4, pattern=b"\1", offset=64)), collective(1, operation(source=2)))
+    assert rig.hear("withdraw")["sequence"] == 1 and rig.heard("present") == []
+    assert rig.reason(rig.sync()) == Reason.OUT_OF_BOUNDS
 
 
 def test_nobody_waits_for_a_join(rig: PeerRig) -> None:
