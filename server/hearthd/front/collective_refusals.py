@@ -38,24 +38,25 @@ def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
 
 def impossible(devices: Sequence[int], device: int, known: Collection[int]) -> Refusal | None:
     """Why a device cannot present for a group of these devices."""
-    names = ", ".join(map(str, sorted(known)))
-    strangers = sorted(set(devices) - set(known))
+    found = set(devices)
+    if len(found) == len(devices) and device in found and found.issubset(known):
+        return None
+    strangers = sorted(found.difference(known))
     if strangers:
+        names = ", ".join(map(str, sorted(known)))
         return Refusal(
             Reason.DEVICE_NOT_FOUND,
             f"The group {_some(devices)} names devices that do not exist: {_some(strangers)}; there are: {names}.",
             fix="Use ordinals that NodeService.Describe lists.",
             details={"requested": _some(devices), "allowed": names},
         )
-    if len(set(devices)) != len(devices) or device not in devices:
-        what = "names a device twice" if device in devices else f"does not contain device {device}, which presents"
-        return Refusal(
-            Reason.INVALID_ARGUMENT,
-            f"The group {_some(devices)} {what}.",
-            fix="List each device of the group once.",
-            details={"requested": _some(devices), "device": device},
-        )
-    return None
+    what = "names a device twice" if device in found else f"does not contain device {device}, which presents"
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"The group {_some(devices)} {what}.",
+        fix="List each device of the group once.",
+        details={"requested": _some(devices), "device": device},
+    )
 
 
 def unknown_group(group: str) -> Refusal:

@@ -53,6 +53,8 @@ class Communicators:
     def deadline(self) -> float | None:
         """When `expire` is due next."""
         waiting = [comm for comm in self._by_id.values() if not comm.ready]
+        if not waiting:
+            return None
         return min((min([comm.deadline, *(match.deadline for match in comm.queue)]) for comm in waiting), default=None)
 
     def submit(self, match: Match) -> list[Send]:
