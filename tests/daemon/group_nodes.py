@@ -101,7 +101,7 @@ class Rank:
         self.stream.batch(c.Command(launch=launch))
 
     def state(self, group: bytes, sequence: int) -> str:
-        """What the flight recorder says of an operation; only the coordinator's has any."""
+        """What its daemon knows of an operation: the coordinator of all ranks, the others of their own."""
         for found in self.call("DescribeGroups").groups:
             if found.group == group:
                 return "".join(each.state for each in found.operations if each.sequence == sequence)

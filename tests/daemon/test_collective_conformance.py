@@ -7,8 +7,9 @@ of floats may differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,15 +47,23 @@ def group(request: pytest.FixtureRequest, devices: list[hearth.Device]) -> heart
     return hearth.Group([devices[ordinal] for ordinal in request.param])
 
 
+def inputs(
+    group: hearth.Group, dtypes: Sequence[np.dtype[Any]], *shape: int, op: str = ""
+) -> Iterator[tuple[np.dtype[Any], list[np.ndarray], Arrays]]:
+    """Each dtype, and what every rank puts in: on the host, and on its device."""
+    for dtype in dtypes:
+        hosts = [values(dtype, shape, rank, op) for rank in range(len(group))]
+        yield dtype, hosts, up(group, hosts)
+
+
 # ---- reductions ----
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_all_reduce(group: hearth.Group, op: str) -> None:
     def cells() -> Cells:
-        for dtype in reducible(group):
-            hosts = [values(dtype, (N,), rank, op) for rank in range(len(group.devices))]
-            arrays, outs = up(group, hosts), [gpu.full(N + 2, 1, dtype) for gpu in group.devices]
+        for dtype, hosts, arrays in inputs(group, reducible(group), N, op=op):
+            outs = [gpu.full(N + 2, 1, dtype) for gpu in group.devices]
             group.all_reduce(arrays, op=op, outs=[out[1:-1] for out in outs])
             again = up(group, hosts)
             group.all_reduce(again, op=op)
@@ -72,10 +81,8 @@ def test_all_reduce(group: hearth.Group, op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_reduce(group: hearth.Group, op: str) -> None:
     def cells() -> Cells:
-        for number, dtype in enumerate(reducible(group)):
+        for number, (dtype, hosts, arrays) in enumerate(inputs(group, reducible(group), N, op=op)):
             root = number % len(group.devices)
-            hosts = [values(dtype, (N,), rank, op) for rank in range(len(group.devices))]
-            arrays = up(group, hosts)
             out = group.reduce(arrays, root=root, op=op)
             again = up(group, hosts)
             group.reduce(again, root=root, op=op, out=again[root])
@@ -93,9 +100,7 @@ def test_reduce_scatter(group: hearth.Group, op: str) -> None:
     n = len(group.devices)
 
     def cells() -> Cells:
-        for dtype in reducible(group):
-            hosts = [values(dtype, (n * N,), rank, op) for rank in range(n)]
-            arrays = up(group, hosts)
+        for dtype, hosts, arrays in inputs(group, reducible(group), n * N, op=op):
             outs = group.reduce_scatter(arrays, op=op)
             again = up(group, hosts)
             group.reduce_scatter(again, op=op, outs=[a[r * N : (r + 1) * N] for r, a in enumerate(again)])
@@ -169,10 +174,8 @@ def test_broadcast(group: hearth.Group) -> None:
     n = len(group.devices)
 
     def cells() -> Cells:
-        for number, dtype in enumerate(EVERYTHING):
+        for number, (dtype, hosts, arrays) in enumerate(inputs(group, EVERYTHING, N)):
             root = number % n
-            hosts = [values(dtype, (N,), rank) for rank in range(n)]
-            arrays = up(group, hosts)
             outs = group.broadcast(arrays, root=root, outs=[gpu.empty(N, dtype) for gpu in group.devices])
             again = up(group, hosts)
             group.broadcast(again, root=root)
@@ -189,9 +192,7 @@ def test_all_gather(group: hearth.Group) -> None:
     n = len(group.devices)
 
     def cells() -> Cells:
-        for dtype in EVERYTHING:
-            hosts = [values(dtype, (N,), rank) for rank in range(n)]
-            arrays = up(group, hosts)
+        for dtype, hosts, arrays in inputs(group, EVERYTHING, N):
             outs = group.all_gather(arrays)
             again = [gpu.asarray(np.stack([host] * n)) for gpu, host in zip(group.devices, hosts, strict=True)]
             group.all_gather([each[rank] for rank, each in enumerate(again)], outs=again)
@@ -207,9 +208,7 @@ def test_all_to_all(group: hearth.Group) -> None:
     n = len(group.devices)
 
     def cells() -> Cells:
-        for dtype in EVERYTHING:
-            hosts = [values(dtype, (n, N), rank) for rank in range(n)]
-            arrays = up(group, hosts)
+        for dtype, hosts, arrays in inputs(group, EVERYTHING, n, N):
             outs = group.all_to_all(arrays)
             for rank in range(n):
                 yield f"{dtype} at {rank}", outs[rank], np.stack([host[rank] for host in hosts])
@@ -222,10 +221,8 @@ def test_gather(group: hearth.Group) -> None:
     n = len(group.devices)
 
     def cells() -> Cells:
-        for number, dtype in enumerate(EVERYTHING):
+        for number, (dtype, hosts, arrays) in enumerate(inputs(group, EVERYTHING, N)):
             root = number % n
-            hosts = [values(dtype, (N,), rank) for rank in range(n)]
-            arrays = up(group, hosts)
             yield f"{dtype} to {root}", group.gather(arrays, root=root), np.stack(hosts)
             again = group.devices[root].asarray(np.stack([hosts[root]] * n))
             group.gather([*arrays[:root], again[root], *arrays[root + 1 :]], root=root, out=again)
@@ -262,9 +259,8 @@ def test_send_and_receive(group: hearth.Group) -> None:
     n = len(group.devices)
 
     def cells() -> Cells:
-        for dtype in EVERYTHING:
-            hosts = [values(dtype, (N,), rank) for rank in range(n)]
-            arrays, outs = up(group, hosts), [gpu.empty(N, dtype) for gpu in group.devices]
+        for dtype, hosts, arrays in inputs(group, EVERYTHING, N):
+            outs = [gpu.empty(N, dtype) for gpu in group.devices]
             with group.batch():
                 for rank in range(n):
                     group.send(arrays[rank], (rank + 1) % n)
@@ -288,9 +284,8 @@ def test_batches(group: hearth.Group) -> None:
     n = len(group.devices)
 
     def cells() -> Cells:
-        for dtype in (np.dtype(np.int32), np.dtype(np.float64)):
-            hosts = [values(dtype, (n, N), rank, "sum") for rank in range(n)]
-            arrays, copies = up(group, hosts), up(group, hosts)
+        for dtype, hosts, arrays in inputs(group, [np.dtype(np.int32), np.dtype(np.float64)], n, N, op="sum"):
+            copies = up(group, hosts)
             by_hand = [gpu.empty((n, N), dtype) for gpu in group.devices]
             with group.batch():
                 group.all_reduce(copies, op="max")

@@ -20,28 +20,26 @@ from hearth_proto import launches
 from hearth_proto.launches import Extension, Place, Record, pack, pack_layout
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from tests.fuzz import messages as fuzzed
+from tests.fuzz.furniture import BUILT, FURNITURE
+from tests.fuzz.messages import NOTHING
+from tests.fuzz.templates import ELSE, LARGE, SIDE, SMALL
 
 from .harness import DaemonProcess
 from .raw import Execute, Raw
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
-NOTHING = 'extern "C" __global__ void nothing(int* x, int n) {}\n__device__ int variable[4];'
-"""A kernel that can be given anything."""
-
-SMALL, LARGE, SIDE, ELSE = 1, 2, 3, 4
-"""Handles of the session: two buffers; one of everything; another of everything, in use by graphs and lists."""
-
 HANDLES = st.sampled_from(
     [SMALL, SMALL, SMALL, LARGE, LARGE, SIDE, SIDE, ELSE, 0, 5, 77, 4242, 2**32, 2**63, 2**64 - 1]
 )
 LIKELY = st.one_of(st.just(SMALL), st.just(SMALL), st.just(ELSE), HANDLES)
-SIZES = st.sampled_from([0, 1, 3, 4, 8, 16, 17, 512, 4096, 4097, 2**20, 2**41, 2**63 - 1, 2**63, 2**64 - 1])
-OFFSETS = st.sampled_from([0, 0, 0, 1, 4, 8, 15, 16, 4096, 2**31, 2**63, 2**64 - 1])
-DIMS = st.sampled_from([0, 1, 1, 1, 2, 3, 64, 1025, 65536, 2**32 - 1])
-FEW = st.sampled_from([0, 1, 1, 2, 3])
-TEXTS = st.sampled_from(["", "nothing", "variable", "float32", "none", "128b", "int8", "\0", "x" * 300, "f<int>", "é"])
-BYTES = st.sampled_from([b"", b"x", bytes(4), bytes(16), b"\xff" * 64, bytes(5000)])
+SIZES = st.sampled_from(fuzzed.SIZES)
+OFFSETS = st.sampled_from(fuzzed.OFFSETS)
+DIMS = st.sampled_from(fuzzed.DIMS)
+FEW = st.sampled_from(fuzzed.FEW)
+TEXTS = st.sampled_from(fuzzed.TEXTS)
+BYTES = st.sampled_from(fuzzed.BYTES)
 
 ONLY: dict[str, st.SearchStrategy[Any]] = {
     "transfer": st.just(0),  # the other half of a transfer never comes; see test_transfers
@@ -190,32 +188,6 @@ def fill_in(message: Any, fields: dict[str, Any]) -> Any:
     return message
 
 
-def furnish(stream: Execute) -> None:
-    """One of everything in a session, so that handles mean something."""
-    dim, x = c.Dim3(x=1), c.Argument(pointer=c.Argument.Pointer(buffer=SMALL))
-    one = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), bytes(12)))
-    launch = c.Launch(function=SMALL, grid=dim, block=dim, arguments=[x, c.Argument(int32=1)])
-    parts = [c.Allocate.Part(buffer=LARGE, size=4096), c.Allocate.Part(buffer=ELSE, size=16)]
-    stream.batch(
-        c.Command(allocate=c.Allocate(buffer=SMALL, size=16)),
-        c.Command(allocate=c.Allocate(parts=parts)),
-        c.Command(create_stream=c.CreateStream(stream=SIDE)),
-        c.Command(create_stream=c.CreateStream(stream=ELSE)),
-        c.Command(record_event=c.RecordEvent(event=SMALL)),
-        c.Command(load_module=c.LoadModule(module=SMALL, kind=c.CODE_KIND_CUDA_CPP, code=NOTHING.encode())),
-        c.Command(get_function=c.GetFunction(function=SMALL, module=SMALL, name="nothing")),
-        c.Command(get_global=c.GetGlobal(buffer=SIDE, module=SMALL, name="variable")),
-        c.Command(start_profile=c.StartProfile(profile=SMALL)),
-        c.Command(launch=launch),
-        c.Command(prepare=c.Prepare(prepared=SMALL, launches=one)),
-        c.Command(stream=ELSE, begin_capture=c.BeginCapture(graph=SMALL)),
-        c.Command(stream=ELSE, fill=c.Fill(buffer=ELSE, size=16, pattern=b"x")),
-        c.Command(request=999, stream=ELSE, end_capture=c.EndCapture(graph=SMALL)),
-    )  # fmt: skip
-
-
-LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
-
 ANSWER_S = 10.0
 """Every command here is answered well before; see the module's text."""
 
@@ -257,8 +229,8 @@ def answers(stream: Execute, expected: set[int]) -> Iterator[c.Result]:
 def test_any_command_is_answered(daemon: DaemonProcess, program: list[tuple[dict[str, Any], bool]]) -> None:
     """Asked, or sent one way and told of by the sync at the end; none of it is an error of the daemon's own."""
     with Raw(daemon.unix) as session, session.execute() as stream:
-        furnish(stream)
-        expected = {999}
+        stream.batch(*FURNITURE)
+        expected = {BUILT}
         batch = []
         for number, (fields, asked) in enumerate(program, 1):
             command = fill_in(c.Command(), fields)

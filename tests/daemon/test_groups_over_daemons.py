@@ -247,9 +247,10 @@ def test_tickets_that_are_not_good(pair: list[Rank]) -> None:
     assert join(members=members(2)[::-1]).reason == Reason.COLLECTIVE_MISMATCH
     assert join(members=[*members(2), node_pb2.GroupMember(node=1, device=99)]).reason == Reason.DEVICE_NOT_FOUND
     dead = join(ticket=ticket(addresses=["127.0.0.1:1"]))
-    assert dead.reason == Reason.COMMUNICATOR_FAILED and "127.0.0.1:1: nothing listens there" in dead.message
+    assert dead.reason == Reason.COMMUNICATOR_FAILED and "127.0.0.1:1" in dead.message
+    assert '"nothing listens there"' in second.daemon.log(), "to the session it is as anything that is no coordinator"
     spoken = join(ticket=ticket(certificate_sha256=b"x" * 32))
-    assert spoken.reason == Reason.COMMUNICATOR_FAILED and "TLS" in spoken.message
+    assert spoken.reason == Reason.COMMUNICATOR_FAILED and "TLS" not in spoken.message + spoken.fix
     second.call("JoinGroup", **fields)
     assert join().reason == Reason.HANDLE_IN_USE
     work(pair, created.group, 1)
@@ -343,7 +344,8 @@ def test_groups_over_tls(cache: Path, tmp_path: Path) -> None:
             )
             request = node_pb2.JoinGroupRequest(session_token=pair[1].raw.token, ticket=other, **join)
             refusal = refused(pair[1].raw.node.JoinGroup, request, timeout=20)
-            assert refusal.reason == Reason.COMMUNICATOR_FAILED and "certificate" in refusal.message
+            assert refusal.reason == Reason.COMMUNICATOR_FAILED and "certificate" not in refusal.message
+            assert "its certificate is not the one that the ticket names" in daemons[1].log()
             pair[1].call("JoinGroup", ticket=created.ticket, **join)
             work(pair, created.group, 1)
 
@@ -379,6 +381,7 @@ def test_a_daemon_without_a_port(cache: Path) -> None:
         ({"listen": "127.0.0.1:7424", "advertise": ["gpu1"]}, "is no address"),
         ({"listen": "127.0.0.1:7424", "advertise": ["0.0.0.0:7424"]}, "cannot be connected to"),
         ({"advertise": ["gpu1:7424"]}, "no port of its own"),
+        ({"peers": ["gpu*"]}, "is no peer"),
         ({"lisen": "127.0.0.1:7424"}, "collectives.listen"),
     ],
     ids=str,

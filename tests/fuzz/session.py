@@ -10,8 +10,7 @@ import grpc
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
-from tests.fuzz.messages import NOTHING
-from tests.fuzz.templates import ELSE, LARGE, ONE, SIDE, SMALL
+from tests.fuzz.furniture import FURNITURE
 
 SETUP_S = 30.0
 
@@ -74,29 +73,11 @@ class Session:
                 self.call("NodeService", "CloseSession", request, node_pb2.CloseSessionResponse)
 
     def _furnish(self, ordinal: int) -> None:
-        """One of everything, under the numbers that the messages use."""
-        dim, x = c.Dim3(x=1), c.Argument(pointer=c.Argument.Pointer(buffer=SMALL))
-        parts = [c.Allocate.Part(buffer=LARGE, size=4096), c.Allocate.Part(buffer=ELSE, size=16)]
-        commands = (
-            c.Command(allocate=c.Allocate(buffer=SMALL, size=16)),
-            c.Command(allocate=c.Allocate(parts=parts)),
-            c.Command(create_stream=c.CreateStream(stream=SIDE)),
-            c.Command(create_stream=c.CreateStream(stream=ELSE)),
-            c.Command(record_event=c.RecordEvent(event=SMALL)),
-            c.Command(load_module=c.LoadModule(module=SMALL, kind=c.CODE_KIND_CUDA_CPP, code=NOTHING.encode())),
-            c.Command(get_function=c.GetFunction(function=SMALL, module=SMALL, name="nothing")),
-            c.Command(get_global=c.GetGlobal(buffer=SIDE, module=SMALL, name="variable")),
-            c.Command(start_profile=c.StartProfile(profile=SMALL)),
-            c.Command(launch=c.Launch(function=SMALL, grid=dim, block=dim, arguments=[x, c.Argument(int32=1)])),
-            c.Command(prepare=c.Prepare(prepared=SMALL, launches=ONE)),
-            c.Command(stream=ELSE, begin_capture=c.BeginCapture(graph=SMALL)),
-            c.Command(stream=ELSE, launches=ONE),
-            c.Command(request=9, stream=ELSE, end_capture=c.EndCapture(graph=SMALL)),
-        )  # fmt: skip
+        """By a stream that ends before the next call."""
         attach = device_pb2.Attach(session_token=self.token, device=ordinal)
         messages = [
             device_pb2.ExecuteRequest(attach=attach),
-            device_pb2.ExecuteRequest(batch=c.Batch(seq=1, commands=commands)),
+            device_pb2.ExecuteRequest(batch=c.Batch(seq=1, commands=FURNITURE)),
         ]
         execute: Any = self._channel.stream_stream(
             "/hearth.v1.DeviceService/Execute",

@@ -1,4 +1,4 @@
-"""Commands as they should be, on what `session.py` furnishes: to be spoilt in a field or two."""
+"""Commands as they should be, on what is in `furniture.py`: to be spoilt in a field or two."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
 ONE = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), bytes(12)))
 """A packed launch."""
 
-_DIM = c.Dim3(x=1, y=1, z=1)
-_ARGUMENTS = [c.Argument(pointer=c.Argument.Pointer(buffer=SMALL)), c.Argument(int32=1)]
+DIM = c.Dim3(x=1, y=1, z=1)
+ARGUMENTS = [c.Argument(pointer=c.Argument.Pointer(buffer=SMALL)), c.Argument(int32=1)]
 _MEMBERS = [node_pb2.GroupMember(node=0, device=0), node_pb2.GroupMember(node=1, device=0)]
 CLOSED = "127.0.0.1:1"
 """Where nobody listens: whoever is sent there is told at once."""
@@ -34,8 +34,8 @@ TEMPLATES: dict[str, Message] = {
         c.Read(buffer=LARGE, size=16),
         c.Copy(source=LARGE, destination=SMALL, size=16),
         c.Fill(buffer=LARGE, size=4096, pattern=b"x"),
-        c.Launch(function=SMALL, grid=_DIM, block=_DIM, arguments=_ARGUMENTS),
-        c.Dispatch(function=SMALL, grid=_DIM, block=_DIM, bindings=_BINDINGS),
+        c.Launch(function=SMALL, grid=DIM, block=DIM, arguments=ARGUMENTS),
+        c.Dispatch(function=SMALL, grid=DIM, block=DIM, bindings=_BINDINGS),
         c.CreateTensorMap(
             tensor_map=6, buffer=LARGE, dtype="float32", shape=[16, 16], strides=[64],
             tile=c.CreateTensorMap.Tile(box=[8, 8]),
@@ -65,7 +65,7 @@ TEMPLATES: dict[str, Message] = {
         c.UpdateGraph(graph=SMALL, node=0, launch=ONE),
         c.Prepare(prepared=6, launches=ONE),
         c.LaunchPrepared(prepared=SMALL, count=2),
-        c.Occupancy(function=SMALL, block=_DIM),
+        c.Occupancy(function=SMALL, block=DIM),
         c.GetFunction(function=6, module=SMALL, name="nothing"),
         c.GetGlobal(buffer=6, module=SMALL, name="variable"),
         c.RecordEvent(event=6),

@@ -5,10 +5,7 @@ Does every case of `CASES` on inputs that the tests can make as well, and leaves
 
 from __future__ import annotations
 
-import ast
-import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests import nccl_ranks
 from tests.daemon.collective_values import OPS, values
 
 EIGHT = [np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
@@ -31,7 +29,6 @@ SIZE = 1003
 LARGE = (1 << 21) + 3
 """Elements of random floats, whose sum depends on how it is made."""
 ROOT = 1
-MEET_S = 60.0
 
 
 def random(dtype: np.dtype[Any], rank: int) -> np.ndarray:
@@ -51,14 +48,11 @@ def cases(ranks: int, narrow: bool) -> Iterator[tuple[str, str, str, np.dtype[An
 
 def main(rank: int, ranks: int, folder: Path) -> None:
     """Writes the results when all are there."""
-    for name in ("NCCL_NVLS_ENABLE", "NCCL_RUNTIME_CONNECT"):  # as a device process has them
-        os.environ.setdefault(name, "0")
+    identity = nccl_ranks.enter(rank, folder / "id")
     import cupy
     from cupy.cuda import nccl
 
-    cupy.cuda.Device(rank).use()
-    cupy.zeros(1)  # makes the context
-    communicator = nccl.NcclCommunicator(ranks, identity(rank, folder / "id"), rank)
+    communicator = nccl.NcclCommunicator(ranks, identity, rank)
     stream = cupy.cuda.Stream(non_blocking=True)
     narrow = nccl.get_version() >= 22400 and int(cupy.cuda.Device(rank).compute_capability) >= 90
     found: dict[str, np.ndarray] = {}
@@ -89,24 +83,6 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         found[f"random {dtype.name}"] = source.get()
     np.savez(folder / f"{rank}.npz", **found)  # type: ignore[arg-type]
     communicator.destroy()
-
-
-def identity(rank: int, file: Path) -> Any:
-    """NCCL's unique id, which rank 0 makes and leaves in the file."""
-    from cupy.cuda import nccl
-
-    if rank == 0:
-        unique = nccl.get_unique_id()
-        draft = file.with_suffix(".draft")
-        draft.write_text(repr(unique))
-        draft.rename(file)
-        return unique
-    deadline = time.monotonic() + MEET_S
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise SystemExit("rank 0 left no id")
-        time.sleep(0.01)
-    return ast.literal_eval(file.read_text())
 
 
 if __name__ == "__main__":

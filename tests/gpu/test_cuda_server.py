@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.server import ComputeServer, Exchange, Image, Source
+from hearthd.device.compilation import Image, Source
+from hearthd.device.exchange import Exchange
+from hearthd.device.server import ComputeServer
 from hearthd.spec import DeviceSpec
 
 if TYPE_CHECKING:
@@ -608,7 +610,8 @@ def test_launch_rate(server: CudaServer, stream: Stream, record_property: Any) -
 FAULT = r"""
 import struct, sys, time
 from hearthd.device.cuda.server import CudaServer
-from hearthd.device.server import DeviceFault, Source
+from hearthd.device.server import DeviceFault
+from hearthd.device.compilation import Source
 from hearthd.spec import DeviceSpec
 
 server = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Source
 from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes
 from hearthd.device.replay import replay
-from hearthd.device.server import Source
 from hearthd.device.tracks import WINDOW, WINDOWS
 from tests.gpu.settling import finish
 

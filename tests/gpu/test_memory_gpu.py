@@ -15,7 +15,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.server import Source
+from hearthd.device.compilation import Source
 from hearthd.spec import DeviceSpec
 from tests.gpu.settling import finish
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Assembly, Image, Source
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_pool import CompileWorkers
 from hearthd.device.policy import device_code
-from hearthd.device.server import Assembly, Image, Source
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -153,7 +153,7 @@ DAMAGED = r"""
 import random, sys
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cuda.server import CudaServer
-from hearthd.device.server import Image, Source
+from hearthd.device.compilation import Image, Source
 from hearthd.spec import DeviceSpec
 
 server = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import hearth
+from hearthd.device.compilation import Image, Source
 from hearthd.device.output import prints
-from hearthd.device.server import Image, Source
 from tests.daemon.harness import environment
 
 if TYPE_CHECKING:

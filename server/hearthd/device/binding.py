@@ -21,13 +21,16 @@ from hearth_proto.launches import (
     unpack_layout,
 )
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.buffer import Buffer, TensorMapEntry
 from hearthd.device.context import Device
+from hearthd.device.module import FunctionEntry, ModuleEntry
 from hearthd.device.policy import geometry, residency
 from hearthd.device.policy.launch_plan import Plan, Q, attributes_of, check_layout, plan_key
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.policy.tally import FULL, weigh
-from hearthd.device.server import Function
-from hearthd.device.tables import Buffer, FunctionEntry, LogicalStream, ModuleEntry, Session, TensorMapEntry
+from hearthd.device.resources import Function
+from hearthd.device.session import Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.watchdog import Watchdog
 
 MAX_PLANS = 256

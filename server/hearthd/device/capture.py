@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from hearth_proto.launches import LaunchFlag
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.binding import BoundLaunch, Parsed
+from hearthd.device.buffer import Buffer
 from hearthd.device.holdings import Holdings, Uses
+from hearthd.device.module import ModuleEntry
 from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from hearthd.device.operation import Origin
 from hearthd.device.policy.capture import CaptureOrder
 from hearthd.device.policy.errors import Failure, StreamErrors
+from hearthd.device.resources import Graph
 from hearthd.device.rounds import NAMED, Program
-from hearthd.device.server import Graph
-from hearthd.device.tables import Buffer, LogicalStream, ModuleEntry, Session
+from hearthd.device.session import Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import WINDOW
 
 MAX_NODES = 4096

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hearthd.device.server import Assembly, Image, Job
+from hearthd.device.compilation import Assembly, Image, Job
 
 MAGIC = b"hearth-image-1\n"
 DIGEST_BYTES = 32

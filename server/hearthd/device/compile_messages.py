@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.server import Assembly, Image, Job, Source
+from hearthd.device.compilation import Assembly, Image, Job, Source
 
 MAX_PARTS = 1 << 16
 MAX_HEAD = 16 << 20

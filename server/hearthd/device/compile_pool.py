@@ -15,9 +15,9 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device import compile_messages as messages
+from hearthd.device.compilation import Assembly, Compiler, Image, Job
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_process import Died, NeverBegan, Start, Worker, forked, fresh
-from hearthd.device.server import Assembly, Compiler, Image, Job
 from hearthd.scratch import Scratch
 
 __all__ = ["CompileWorkers", "forked", "fresh"]

@@ -20,7 +20,7 @@ from typing import Any
 
 from hearthd.device import compile_messages as messages
 from hearthd.device import compile_worker
-from hearthd.device.server import Job
+from hearthd.device.compilation import Job
 
 Start = Callable[[str, int, int, int], int]
 """Starts a worker: backend, then descriptors: its link, its lifeline, its log; returns its number."""

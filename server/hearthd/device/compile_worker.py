@@ -23,9 +23,9 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device import compile_messages as messages
 from hearthd.device import sandbox
+from hearthd.device.compilation import Assembly, Compiler, Image, Job
 from hearthd.device.compile_limits import CompileLimits, CompilerEnded
 from hearthd.device.policy import includes
-from hearthd.device.server import Assembly, Compiler, Image, Job
 
 OPEN_FILES = 512
 _F_SETSIG = 10

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Image, Job
 from hearthd.device.compile_cache import CompileCache, key
 from hearthd.device.image_store import ImageStore
 from hearthd.device.policy.compile_queue import CompileQueue
-from hearthd.device.server import Image, Job
 
 REST_S = 30.0
 """After so long without a job a compile thread lets spare workers go."""

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from hearthd.device.compiler import CompileService
 from hearthd.device.grants import Grants
+from hearthd.device.observer import Record
 from hearthd.device.outbox import Outbox
 from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.policy.launch_plan import Plan
 from hearthd.device.quiet import Quiet
 from hearthd.device.server import ComputeServer
+from hearthd.device.session import Session
 from hearthd.device.staging import Staging
-from hearthd.device.tables import LogicalStream, Record, Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Track, Tracks
 from hearthd.spec import DeviceSpec

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.doubts import Verdict
 from hearthd.device.operation import Origin
 from hearthd.device.policy.errors import poisoned, surface
 from hearthd.device.policy.layout import Piece, pieces
-from hearthd.device.server import HostBuffer
-from hearthd.device.tables import Buffer
+from hearthd.device.resources import HostBuffer
 
 
 class Copies:

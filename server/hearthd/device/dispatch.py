@@ -14,7 +14,7 @@ from hearthd.device.dispatch_run import DispatchRun, Means
 from hearthd.device.dispatch_slot import Slot
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.dispatch_plan import DispatchPlan, Failure, named_transfers, read_bindings, refuse
-from hearthd.device.tables import Session
+from hearthd.device.session import Session
 
 
 class DispatchCommands:

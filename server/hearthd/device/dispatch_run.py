@@ -23,19 +23,20 @@ from hearth_proto.launches import Record, pack
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.binding import Binder, BoundLaunch, Pointer
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct
 from hearthd.device.dispatch_slot import Slot
 from hearthd.device.doubts import Verdict, both
 from hearthd.device.late_allocation import LateAllocation
 from hearthd.device.memory import MemoryCommands
+from hearthd.device.module import FunctionEntry
 from hearthd.device.operation import Origin
 from hearthd.device.policy.budget import check_budget
 from hearthd.device.policy.launch_plan import plan_key
+from hearthd.device.resources import HostBuffer
 from hearthd.device.rounds import TURN
-from hearthd.device.server import HostBuffer
 from hearthd.device.stopwatch import Stopwatch
-from hearthd.device.tables import Buffer, FunctionEntry
 from hearthd.device.tracks import WINDOW
 from hearthd.device.transfers import Transfers
 

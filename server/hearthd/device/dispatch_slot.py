@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hearth_proto.layouts import Rows
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.copies import Direct
 from hearthd.device.flows import Download, Upload
 from hearthd.device.operation import Origin
 from hearthd.device.policy.dispatch_plan import Transient
 from hearthd.device.reservations import Reservation
-from hearthd.device.tables import Buffer
 
 
 class Slot:

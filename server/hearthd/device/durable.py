@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.buffer import Buffer
 from hearthd.device.copies import Direct
 from hearthd.device.policy.snapshots import Areas, Which
-from hearthd.device.tables import Buffer, LogicalStream, Session
+from hearthd.device.session import Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import Track
 
 if TYPE_CHECKING:

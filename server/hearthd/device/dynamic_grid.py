@@ -6,11 +6,11 @@ from __future__ import annotations
 import struct
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.nodes import Dim
 from hearthd.device.operation import Origin
-from hearthd.device.server import HostBuffer
-from hearthd.device.tables import Buffer
+from hearthd.device.resources import HostBuffer
 
 GRID = struct.Struct("<3I")
 """As a kernel writes it: three uint32."""

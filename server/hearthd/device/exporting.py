@@ -9,6 +9,7 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import status_pb2
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
 from hearthd.device.grants import Plea
@@ -16,7 +17,7 @@ from hearthd.device.operation import Operation, Origin, internal_error, submit
 from hearthd.device.places import MappedPlace, Place
 from hearthd.device.published import Replies, Shared, gone
 from hearthd.device.server import DeviceFault
-from hearthd.device.tables import Buffer, Session
+from hearthd.device.session import Session
 from hearthd.device.tracks import Track
 
 FILE = "published"

@@ -15,7 +15,8 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearthd.device.outbox import Outbox
 from hearthd.device.policy.budget import not_granted, over_quota
-from hearthd.device.server import ComputeServer, Memory, Stream
+from hearthd.device.resources import Memory, Stream
+from hearthd.device.server import ComputeServer
 from hearthd.spec import DeviceSpec
 
 Answered = Callable[[bool], None]

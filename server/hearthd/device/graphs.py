@@ -18,7 +18,8 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.capture import CaptureOrder
 from hearthd.device.policy.errors import Failure
 from hearthd.device.rounds import ProgramLaunch, Rounds, check_count
-from hearthd.device.tables import LogicalStream, Session
+from hearthd.device.session import Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.watchdog import Watchdog
 
 

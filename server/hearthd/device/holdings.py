@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from hearthd.device.buffer import Buffer
+from hearthd.device.module import ModuleEntry
 from hearthd.device.policy.ordering import Usage
-from hearthd.device.tables import Buffer, ModuleEntry, Session
+from hearthd.device.session import Session
 
 
 class Uses(NamedTuple):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.policy.extents import Extents
 from hearthd.device.policy.size_classes import Block, SizeClasses
-from hearthd.device.server import HostInfo
+from hearthd.device.resources import HostInfo
 
 SLAB = 32 << 20
 SMALLEST_SLAB = 1 << 20

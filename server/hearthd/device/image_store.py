@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.device.server import Assembly, Image, Job
+from hearthd.device.compilation import Assembly, Image, Job
 
 ENTRIES = 256
 BYTES = 256 << 20

@@ -13,7 +13,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.device.context import Device
 from hearthd.device.grants import Plea
 from hearthd.device.reservations import Reservations
-from hearthd.device.tables import Session
+from hearthd.device.session import Session
 
 LATE = "late allocation"
 """What all of a session's write, as its deferred commands see it: they are served in their order."""

@@ -15,12 +15,14 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device import permissions
 from hearthd.device.arguments import dim, pack_arguments
 from hearthd.device.binding import Binder
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.launch_run import LaunchRun
 from hearthd.device.operation import Operation, Origin, Replies, submit
 from hearthd.device.policy.launch_plan import KEY_AT, Plan, Q
 from hearthd.device.policy.ordering import Usage
-from hearthd.device.tables import BatchEntry, Buffer, Known, LogicalStream, Session
+from hearthd.device.session import BatchEntry, Known, Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import NEVER
 
 LENGTH = struct.Struct("<I")

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from hearthd.device.nodes import Dim
+from hearthd.device.observer import Record
 from hearthd.device.operation import Origin
 from hearthd.device.policy.launch_plan import Plan
-from hearthd.device.tables import Record
 from hearthd.device.tracks import Track
 
 

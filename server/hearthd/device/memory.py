@@ -8,12 +8,13 @@ from itertools import accumulate
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.late_allocation import LATE, LateAllocation, may_wait
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.budget import ceiling
 from hearthd.device.reservations import Reservations
-from hearthd.device.tables import Buffer, Session
+from hearthd.device.session import Session
 from hearthd.device.tracks import Track
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.buffer import Buffer
+from hearthd.device.compilation import Image, Job, Source
 from hearthd.device.compiler import Callback, Compiled
 from hearthd.device.context import Device
+from hearthd.device.module import FunctionEntry, ModuleEntry
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.output import prints
-from hearthd.device.server import Image, Job, Source
-from hearthd.device.tables import Buffer, FunctionEntry, ModuleEntry, Session
+from hearthd.device.session import Session
 
 
 class ModuleCommands:

@@ -8,14 +8,14 @@ from functools import partial
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct, locate, refused_read
 from hearthd.device.doubts import Verdict, both
 from hearthd.device.nodes import CopyNode, FillNode
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.layout import Piece, check_apart, check_pitch, check_rows, pieces
-from hearthd.device.server import HostBuffer
-from hearthd.device.tables import Buffer
+from hearthd.device.resources import HostBuffer
 from hearthd.device.transfers import Transfers
 
 PATTERN_SIZES = (1, 2, 4, 8, 16)

@@ -6,10 +6,10 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.arguments import dim
 from hearthd.device.context import Device
+from hearthd.device.module import FunctionEntry
 from hearthd.device.nodes import Dim
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy import geometry, residency
-from hearthd.device.tables import FunctionEntry
 
 
 class OccupancyCommands:

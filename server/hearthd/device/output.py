@@ -23,7 +23,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.device.outbox import Outbox
-from hearthd.device.tables import Session
+from hearthd.device.session import Session
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Track, Tracks
 

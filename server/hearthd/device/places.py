@@ -9,10 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from hearthd.device.buffer import Buffer
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.reservations import Reservation, Reservations
-from hearthd.device.server import SharedMemory
-from hearthd.device.tables import Buffer, Session
+from hearthd.device.resources import SharedMemory
+from hearthd.device.session import Session
 
 
 class _Nothing:

@@ -12,12 +12,15 @@ from hearth_proto.launches import HEADER
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.binding import Binder, BoundLaunch, Parsed
+from hearthd.device.buffer import Buffer
 from hearthd.device.capture import check_record, uses_of
 from hearthd.device.context import Device
 from hearthd.device.holdings import Holdings, Keepers
+from hearthd.device.module import ModuleEntry
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.rounds import NAMED, Program, ProgramLaunch, Rounds, check_count
-from hearthd.device.tables import Buffer, LogicalStream, ModuleEntry, Session
+from hearthd.device.session import Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.watchdog import Watchdog
 
 MAX_LAUNCHES = 65_536

@@ -18,7 +18,8 @@ from hearthd.device.context import Device
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import surface
 from hearthd.device.policy.stretch import Stretch
-from hearthd.device.tables import LogicalStream, ProfileEntry, Session
+from hearthd.device.session import Session
+from hearthd.device.stream import LogicalStream, ProfileEntry
 
 MAX_OPEN = 1024
 """Profiles that one session may have open: each holds an event, and is told of every failure of its stream."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, status_pb2
+from hearthd.device.buffer import Buffer, ReadOnly
 from hearthd.device.operation import Origin
 from hearthd.device.places import Place
-from hearthd.device.tables import BatchEntry, Buffer, ReadOnly, Session
+from hearthd.device.session import BatchEntry, Session
 
 ATTACHED = ReadOnly("is attached, and whoever attaches a published buffer only reads it", "write to a copy of it")
 

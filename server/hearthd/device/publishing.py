@@ -20,6 +20,7 @@ from typing import Any
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import status_pb2
+from hearthd.device.buffer import Buffer, ReadOnly
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
 from hearthd.device.exporting import FILE, Exporting
@@ -28,8 +29,9 @@ from hearthd.device.places import NOTHING, MappedPlace, Place, PoolPlace
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.published import ATTACHED, Replies, Shared, check_publishable, closed
 from hearthd.device.reservations import Reservations
-from hearthd.device.server import DeviceFault, SharedMemory
-from hearthd.device.tables import Buffer, ReadOnly, Session
+from hearthd.device.resources import SharedMemory
+from hearthd.device.server import DeviceFault
+from hearthd.device.session import Session
 
 
 class Publishing:

@@ -11,10 +11,10 @@ from functools import partial
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
 from hearthd.device.marking import Activity, Marks
+from hearthd.device.observer import Record
 from hearthd.device.operation import Origin
 from hearthd.device.policy.device_clock import DeviceClock
-from hearthd.device.server import Event, Stream
-from hearthd.device.tables import Record
+from hearthd.device.resources import Event, Stream
 from hearthd.device.trace_record import EVENT_BYTES, MAX_NAME, TraceRecord, Uncounted, dim3
 from hearthd.device.tracks import Track
 

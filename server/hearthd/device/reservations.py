@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.policy.budget import out_of_memory, over_quota, rounded
 from hearthd.device.policy.ordering import Usage
-from hearthd.device.server import Memory
-from hearthd.device.tables import Buffer, Session
+from hearthd.device.resources import Memory
+from hearthd.device.session import Session
 from hearthd.device.tracks import Track
 
 

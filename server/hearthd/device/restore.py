@@ -18,7 +18,7 @@ from hearthd.device.late_allocation import LATE, LateAllocation
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.policy.snapshots import Allowance, Areas
-from hearthd.device.server import HostBuffer
+from hearthd.device.resources import HostBuffer
 
 
 class Means(NamedTuple):

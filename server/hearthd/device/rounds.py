@@ -13,7 +13,7 @@ from hearthd.device.context import Device
 from hearthd.device.holdings import Holdings
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.ordering import Usage
-from hearthd.device.tables import LogicalStream
+from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import WINDOW
 from hearthd.device.watchdog import Watchdog
 

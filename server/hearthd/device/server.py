@@ -14,251 +14,49 @@ of submission; between streams only `wait` orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
+from hearthd.device.compilation import Assembly, Compiler, Image, Source
+from hearthd.device.exchange import Communicator, Communicators, Exchange
 from hearthd.device.nodes import Dim, GraphNode, KernelNode, LaunchAttributes
 from hearthd.device.policy.tensor_map import TensorMapSpec
+from hearthd.device.resources import (
+    Event,
+    Function,
+    FunctionAttributes,
+    Graph,
+    HostBuffer,
+    HostInfo,
+    Memory,
+    MemoryInfo,
+    Module,
+    SharedMemory,
+    Stream,
+)
+
+__all__ = [  # the old way to the names that are not made here; it goes when nobody takes it any more
+    "Assembly",
+    "Communicator",
+    "ComputeServer",
+    "DeviceFault",
+    "Event",
+    "Exchange",
+    "Function",
+    "FunctionAttributes",
+    "HostInfo",
+    "Image",
+    "MemoryInfo",
+    "Module",
+    "Source",
+    "Stream",
+]
 
 
 class DeviceFault(Exception):
     """The device context is lost: every further call would fail, so the process has to end."""
-
-
-Stream: TypeAlias = Any
-"""A CUDA stream, or a thread of the CPU backend: each backend's own, opaque to everything above."""
-
-Graph: TypeAlias = Any
-"""An instantiated graph; each backend's own."""
-
-Event: TypeAlias = Any
-"""A point in a stream; each backend's own, handed back with `release_event`."""
-
-
-class Memory(Protocol):
-    """A device allocation. `reserved` is what the pool took for it."""
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def reserved(self) -> int: ...
-
-
-class SharedMemory(Memory, Protocol):
-    """Device memory that more than one process can map."""
-
-    @property
-    def protected(self) -> bool:
-        """Whether a kernel of this process that writes to it faults."""
-        ...
-
-
-class HostBuffer(Protocol):
-    """Page-locked (CUDA) or ordinary (CPU) host memory that copies go through."""
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def view(self) -> memoryview: ...
-
-
-@dataclass(frozen=True)
-class MemoryInfo:
-    """Bytes: free and total of the device, reserved by this process's pool, and in use of that."""
-
-    free: int
-    total: int
-    reserved: int
-    in_use: int = 0
-
-
-@dataclass(frozen=True)
-class HostInfo:
-    """Bytes of host memory for copies: page-locked (on the CPU: held for them), and lent out of that."""
-
-    pinned: int
-    in_use: int
-
-
-@dataclass(frozen=True)
-class FunctionAttributes:
-    """As cuFuncGetAttribute reports them; 0 where the backend has no such thing."""
-
-    registers: int = 0
-    static_shared_bytes: int = 0
-    local_bytes: int = 0
-    constant_bytes: int = 0
-    max_threads_per_block: int = 1024
-
-
-class Function(Protocol):
-    """A kernel of a loaded module. `parameters` is (offset, size) of each, in order."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def parameters(self) -> tuple[tuple[int, int], ...]: ...
-    @property
-    def attributes(self) -> FunctionAttributes: ...
-
-
-class Module(Protocol):
-    """A module loaded into the device's context."""
-
-    def function(self, name: str) -> Function:
-        """Raises Refusal(FUNCTION_NOT_FOUND) that lists what the module has, as far as that can be known."""
-        ...
-
-    def global_(self, name: str) -> tuple[int, int]:
-        """Address and size of a `__device__` or `__constant__` variable; Refusal(GLOBAL_NOT_FOUND)."""
-        ...
-
-    @property
-    def functions(self) -> Sequence[str]: ...
-    @property
-    def globals(self) -> Sequence[str]: ...
-
-
-@dataclass(frozen=True)
-class Image:
-    """Compiled code: CUBIN or PTX for CUDA, a shared object for the CPU.
-
-    `names` maps each name expression to the name it is known by in the code; `log` is what the compiler said.
-    """
-
-    code: bytes
-    names: Mapping[str, str] = field(default_factory=dict)
-    log: str = ""
-
-
-@dataclass(frozen=True)
-class Source:
-    """CUDA C++ with what decides what it compiles to."""
-
-    code: str
-    options: tuple[str, ...] = ()
-    name_expressions: tuple[str, ...] = ()
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Assembly:
-    """PTX, or a fatbin of which only the PTX will do: still to be made into code for the device."""
-
-    code: bytes
-
-
-Job: TypeAlias = Source | Assembly
-"""What a compile worker is given."""
-
-
-class Compiler(Protocol):
-    """A backend's compiler. All but `assembly` may block: it is used in compile workers and on compile threads."""
-
-    @property
-    def light(self) -> bool:
-        """Whether `identity` may be asked for in a device process, too: it loads no large library there."""
-        ...
-
-    def recipe(self) -> Mapping[str, Any]:
-        """What a compile worker needs to make the same compiler, as JSON can carry it. A worker of another recipe is
-        of no use any more."""
-        ...
-
-    def prepare(self, source: Source) -> None:
-        """Makes, outside of the workers' sandbox, what a compile of the source needs from disk. Raises Refusal."""
-        ...
-
-    def load(self) -> None:
-        """Takes from disk, before a worker's sandbox closes, what every compile needs."""
-        ...
-
-    def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Files and directories that the compiler reads, and those that it writes to beside its scratch directory."""
-        ...
-
-    def identity(self) -> bytes:
-        """What besides the source decides the result: compiler, version, architecture."""
-        ...
-
-    def compile(self, source: Source) -> Image:
-        """Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(UNSUPPORTED), Refusal(NO_COMPILER)."""
-        ...
-
-    def assembly(self, code: bytes) -> Assembly | None:
-        """What has to be assembled before `code` can be loaded; None where it can be loaded as it is.
-
-        Device-handle thread. Raises Refusal(MODULE_INVALID) for what this device cannot run.
-        """
-        ...
-
-    def assembler(self) -> bytes:
-        """As `identity`, of what assembles. Raises Refusal(NO_COMPILER) where there is nothing that could."""
-        ...
-
-    def assemble(self, assembly: Assembly) -> Image:
-        """Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) where the driver has to do it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One operation of a collective, as a backend gets it. Counts are NCCL's: what one rank gives to another."""
-
-    kind: str
-    """`all_reduce`, `reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `gather`, `scatter`, `send`,
-    `recv`, `barrier`"""
-    source: int = 0
-    """Addresses; 0 where this rank has none of that kind."""
-    destination: int = 0
-    count: int = 0
-    """Elements, at least one but for `barrier`."""
-    dtype: str = "uint8"
-    """Of what does not reduce: `uint8`, and `count` is in bytes."""
-    op: str = ""
-    """`sum`, `mean`, `min`, `max`, `prod`; empty where nothing is reduced."""
-    root: int = 0
-    peer: int = 0
-
-
-class Communicator(Protocol):
-    """One rank of a group."""
-
-    def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
-        """All of them as one (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a peer. Raises
-        Refusal(COMMUNICATOR_FAILED)."""
-        ...
-
-    def failed(self) -> str:
-        """Why the communicator is no longer usable, or an empty string. Device-handle thread; never waits."""
-        ...
-
-    def abort(self) -> None:
-        """Ends what is under way, also when a peer is gone. Any thread; may block."""
-        ...
-
-
-class Communicators(Protocol):
-    def check(self, kind: str, dtype: str, op: str) -> None:
-        """Raises Refusal(UNSUPPORTED) for what the backend cannot do. Device-handle thread."""
-        ...
-
-    def unique_id(self, ranks: int) -> bytes:
-        """What the ranks of one new group find each other by."""
-        ...
-
-    def forget(self, unique_id: bytes) -> None:
-        """No rank will join by it any more. Device-handle thread."""
-        ...
-
-    def join(self, unique_id: bytes, rank: int, ranks: int) -> Communicator: ...
 
 
 @runtime_checkable

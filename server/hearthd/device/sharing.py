@@ -24,8 +24,8 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.arrivals import Arrivals
 from hearthd.device.backlog import Backlog
 from hearthd.device.context import Device
+from hearthd.device.session import Session
 from hearthd.device.slicing import Slicing
-from hearthd.device.tables import Session
 from hearthd.device.tracks import NEVER
 from hearthd.device.turns import Turns
 

@@ -20,8 +20,8 @@ from hearthd.device.durable import Durable, Part, Vault, never_granted, not_writ
 from hearthd.device.files import FileThread
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.snapshots import Allowance, Areas
-from hearthd.device.server import HostBuffer
-from hearthd.device.tables import LogicalStream
+from hearthd.device.resources import HostBuffer
+from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import Track
 
 

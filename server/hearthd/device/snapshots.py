@@ -12,6 +12,7 @@ from typing import Any
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
 from hearthd.device.durable import Durable
@@ -21,8 +22,8 @@ from hearthd.device.operation import Operation, Origin, Replies, submit
 from hearthd.device.policy.snapshots import Allowance, Areas, Which
 from hearthd.device.published import ATTACHED
 from hearthd.device.restore import Means, Restore
+from hearthd.device.session import Session
 from hearthd.device.snapshot import Snapshot
-from hearthd.device.tables import Buffer, Session
 from hearthd.device.tracks import Track
 
 AHEAD = 4

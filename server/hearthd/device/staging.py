@@ -8,8 +8,9 @@ from functools import partial
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.policy.drop_queue import DropQueue
-from hearthd.device.server import ComputeServer, HostBuffer
-from hearthd.device.tables import Session
+from hearthd.device.resources import HostBuffer
+from hearthd.device.server import ComputeServer
+from hearthd.device.session import Session
 from hearthd.device.tracks import Track, Tracks
 
 SMALL = 64 << 10

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from hearthd.device.server import ComputeServer, Event
+from hearthd.device.resources import Event
+from hearthd.device.server import ComputeServer
 from hearthd.device.tracks import Track, Tracks
 
 

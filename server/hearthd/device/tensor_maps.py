@@ -10,13 +10,14 @@ from __future__ import annotations
 from functools import partial
 
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.buffer import Buffer, TensorMapEntry
 from hearthd.device.context import Device
 from hearthd.device.holdings import Keepers
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy import tensor_map
 from hearthd.device.policy.errors import poisoned
 from hearthd.device.policy.tensor_map import Im2col, TensorMapSpec, Tile
-from hearthd.device.tables import Buffer, Session, TensorMapEntry
+from hearthd.device.session import Session
 
 
 class TensorMapCommands:

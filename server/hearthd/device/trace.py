@@ -16,8 +16,8 @@ from hearthd.device.context import Device
 from hearthd.device.marking import Activity, Marking, Marks
 from hearthd.device.operation import Operation, Origin, internal_error
 from hearthd.device.recording import Trace
-from hearthd.device.server import Stream
-from hearthd.device.tables import Session
+from hearthd.device.resources import Stream
+from hearthd.device.session import Session
 
 DEFAULT_EVENTS = 100_000
 MAX_EVENTS = 200_000

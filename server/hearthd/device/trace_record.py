@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.nodes import Dim
+from hearthd.device.observer import Record
 from hearthd.device.operation import Origin
 from hearthd.device.policy.launch_plan import Plan
-from hearthd.device.server import Event
-from hearthd.device.tables import Record
+from hearthd.device.resources import Event
 from hearthd.device.tracks import Track
 
 if TYPE_CHECKING:

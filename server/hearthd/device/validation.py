@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.binding import Binder, BoundLaunch, Pointer
+from hearthd.device.buffer import Buffer, TensorMapEntry
 from hearthd.device.context import Device
 from hearthd.device.operation import Origin
 from hearthd.device.policy.launch_plan import Q
 from hearthd.device.policy.red_zones import PATTERN, Damage, Shadow, damage, shadow
-from hearthd.device.server import HostBuffer, Memory
-from hearthd.device.tables import Buffer, TensorMapEntry
+from hearthd.device.resources import HostBuffer, Memory
 
 
 class _Guarded(NamedTuple):

@@ -13,7 +13,7 @@ from hearthd.device.durable import behind
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.errors import Failure, surface
 from hearthd.device.profile import ProfileCommands
-from hearthd.device.tables import EventEntry, LogicalStream
+from hearthd.device.stream import EventEntry, LogicalStream
 
 GRACE_S = 1e-3
 """An event that was recorded on an idle stream a moment ago counts as done, as cudaStreamQuery would say."""

@@ -28,6 +28,15 @@ class Address(NamedTuple):
             return False
 
     @property
+    def numeric(self) -> bool:
+        """Whether nobody has to be asked where it is."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
     def wildcard(self) -> bool:
         """Whether it stands for every interface of a host."""
         try:

@@ -7,17 +7,19 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import parse_address
+from hearthd.front.peer_targets import AUTO, MAX_PEERS, parse_peer
 from hearthd.front.section import Seconds, Section
 
 MAX_ADVERTISED = 16
 
 
 class Collectives(Section):
-    """Collectives over devices; `listen` and `advertise` are for groups over several daemons."""
+    """Collectives over devices; `listen`, `advertise` and `peers` are for groups over several daemons."""
 
     timeout: Seconds = Field(default=30.0, gt=0)
     listen: str = "127.0.0.1:0"  # opened for the first group over daemons; "": there are no such groups here
     advertise: tuple[str, ...] = ()  # "host:port" under which other daemons reach it; none: where it listens
+    peers: tuple[str, ...] = (AUTO,)  # where it connects to for tickets; "auto": see `peer_targets`
 
     @field_validator("listen")
     @classmethod
@@ -26,7 +28,7 @@ class Collectives(Section):
             parse_address(value)
         return value
 
-    @field_validator("advertise", mode="before")
+    @field_validator("advertise", "peers", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         if isinstance(value, str):  # of the environment
@@ -42,6 +44,16 @@ class Collectives(Section):
             address = parse_address(text)
             if not address.port or address.wildcard:
                 raise ValueError(f'{text!r} cannot be connected to; write a host and a port, e.g. "gpu1:7424"')
+        return value
+
+    @field_validator("peers")
+    @classmethod
+    def _meant(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MAX_PEERS:
+            raise ValueError(f"{len(value)} peers; the most is {MAX_PEERS}, and a network counts as one")
+        for text in value:
+            if text != AUTO:
+                parse_peer(text)
         return value
 
     @model_validator(mode="after")

@@ -10,17 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 
-import grpc
-import grpc.aio
 import structlog
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from hearthd import version
 from hearthd.config import Config
-from hearthd.front import backends, device_service, health, listen, node_service
+from hearthd.front import backends, device_service, node_service
 from hearthd.front.access import Access
-from hearthd.front.addresses import Address, Addresses, parse_address
+from hearthd.front.addresses import Addresses
 from hearthd.front.attach import Window
 from hearthd.front.collective_metrics import CollectiveMetrics
 from hearthd.front.collective_router import CollectiveRouter
@@ -30,30 +26,21 @@ from hearthd.front.durable import Vault
 from hearthd.front.group_info import GroupInfo
 from hearthd.front.group_service import GroupService
 from hearthd.front.host_memory import share_of_host
-from hearthd.front.http import HttpServer
 from hearthd.front.launcher import ForkServerLauncher, Launcher
 from hearthd.front.link import DeviceLink
+from hearthd.front.listen import ListenError
+from hearthd.front.listeners import Listeners
 from hearthd.front.metrics import Metrics
 from hearthd.front.notify import Notifier
 from hearthd.front.peer_groups import PeerGroups
+from hearthd.front.peer_reach import PeerReach
+from hearthd.front.peer_targets import PeerTargets
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
 from hearthd.malloc import keep_freed_memory
 from hearthd.spec import Backend
 
 log = structlog.get_logger("hearthd")
-
-_GRPC_OPTIONS = (
-    ("grpc.max_receive_message_length", 32 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.so_reuseport", 0),  # else a second daemon would share the port in silence
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # of gRPC's other pings: while one is out, no keepalive is sent
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 
 _KEEP_BYTES = 64 << 20
 """Freed memory that the front keeps for the next chunks: a few transfers' worth."""
@@ -103,7 +90,7 @@ class Daemon:
         self.supervisor.sessions = self.sessions
         self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
-        self.groups = PeerGroups(self.collectives)
+        self.groups = PeerGroups(self.collectives, PeerReach(PeerTargets.of(config)))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
         self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
@@ -139,11 +126,8 @@ class Daemon:
             group_info,
         )
         self._notifier = Notifier()
-        self._drain = Drain(self.sessions, self.device_service, self._notifier, self._not_ready)
-        self._health: health.Health | None = None
-        self._http: HttpServer | None = None
-        self._unix: listen.UnixSocket | None = None
-        self._server: grpc.aio.Server | None = None
+        self._listeners = Listeners(config, self.access, self.supervisor, self.sessions, self.metrics)
+        self._drain = Drain(self.sessions, self.device_service, self._notifier, self._listeners.not_ready)
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0
         self._signalled = 0.0
@@ -156,7 +140,9 @@ class Daemon:
     async def start(self) -> None:
         """Listens and starts the devices; returns when each of them serves or has failed. Raises `ListenError`."""
         try:
-            await self._listen()
+            self.access.open()
+            services = (self.node_service.handler(), self.device_service.handler())
+            self.addresses = await self._listeners.open(services)
         except BaseException:
             await self.stop(at_once=True)
             raise
@@ -167,49 +153,6 @@ class Daemon:
         ]
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
         await self.supervisor.settled()
-
-    async def _listen(self) -> None:
-        config = self.config.listen
-        self.access.open()
-        server = grpc.aio.server(options=_GRPC_OPTIONS)
-        self._server = server
-        self._health = health.Health(self.supervisor)
-        server.add_generic_rpc_handlers((self.node_service.handler(), self.device_service.handler()))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        names = (node_service.NAME, device_service.NAME, health.NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-        grpc_address = http_address = ""
-        if config.grpc:
-            grpc_address = str(self._listen_tcp(server, parse_address(config.grpc)))
-        unix = self.config.unix_path
-        if unix:
-            self._listen_unix(server, unix)
-            await self.access.listen_beside(unix)
-        await server.start()
-        if config.http:
-            address = parse_address(config.http)
-            self._http = self.access.http(address, self.supervisor, self.sessions, self.metrics)
-            http_address = str(await self._http.start(address))
-        self.addresses = Addresses(grpc_address, http_address, unix)
-
-    def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
-        listen.check_free(address, "grpc")
-        try:
-            port = self.access.add_port(server, address)
-        except RuntimeError as error:
-            raise listen.ListenError(f"listen.grpc: {address} cannot be listened on: {error}") from None
-        return Address(address.host, port)
-
-    def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
-        self._unix = listen.UnixSocket(path, public=self.access.by_user)
-        self._unix.claim()
-        before = os.umask(0o111 if self.access.by_user else 0o177)
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            raise listen.ListenError(f"listen.unix: {path} cannot be listened on: {error}") from None
-        finally:
-            os.umask(before)
 
     # ---- life ----
 
@@ -279,10 +222,6 @@ class Daemon:
 
     # ---- end ----
 
-    def _not_ready(self) -> None:
-        if self._health is not None:
-            self._health.drain()
-
     def begin_drain(self) -> None:
         """No new sessions from now on; not ready."""
         self._drain.begin()
@@ -309,9 +248,8 @@ class Daemon:
         await self.groups.stop()
         self.collectives.stop()
         self.credits.stop()
-        await asyncio.gather(self._stop_devices(at_once), self._close_listeners(grace))
-        if self._unix is not None:
-            self._unix.release()
+        await asyncio.gather(self._stop_devices(at_once), self._listeners.close(grace))
+        self._listeners.release()
         await self.access.close()
         if self._tasks:
             log.info("stopped")
@@ -324,17 +262,6 @@ class Daemon:
         if not stopping.done():
             await asyncio.gather(*(device.stop(at_once=True) for device in self.supervisor))
         await stopping
-
-    async def _close_listeners(self, grace: float) -> None:
-        """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
-        if self._health is not None:
-            await self._health.stop()
-        server, self._server = self._server, None
-        # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
-        stops = [server.stop(grace)] if server is not None else []
-        if self._http is not None:
-            stops.append(self._http.stop())
-        await asyncio.gather(*stops)
 
 
 def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> int:
@@ -360,7 +287,7 @@ def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(t
 
     try:
         uvloop.run(main())
-    except listen.ListenError as error:
+    except ListenError as error:
         on_error(f"hearthd: {error}")
         return 1
     return 0

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.collectives import GROUP
 from hearthd.front.flight_recorder import Entry, FlightRecorder, Ring
 from hearthd.front.refusals import Context
 from hearthd.front.sessions import Session, SessionTable
@@ -20,6 +19,10 @@ class OverDaemons(Protocol):
 
     def info(self) -> node_pb2.GroupInfo:
         """Without its operations."""
+        ...
+
+    def ring(self, recorder: FlightRecorder) -> Ring | None:
+        """Its operations, as far as this daemon knows them. `recorder`: of what it coordinates."""
         ...
 
 
@@ -45,7 +48,8 @@ class GroupInfo:
         self, request: node_pb2.DescribeGroupsRequest, context: Context
     ) -> node_pb2.DescribeGroupsResponse:
         """Groups of this daemon's devices that the session has used, the one used last at the end; then those over
-        daemons, whose operations the daemon knows that created them. Raises `SESSION_EXPIRED`."""
+        daemons: the daemon that created one knows the operations of all ranks, the others those of their own. Raises
+        `SESSION_EXPIRED`."""
         session = self._sessions.find(request.session_token)
         groups = [
             node_pb2.GroupInfo(
@@ -62,7 +66,8 @@ class GroupInfo:
 
     def _over(self, part: OverDaemons) -> node_pb2.GroupInfo:
         info = part.info()
-        for _, ring in self._recorder.rings(GROUP + part.id):
+        ring = part.ring(self._recorder)
+        if ring is not None:
             info.aborts = ring.aborts
             info.operations.extend(_operations(ring))
             if info.state == "ready" and ring.state == "failed":  # its communicator; the next operation makes a new one

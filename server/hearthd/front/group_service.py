@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import node_pb2
+from hearthd.front.addresses import Address
 from hearthd.front.group_tickets import Members, check_group, devices_of, members_of, nodes_of
 from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.refusals import Context
@@ -40,6 +41,7 @@ class GroupService:
         self._groups = groups
         self._timeout = timeout
         self._fingerprint = fingerprint
+        groups.on_refused = self._note_refused
 
     def behaviours(self) -> Mapping[str, Any]:
         """What NodeService adds to its table."""
@@ -113,6 +115,11 @@ class GroupService:
 
     def _seconds(self, timeout_ns: int) -> float:
         return min(timeout_ns / 1e9, MAX_TIMEOUT) or self._timeout
+
+    def _note_refused(self, session: Session, addresses: Sequence[Address]) -> None:
+        """Each time: who knocks at many places is to be seen."""
+        reason, named = str(Reason.PERMISSION_DENIED), ", ".join(map(str, addresses))
+        self._sessions.audit.record("refused", session, operation="JoinGroup", reason=reason, addresses=named)
 
     def _note(self, event: str, session: Session, group: bytes, members: Members, node: int) -> None:
         devices = sorted(devices_of(members, node))

@@ -116,8 +116,8 @@ def check_group(group: bytes) -> bytes:
 
 
 def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
-    """Where the coordinator is, to be tried in this order. Raises `INVALID_ARGUMENT` for what CreateGroup never
-    made."""
+    """Where the coordinator is, each address once, to be tried in this order. Raises `INVALID_ARGUMENT` for what
+    CreateGroup never made."""
     fix = "Pass on the ticket that CreateGroup answered, as it is."
     if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
         raise Refusal(
@@ -140,7 +140,7 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
     for text in ticket.addresses:
         try:
             address = parse_address(text)
-            if not address.port or address.wildcard or len(text) > 300:
+            if not address.port or address.wildcard or len(text) > 300 or not text.isprintable():
                 raise ValueError
         except ValueError:
             raise Refusal(
@@ -148,7 +148,7 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
                 fix=fix, details={"requested": text[:300]},
             ) from None  # fmt: skip
         found.append(address)
-    return found
+    return list(dict.fromkeys(found))
 
 
 # ---- what peers say first ----

@@ -1,8 +1,4 @@
-"""Frames to and from one device process: sends, receives, and knows who waits for what.
-
-The link always keeps reading: every queue behind it is bounded by a window or by credits, so that a device process is
-never held up by a slow client. Writing pushes back by `drain`.
-"""
+"""What a device process is asked and what it says: who waits for which answer, and what goes to which channel."""
 
 from __future__ import annotations
 
@@ -16,19 +12,15 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 
-from hearth_proto import frames
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.channel import Channel
 from hearthd.front.descriptors import Descriptors
+from hearthd.front.frame_socket import FrameSocket
 from hearthd.front.sessions import Session
 
 log = structlog.get_logger("hearthd.link")
-
-_SMALL = 64 << 10
-"""Payloads up to here are copied behind their header; longer ones are written from where they lie."""
-_HIGH_WATER = 4 << 20
 
 _ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED)
 """Frames that answer an `ask` by their id, or come by themselves, with id 0, and go to who listens."""
@@ -37,18 +29,16 @@ _NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED)
 CollectiveSink = Callable[[int, "DeviceLink", dict[str, Any]], None]
 
 
-class DeviceLink(asyncio.Protocol):
-    """The front's end of the socket pair to one device process."""
+class DeviceLink(FrameSocket):
+    """One device process, for as long as it lives."""
 
     def __init__(self, ordinal: int, generation: int, on_collective: CollectiveSink | None = None) -> None:
+        super().__init__()
         loop = asyncio.get_running_loop()
         self.ordinal = ordinal
         self.generation = generation
         self.ready: asyncio.Future[node_pb2.DeviceProperties] = loop.create_future()
         self.fault: asyncio.Future[status_pb2.Status] = loop.create_future()
-        self.closed: asyncio.Future[str] = loop.create_future()
-        """Resolves when the socket is over; its text says why, empty for a plain end of file."""
-        self.loss: Refusal | None = None
         self.channels: dict[int, Channel] = {}
         self.on_stats: Callable[[dict[str, Any]], None] = lambda stats: None
         """Told of everything that the device process says it has counted."""
@@ -59,10 +49,6 @@ class DeviceLink(asyncio.Protocol):
         self.serves: Callable[[Session], bool] = lambda session: True
         """Whether a session is one of those that this process is for; true of none while it is vacant."""
         self._on_collective = on_collective
-        self._reader = frames.FrameReader()
-        self._transport: asyncio.Transport | None = None
-        self._paused = False
-        self._drained: asyncio.Future[None] | None = None
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}  # to what was asked, by id
@@ -86,76 +72,7 @@ class DeviceLink(asyncio.Protocol):
             **dict.fromkeys((*_ANSWERS, *_NEWS), self._on_asked),
         }
 
-    # ---- asyncio.Protocol ----
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
-        self._transport.set_write_buffer_limits(high=_HIGH_WATER)  # type: ignore[union-attr]
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in self._reader.feed(data):
-                self._dispatch(frame)
-        except frames.FrameError as error:
-            self.abandon(f"it sent bytes that are no frames: {error}")
-
-    def pause_writing(self) -> None:
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        if self._drained is not None:
-            if not self._drained.done():
-                self._drained.set_result(None)
-            self._drained = None
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        # A process that ends while it is written to breaks the pipe: how it ended says more.
-        self._close("" if exc is None or isinstance(exc, ConnectionError) else str(exc))
-
-    def abandon(self, why: str) -> None:
-        """Gives the link up; the supervisor ends the process."""
-        self._close(why)
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _close(self, why: str) -> None:
-        if not self.closed.done():
-            self.closed.set_result(why)
-        self.resume_writing()
-
-    # ---- sending ----
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    async def drain(self) -> None:
-        """Returns when there is room to write; raises the loss when the device process is gone."""
-        while self._paused and self.loss is None:
-            if self._drained is None:
-                self._drained = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._drained)
-        if self.loss is not None:
-            raise self.loss
-
-    def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
-        """Writes one frame; silently nothing where the link is closed, whose loss is told to everyone by `fail`."""
-        transport = self._transport
-        if transport is None or self.closed.done():
-            return
-        head = frames.header(kind, len(payload), channel=channel, id=id, flags=flags)
-        if len(payload) <= _SMALL:
-            transport.write(head + payload)
-        else:
-            transport.writelines((head, payload))
-
-    def send_json(self, kind: int, body: dict[str, Any]) -> None:
-        self.send(kind, json.dumps(body, separators=(",", ":")).encode())
+    # ---- asking ----
 
     def open_channel(self, opening: dict[str, Any]) -> Channel:
         """A new channel for a session; `opening`: what the device process is told of it."""

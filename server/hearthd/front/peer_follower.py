@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.flight_recorder import FlightRecorder, Ring
 from hearthd.front.group_tickets import Members, natural
 from hearthd.front.peer_frames import Body, PeerFrameError
 from hearthd.front.peer_link import PeerLink
 from hearthd.front.peer_part import (
+    MAX_NOTED,
     MAX_SECONDS,
+    MAX_UNIQUE_ID,
     REBUILD,
     Part,
     about,
@@ -29,6 +32,7 @@ from hearthd.front.peer_part import (
     tell,
     text_of,
 )
+from hearthd.front.peer_record import PeerRecord
 
 if TYPE_CHECKING:
     from hearthd.front.link import DeviceLink
@@ -66,7 +70,8 @@ class Follower(Part):
         """What waits for an answer, by device, generation and sequence."""
         self._comms: dict[str, dict[Where, DeviceLink]] = {}
         """Live communicators, by this daemon's name for them."""
-        self._left = False
+        self._record = PeerRecord(self.id, len(members), len(self.ranks))
+        self._ignored = 0
 
     def start(self) -> None:
         """Listens to the coordinator."""
@@ -79,6 +84,7 @@ class Follower(Part):
         if self.over is not None:
             self.fail(link, channel, sequence, self.over)
             return
+        self._record.presented(self.ranks[link.ordinal], body)
         key = (link.ordinal, link.generation, sequence)
         seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + VERDICT_S
         timer = asyncio.get_running_loop().call_later(seconds, self._unanswered, key)
@@ -93,26 +99,35 @@ class Follower(Part):
                 fix="Batch fewer operations of a group over daemons in one Collective.",
                 details={"sequence": sequence},
             )
+            self._record.failed(sequence, refusal.message)
             self.fail(link, channel, sequence, refusal)
 
     def message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         """A device process speaks of a communicator of this group."""
-        name = str(body["comm"])
+        name, where = str(body["comm"]), (link.ordinal, link.generation)
         if body["op"] == "join_failed":
-            self._drop(name, (link.ordinal, link.generation))
+            self._drop(name, where, "a rank of this node could not join its communicator")
+        elif body["op"] == "progress":
+            self._record.progress(name, where, int(body["done"]))
         if self.over is None:
             self._say(link, about(body, name.removeprefix(self.prefix)))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
         where = (link.ordinal, link.generation)
         known = any(key[:2] == where for key in self._presented) or any(where in comm for comm in self._comms.values())
+        text = f"device {link.ordinal} was lost: {why}"
         for key in [key for key in self._presented if key[:2] == where]:
             self._take(key)
+            self._record.failed(key[2], text)
         for name in list(self._comms):
-            self._drop(name, where)
+            self._drop(name, where, text)
         channel = self.session.channels.get(link.ordinal)
         if self.over is None and link.ordinal in self.ranks and (known or (channel and channel.link is link)):
             self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": why[:1000]})
+
+    def ring(self, recorder: FlightRecorder) -> Ring | None:
+        """What is known here, of this node's ranks; the coordinator's recorder has all of them."""
+        return self._record.ring
 
     def _say(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         self._peer.send({"t": "rank", "device": link.ordinal, "process": link.generation, "body": body})
@@ -139,11 +154,12 @@ class Follower(Part):
             return
         name = self.prefix + text_of(body["comm"], 64)
         if op == "abort":
-            link = self._drop(name, where)
+            told = _why(body)
+            link = self._drop(name, where, refusal_in(told["status"]).message or told["reason"])
             if link is None:
                 self._ignore(op, where)
                 return
-            tell(link, {"op": op, "comm": name, **_why(body)})
+            tell(link, {"op": op, "comm": name, **told})
             return
         if op not in ("create_id", "join"):
             raise ValueError(f"there is no {str(op)[:40]!r}")
@@ -155,15 +171,16 @@ class Follower(Part):
         if link is None or link.generation != process or wrong or len(mine) >= MAX_COMMUNICATORS:
             self._ignore(op, where)
             return
-        told: Body = {"op": op, "comm": name, "ranks": ranks}
+        told = {"op": op, "comm": name, "ranks": ranks}
         if op == "join":
-            told |= {"unique_id": encoded(body["unique_id"]), "rank": rank, "group": self.id}
+            told |= {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID), "rank": rank, "group": self.id}
         self._comms.setdefault(name, {})[where] = link
         tell(link, told)
 
     def _answer(self, op: str, where: Where, body: Body) -> None:
         key = (*where, natural(body["sequence"]))
         told: Body = {}
+        why = ""
         if op == "go":
             name = self.prefix + text_of(body["comm"], 64)
             if where not in self._comms.get(name, ()):
@@ -173,10 +190,15 @@ class Follower(Part):
             told["index"] = natural(body["index"])
         else:
             told = {"status": encoded(body["status"])}
+            why = refusal_in(told["status"]).message
         waiting = self._take(key)
         if waiting is None:
             self._ignore(op, where)
             return
+        if op == "go":
+            self._record.went(told["comm"], where, told["rank"], key[2], told["index"])
+        else:
+            self._record.failed(key[2], why)
         link, channel, _ = waiting
         tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **told})
 
@@ -199,13 +221,18 @@ class Follower(Part):
             fix=f"See what keeps that daemon. {REBUILD}",
             details={"group": self.id, "sequence": key[2]},
         )
+        self._record.failed(key[2], refusal.message)
         self.fail(waiting.link, waiting.channel, key[2], refusal)
 
     def _ignore(self, op: str, where: Where) -> None:
-        """Stale, or none of its business."""
-        log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=where[0], process=where[1])
+        """Stale, or none of its business; the log is not the coordinator's to fill."""
+        self._ignored += 1
+        if self._ignored <= MAX_NOTED:
+            log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=where[0], process=where[1])
 
-    def _drop(self, name: str, where: Where) -> DeviceLink | None:
+    def _drop(self, name: str, where: Where, why: str) -> DeviceLink | None:
+        """A process has no such communicator any more: what runs on it there fails."""
+        self._record.given_up(name, where, why)
         places = self._comms.get(name, {})
         link = places.pop(where, None)
         if not places:
@@ -230,10 +257,12 @@ class Follower(Part):
         for key in list(self._presented):
             waiting = self._take(key)
             assert waiting is not None
+            self._record.failed(key[2], refusal.message)
             self.fail(waiting.link, waiting.channel, key[2], refusal)
         comms, self._comms = self._comms, {}
         for name, places in comms.items():
-            for link in places.values():
+            for where, link in places.items():
+                self._record.given_up(name, where, refusal.message)
                 tell(link, {"op": "abort", "comm": name, "reason": refusal.message, "status": status_of(refusal)})
 
 

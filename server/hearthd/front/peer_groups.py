@@ -7,7 +7,8 @@ what is for ranks of other daemons (`send`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -15,16 +16,17 @@ import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.front import group_tickets, peer_port, refusals
+from hearthd.front import group_tickets, refusals
 from hearthd.front.addresses import Address
 from hearthd.front.collectives import Place
 from hearthd.front.group_tickets import Members
 from hearthd.front.peer_follower import Follower
 from hearthd.front.peer_frames import Body
 from hearthd.front.peer_leader import Leader, Router
-from hearthd.front.peer_link import HANDSHAKE, LAST_WORDS, PeerLink, PeerLost
-from hearthd.front.peer_part import Part, encoded, refusal_in, status_of
+from hearthd.front.peer_link import LAST_WORDS, PeerLink
+from hearthd.front.peer_part import Part, status_of
 from hearthd.front.peer_port import PeerPort
+from hearthd.front.peer_reach import PeerReach
 
 if TYPE_CHECKING:
     from hearthd.front.link import DeviceLink
@@ -35,16 +37,16 @@ log = structlog.get_logger("hearthd.peers")
 MAX_GROUPS = 64
 """Of one session, those that are over included until they are left."""
 
-Make = Callable[[], PeerLink]
-
 
 class PeerGroups:
     """Belongs to the event loop. Groups are known to their session by id; `port` is where those of this daemon are
     joined."""
 
-    def __init__(self, router: Router, make: Make = PeerLink) -> None:
+    def __init__(self, router: Router, reach: PeerReach) -> None:
         self.port: PeerPort | None = None
-        self._router, self._make = router, make
+        self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
+        """Told where a session wanted this daemon to connect to and it does not."""
+        self._router, self._reach = router, reach
         self._parts: dict[str, dict[str, Part]] = {}
         """By session, then by group."""
         self._leaders: dict[str, Leader] = {}
@@ -81,8 +83,9 @@ class PeerGroups:
     async def join(
         self, session: Session, group: bytes, node: int, members: Members, ticket: node_pb2.GroupTicket, patience: float
     ) -> None:
-        """Connects to the coordinator; returns when it has let this daemon in. Raises what it says, or
-        `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED` with every address that was tried."""
+        """Connects to the coordinator; returns when it has let this daemon in. Raises what it says, `PERMISSION_DENIED`
+        for where this daemon does not connect to, or `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED`
+        with the addresses that were tried."""
         addresses = group_tickets.addresses_of(ticket)
         place = (session.id, group.hex())
         if place in self._joining or group.hex() in self._parts.get(session.id, {}):
@@ -96,7 +99,9 @@ class PeerGroups:
         self._joining.add(place)
         try:
             said = group_tickets.hello(group, node, ticket.secret, members)
-            peer = await self._reach(addresses, ticket.certificate_sha256, said, patience)
+            forbidden = partial(self.on_refused, session)
+            peer = await self._reach.reach(addresses, ticket.certificate_sha256, said, patience, forbidden)
+            self._links.add(peer)
             follower = Follower(group, members, node, session, peer)
             if session.closing:
                 follower.leave("its session has ended")
@@ -131,69 +136,6 @@ class PeerGroups:
                 fix="Leave groups that are no longer used with LeaveGroup.",
                 details={"requested": count + 1, "allowed": MAX_GROUPS},
             )
-
-    # ---- the coordinator, from afar ----
-
-    async def _reach(self, addresses: list[Address], pin: bytes, hello: Body, patience: float) -> PeerLink:
-        """The link of a daemon that has been let in: tries the addresses in turn."""
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        tried: list[str] = []
-        unknown: Refusal | None = None
-        for address in addresses:
-            left = begin + patience - loop.time()
-            if left <= 0:
-                break
-            try:
-                return await self._greet(address, pin, hello, min(left, HANDSHAKE))
-            except PeerLost as lost:
-                tried.append(f"{address}: {lost}")
-            except Refusal as refusal:
-                if refusal.reason != Reason.UNAUTHENTICATED:
-                    raise
-                unknown = refusal  # it may be another daemon that has this address here
-                tried.append(f"{address}: {refusal.message}")
-        details: dict[str, object] = {"tried": "; ".join(tried), "addresses": ", ".join(map(str, addresses))}
-        if unknown is not None:
-            if len(tried) == 1:
-                raise unknown
-            raise Refusal(
-                Reason.UNAUTHENTICATED, f"No daemon let this one into the group. Tried {'; '.join(tried)}",
-                fix=unknown.fix, details=details,
-            )  # fmt: skip
-        late = loop.time() - begin >= patience
-        raise Refusal(
-            Reason.COLLECTIVE_TIMEOUT if late else Reason.COMMUNICATOR_FAILED,
-            f"The group's coordinator could not be reached{f' within {patience:g} s' if late else ''}. Tried "
-            f"{'; '.join(tried)}.",
-            fix="Set collectives.listen, and collectives.advertise where it differs, on the daemon that creates the "
-            "group to an address that this node reaches.",
-            details=details,
-        )
-
-    async def _greet(self, address: Address, pin: bytes, hello: Body, patience: float) -> PeerLink:
-        """Raises `PeerLost`, or what the coordinator says against it."""
-        begin = asyncio.get_running_loop().time()
-        link = await peer_port.connect(address, pin, patience, self._make)
-        self._links.add(link)
-        try:
-            async with asyncio.timeout_at(begin + patience):
-                link.send(hello)
-                answer = await link.first()
-            if answer.get("t") == "refused":
-                raise refusal_in(encoded(answer["status"]))
-            if answer.get("t") != "welcome":
-                raise PeerLost("what answers there is no hearthd")
-        except TimeoutError:
-            link.cut("it did not answer")
-            raise PeerLost(f"it did not answer within {patience:.3g} s") from None
-        except (KeyError, TypeError, ValueError):
-            link.cut("what answers there is no hearthd")
-            raise PeerLost("what answers there is no hearthd") from None
-        except BaseException:
-            link.close()
-            raise
-        return link
 
     # ---- those who join groups of this daemon ----
 
@@ -266,6 +208,7 @@ class PeerGroups:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:
             await self.port.close()
+        self._reach.close()
         leaving = {link.gone for link in self._links if not link.gone.done()}
         if leaving:
             await asyncio.wait(leaving, timeout=2 * LAST_WORDS)

@@ -19,7 +19,7 @@ from hearthd.front.collectives import GROUP, Key, Place
 from hearthd.front.group_tickets import Hello, Member, Members, nodes_of
 from hearthd.front.peer_frames import Body, PeerFrameError
 from hearthd.front.peer_link import PeerLink
-from hearthd.front.peer_part import Part, about, failed, presented, status_of, text_of
+from hearthd.front.peer_part import MAX_NOTED, Part, about, failed, presented, status_of, text_of
 
 if TYPE_CHECKING:
     from hearthd.front.link import DeviceLink
@@ -68,6 +68,7 @@ class Leader(Part):
         self._unanswered: dict[int, dict[int, int]] = {}
         """By remote rank: how many operations it has presented under which sequence number."""
         self._timer: asyncio.TimerHandle | None = None
+        self._ignored = 0
 
     @property
     def missing(self) -> list[int]:
@@ -121,7 +122,10 @@ class Leader(Part):
         device, process = group_tickets.natural(body["device"]), group_tickets.natural(body["process"])
         rank = self._rank_of.get(Member(node, device))
         if rank is None or self.over is not None:
-            log.warning("peer_ignored", group=self.id, node=node, device=device, what=what, over=self.over is not None)
+            self._ignored += 1
+            if self._ignored <= MAX_NOTED:
+                over = self.over is not None
+                log.warning("peer_ignored", group=self.id, node=node, device=device, what=what, over=over)
             return
         place = Place(node, device, process)
         if what == "lost":

@@ -1,7 +1,8 @@
 """A connection between the fronts of two daemons that have a group together.
 
 Both ends say something every `BEAT` seconds and give the other up that says nothing for `SILENCE`. What is sent is
-bounded: a peer that does not read is cut off, so that it never holds up or fills a daemon that others use.
+bounded: a peer that does not read is cut off, so that it never holds up or fills a daemon that others use. One that
+says more than can be heard beside other work is read more slowly.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ MAX_UNSENT = 4 << 20
 """Bytes that may wait for a slow peer."""
 MAX_EARLY = 4
 """Messages that may come before they are listened to."""
+SLICE = 0.1
+"""Seconds; a peer that says too much in one is heard again in the next."""
+MAX_MESSAGES = 2000
+"""In a slice: more than ranks present, and a small part of the loop's time."""
+MAX_READ = 4 << 20
+"""Bytes in a slice."""
 LAST_WORDS = 1.0
 """Seconds in which a peer has to take what was said before a link was closed."""
 
@@ -56,6 +63,10 @@ class PeerLink(asyncio.Protocol):
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._abort: asyncio.TimerHandle | None = None
+        self._resume: asyncio.TimerHandle | None = None
+        """It is not read until then."""
+        self._slice, self._messages, self._read = 0.0, 0, 0
+        """When the slice began, and what was read in it."""
 
     # ---- asyncio.Protocol ----
 
@@ -69,19 +80,37 @@ class PeerLink(asyncio.Protocol):
             return
         self._heard = self._loop.time()
         try:
-            for body in self._reader.feed(data):
-                self._take(body)
-                if self.over:
-                    return
+            bodies = self._reader.feed(data)
         except PeerFrameError as error:
             self.cut(f"it sent what cannot be read: {error}")
+            return
+        for body in bodies:
+            self._take(body)
+            if self.over:
+                return
+        self._slow_down(len(bodies), len(data))
+
+    def _slow_down(self, messages: int, size: int) -> None:
+        """What was read counts; a peer that floods waits in its own buffers."""
+        if self._heard - self._slice >= SLICE:
+            self._slice, self._messages, self._read = self._heard, 0, 0
+        self._messages += messages
+        self._read += size
+        if self._transport is not None and (self._messages > MAX_MESSAGES or self._read > MAX_READ):
+            self._transport.pause_reading()
+            self._resume = self._loop.call_at(self._slice + SLICE, self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self.over:
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._abort is not None:
-            self._abort.cancel()
+        for timer in (self._abort, self._resume):
+            if timer is not None:
+                timer.cancel()
         if not self.gone.done():
             self.gone.set_result(None)
         self._end(f"the connection broke: {exc}" if exc is not None else "it closed the connection")

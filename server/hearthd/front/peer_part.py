@@ -12,6 +12,8 @@ from google.protobuf.message import DecodeError
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import node_pb2, status_pb2
+from hearthd.front.collectives import GROUP
+from hearthd.front.flight_recorder import FlightRecorder, Ring
 from hearthd.front.group_tickets import Members, devices_of, natural
 from hearthd.front.peer_frames import Body
 
@@ -23,6 +25,12 @@ REBUILD = "Leave the group and rebuild it from the devices that are there: creat
 MAX_SECONDS = 366 * 86400.0
 """Longer timeouts are as good as this one."""
 MAX_TEXT = 1000
+MAX_DETAILS = 16
+"""Of a refusal, with their names."""
+MAX_UNIQUE_ID = 4096
+"""As base64; NCCL's has 128 bytes."""
+MAX_NOTED = 20
+"""Of what is ignored, so often the log says so for each group."""
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
 
@@ -76,8 +84,12 @@ class Part:
         """Gives the group up, here and on all its daemons."""
         raise NotImplementedError
 
+    def ring(self, recorder: FlightRecorder) -> Ring | None:
+        """Its last operations; `recorder`: that of the groups which this daemon coordinates."""
+        return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
+
     def info(self) -> node_pb2.GroupInfo:
-        """What DescribeGroups says of it; the operations are the flight recorder's."""
+        """What DescribeGroups says of it; the operations are those of `ring`."""
         return node_pb2.GroupInfo(
             group=bytes.fromhex(self.id),
             members=[node_pb2.GroupMember(node=member.node, device=member.device) for member in self.members],
@@ -124,11 +136,13 @@ def encoded(value: Any, most: int = 64 << 10) -> str:
 
 
 def refusal_in(status: str) -> Refusal:
-    """What a peer refuses, or why it gives a group up."""
+    """What a peer refuses, or why it gives a group up: its words, for a session of this daemon."""
     try:
-        return from_status(status_pb2.Status.FromString(base64.b64decode(status)))
-    except DecodeError as error:
+        told = from_status(status_pb2.Status.FromString(base64.b64decode(status)))
+    except (DecodeError, ValueError) as error:
         raise ValueError(f"the status cannot be read: {error}") from None
+    details = {text_of(key, 64): text_of(value) for key, value in list(told.details.items())[:MAX_DETAILS]}
+    return Refusal(told.reason, text_of(told.message), fix=text_of(told.fix), details=details)
 
 
 def presented(group: str, body: Mapping[str, Any]) -> Body:
@@ -155,8 +169,8 @@ def _entry(entry: Any) -> Body:
         raise ValueError("an operation has fields that there are not")
     for name, value in entry.items():
         if isinstance(value, str):
-            if len(value) > 64:
-                raise ValueError(f"{name} is too long")
+            if len(value) > 64 or not (value.isascii() and value.isprintable()):
+                raise ValueError(f"{name} is too long, or no word")
         elif value is not None:
             natural(value)
     if not isinstance(entry.get("kind"), str):
@@ -168,7 +182,7 @@ def about(body: Mapping[str, Any], comm: str) -> Body:
     """What a device process says of a communicator, under another name for it."""
     op = body["op"]
     said: dict[str, Callable[[], Body]] = {
-        "id": lambda: {"unique_id": encoded(body["unique_id"])},
+        "id": lambda: {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID)},
         "joined": lambda: {},
         "join_failed": lambda: {"status": encoded(body["status"])},
         "failed": lambda: {

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,6 +22,8 @@ log = structlog.get_logger("hearthd.peers")
 
 MAX_STRANGERS = 64
 """Connections that have not shown who they are; further ones are hung up on."""
+MAX_STRANGERS_OF_ONE = MAX_STRANGERS // 2
+"""Of them from one address, so that no host keeps all others out."""
 _AGAIN = 0.1
 """Seconds until it is tried again to take a connection."""
 
@@ -52,6 +55,10 @@ class PeerPort:
         self._socket: socket.socket | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        self._from: Counter[str] = Counter()
+        """Strangers by address."""
+        self._left_out, self._next_word = 0, 0.0
+        """How many were hung up on since the log said so, and when it may again."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -105,19 +112,26 @@ class PeerPort:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listening)
+                connection, where = await loop.sock_accept(listening)
             except OSError as error:  # they went away, or there are no descriptors left
                 log.warning("peer_not_accepted", why=error.strerror or str(error))
                 await asyncio.sleep(_AGAIN)
                 continue
-            if self.strangers >= MAX_STRANGERS:
-                log.warning("peer_not_accepted", why=f"{self.strangers} others have not said who they are yet")
+            host = str(where[0])
+            if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
                 connection.close()
+                self._left_out += 1
+                if loop.time() >= self._next_word:  # the log is not theirs to fill
+                    counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
+                    why = f"{counts} have not said who they are yet"
+                    log.warning("peer_not_accepted", why=why, times=self._left_out)
+                    self._left_out, self._next_word = 0, loop.time() + 1
                 continue
             self.strangers += 1
-            self._keep(self._meet(connection))
+            self._from[host] += 1
+            self._keep(self._meet(connection, host))
 
-    async def _meet(self, connection: socket.socket) -> None:
+    async def _meet(self, connection: socket.socket, host: str) -> None:
         """The handshake: TLS where there is some, then who it is."""
         link = self._make()
         try:
@@ -125,6 +139,8 @@ class PeerPort:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: link, connection, ssl=self._context())
                 body = await link.first()
             self._admit(body, link)
+            if link.over:  # turned away; it counts until it has gone, or connections would add up
+                await asyncio.wait([link.gone])
         except TimeoutError:
             link.cut(f"it did not say who it is within {self._handshake:g} s")
         except PeerLost as lost:
@@ -138,6 +154,8 @@ class PeerPort:
             raise
         finally:
             self.strangers -= 1
+            self._from[host] -= 1
+            self._from += Counter()  # forgets those that have none
             if not link.peer:
                 connection.close()
 
@@ -153,8 +171,8 @@ async def _listening(address: Address) -> socket.socket:
 
 
 async def connect(address: Address, pin: bytes, patience: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    """A connection to a coordinator. `pin`: SHA-256 of its certificate; empty: without TLS. Raises `PeerLost`, saying
-    why."""
+    """A connection to a coordinator. `address`: by number; names are not looked up here, see `PeerTargets.find`. `pin`:
+    SHA-256 of its certificate; empty: without TLS. Raises `PeerLost`, saying why."""
     context: Any = None
     if pin:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -164,7 +182,9 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
     link = make()
     try:
         async with asyncio.timeout(patience):
-            await asyncio.get_running_loop().create_connection(lambda: link, address.host, address.port, ssl=context)
+            await asyncio.get_running_loop().create_connection(
+                lambda: link, address.host, address.port, ssl=context, flags=socket.AI_NUMERICHOST
+            )
     except TimeoutError:
         link.cut("nobody answered")
         raise PeerLost(f"nobody answered within {patience:.3g} s") from None

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests import nccl_ranks
 from tests.bench.rows.collectives import BATCH, JOIN, Case, count, key, share
 from tests.bench.stats import Samples
-
-_MEET_S = 60.0
 
 Prepared = tuple[Callable[[], object] | None, list[Any]]
 
 
 def nccl_side(rank: int, ranks: int, meet: str, plan: list[Case], repeats: int, cuda: bool) -> Samples:
     """One rank; rank 0 leaves NCCL's unique id in the file `meet`. Seconds an operation, of what this rank does."""
-    for name in ("NCCL_NVLS_ENABLE", "NCCL_RUNTIME_CONNECT"):  # as a device process has them
-        os.environ.setdefault(name, "0")
+    identity = nccl_ranks.enter(rank, Path(meet))
     import cupy
 
-    cupy.cuda.Device(rank).use()
-    cupy.zeros(1)  # makes the context
-    identity = _identity(rank, Path(meet))
     started = time.perf_counter()
     own = Rank(rank, ranks, identity)
     own.barrier()
@@ -145,22 +139,3 @@ def _zeros(elements: int) -> Any:
     import cupy
 
     return cupy.zeros(elements, cupy.float32)
-
-
-def _identity(rank: int, file: Path) -> Any:
-    from cupy.cuda import nccl
-
-    if rank == 0:
-        identity = nccl.get_unique_id()
-        draft = file.with_suffix(".draft")
-        draft.write_text(repr(identity))
-        draft.rename(file)
-        return identity
-    deadline = time.monotonic() + _MEET_S
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise SystemExit("rank 0 left no id")
-        time.sleep(0.01)
-    import ast
-
-    return ast.literal_eval(file.read_text())

@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.module import load_runtime
+from hearthd.device.cpu import shared_segment
 from hearthd.device.cpu.shared_exchange import SharedExchange
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 ARENA = 48 << 20
 TIMEOUT_S = 60.0
@@ -64,7 +64,7 @@ class Ranks:
     """A communicator of `count` ranks. A rank's buffers come from its arena, at the same address here and there."""
 
     def __init__(self, count: int) -> None:
-        load_runtime()
+        shared_segment.library(None)  # once, not in each of the processes
         self.count = count
         self._maps = [mmap.mmap(-1, ARENA) for _ in range(count)]
         self._arenas = [np.frombuffer(each, np.uint8) for each in self._maps]

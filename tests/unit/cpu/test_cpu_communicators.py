@@ -8,37 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from cpu_ranks import address
+from stream_ranks import WAIT_S, Rank, pair_of
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.collectives import CpuCommunicator, CpuCommunicators
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS, REDUCING
-from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.cpu.toolchain import find_toolchain
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 BARRIER = Exchange("barrier")
-WAIT_S = 30.0
-
-
-class Rank:
-    """A communicator with a stream."""
-
-    def __init__(self, communicators: CpuCommunicators, unique_id: bytes, rank: int, ranks: int) -> None:
-        self.communicator = communicators.join(unique_id, rank, ranks)
-        self.progress = threading.Event()
-        self.stream = CpuStream(f"rank-{rank}", self.progress.set)
-
-    def enqueue(self, *operations: Exchange) -> CpuEvent:
-        self.communicator.enqueue(operations, self.stream)
-        event = CpuEvent()
-        self.stream.record(event)
-        return event
-
-    def reached(self, event: CpuEvent) -> None:
-        while not event.done:
-            assert self.progress.wait(WAIT_S), "the stream hangs"
-            self.progress.clear()
-        assert self.stream.failure is None
 
 
 @pytest.fixture
@@ -48,13 +26,10 @@ def communicators() -> CpuCommunicators:
 
 @pytest.fixture
 def pair(communicators: CpuCommunicators) -> Iterator[tuple[Rank, Rank]]:
-    unique_id = communicators.unique_id(2)
-    made = Rank(communicators, unique_id, 0, 2), Rank(communicators, unique_id, 1, 2)
-    communicators.forget(unique_id)
+    made = pair_of(communicators)
     yield made
     for rank in made:
-        rank.communicator.abort()
-        rank.stream.close()
+        rank.close()
 
 
 def test_operations_run_in_the_order_of_the_stream(pair: tuple[Rank, Rank]) -> None:
@@ -101,9 +76,22 @@ def test_an_abort_lets_the_stream_go_on(pair: tuple[Rank, Rank]) -> None:
     with pytest.raises(Refusal, match="aborted") as caught:
         pair[0].enqueue(BARRIER)
     assert caught.value.reason is Reason.COMMUNICATOR_FAILED
-    # The other rank finds out with its next operation, at once.
-    pair[1].reached(pair[1].enqueue(BARRIER))
-    assert "was aborted" in pair[1].communicator.failed()
+
+
+def test_an_abort_is_one_ranks_own(pair: tuple[Rank, Rank]) -> None:
+    """The other goes on waiting: it is told why by who knows, and does not fail for what is only a consequence."""
+    events = [rank.enqueue(BARRIER, BARRIER) for rank in pair]
+    for rank, event in zip(pair, events, strict=True):
+        rank.reached(event)
+    waits = [rank.enqueue(Exchange("recv", 0, 1, 5, peer=1 - i)) for i, rank in enumerate(pair)]
+    pair[0].communicator.abort()
+    pair[0].reached(waits[0])
+    pair[1].progress.wait(0.3)
+    assert not waits[1].done
+    assert pair[1].communicator.failed() == ""
+    pair[1].communicator.abort()
+    pair[1].reached(waits[1])
+    assert pair[1].communicator.failed()
 
 
 def test_a_mismatch_shows_before_the_event_behind_it(pair: tuple[Rank, Rank]) -> None:

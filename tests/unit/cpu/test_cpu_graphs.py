@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from hearthd.device.compilation import Source
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode
-from hearthd.device.server import Function, Source
+from hearthd.device.resources import Function
 from hearthd.spec import DeviceSpec
 
 SOURCE = """

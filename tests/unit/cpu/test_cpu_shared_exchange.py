@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hearthd.device.cpu.exchange_kinds import DTYPES, OPS, REDUCING, ROOTED
 from hearthd.device.cpu.shared_exchange import SharedExchange
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.shared_exchange import SharedExchange
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 BARRIER = Exchange("barrier")
 MANY = 2_000_000

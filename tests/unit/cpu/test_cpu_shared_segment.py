@@ -17,7 +17,7 @@ from cpu_ranks import address
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import shared_segment
 from hearthd.device.cpu.shared_exchange import SharedExchange
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 
 def test_nothing_stays_open() -> None:
@@ -46,7 +46,7 @@ def test_a_process_that_is_no_relative_joins() -> None:
     program = """
         import sys, numpy
         from hearthd.device.cpu.shared_exchange import SharedExchange
-        from hearthd.device.server import Exchange
+        from hearthd.device.exchange import Exchange
         end = SharedExchange.attach(sys.argv[1].encode(), 1, 2)
         x = numpy.full(300_000, 2, numpy.int64)
         end.exchange([Exchange("all_reduce", x.ctypes.data, x.ctypes.data, x.size, "int64", "prod")], 60.0)

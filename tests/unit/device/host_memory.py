@@ -10,7 +10,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.host_pool import HostBuffer, HostPool
-from hearthd.device.server import HostInfo
+from hearthd.device.resources import HostInfo
 from hearthd.spec import DeviceSpec
 
 

@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 from hearthd.spec import DeviceSpec
 
 WRITTEN = 0x77

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearthd.device.compilation import Assembly, Image, Job, Source
 from hearthd.device.compile_cache import MAX_ENTRY_BYTES, CompileCache, key
 from hearthd.device.compiler import Compiled, CompileService
 from hearthd.device.modules import cache_directory
-from hearthd.device.server import Assembly, Image, Job, Source
 
 IMAGE = Image(code=b"\x7fELF" + bytes(range(256)), names={"f<int>": "_Z1fIiE"}, log="a warning")
 NAME = "ab" + "0" * 62
@@ -111,7 +111,7 @@ def test_a_directory_without_rights_is_no_failure(tmp_path: Path, mode: int) -> 
 import os, sys, threading
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compiler import CompileService
-from hearthd.device.server import Image, Source
+from hearthd.device.compilation import Image, Source
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)  # the superuser may write everywhere
 class Runner:
@@ -182,7 +182,7 @@ import sys, threading, time
 from pathlib import Path
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compiler import CompileService
-from hearthd.device.server import Image, Source
+from hearthd.device.compilation import Image, Source
 folder = Path(sys.argv[1])
 class Runner:
     ready = rest = close = cancel = lambda *_: None

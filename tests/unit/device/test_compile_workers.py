@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Assembly, Image, Source
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_pool import CompileWorkers
 from hearthd.device.cpu.compiler import CpuCompiler
-from hearthd.device.server import Assembly, Image, Source
 
 FINE = Source('extern "C" __global__ void f(int* x) { *x = 1; }')
 SLOW = Source("""
@@ -268,7 +268,7 @@ import os, sys, tempfile
 from hearth_proto.reasons import Refusal
 from hearthd.device import compile_worker, sandbox
 from hearthd.device.cpu.compiler import CpuCompiler
-from hearthd.device.server import Source
+from hearthd.device.compilation import Source
 secret, scratch = sys.argv[1:]
 tempfile.tempdir = os.environ["TMPDIR"] = scratch
 compiler = CpuCompiler()
@@ -308,7 +308,7 @@ import os, sys, threading, time
 from hearthd.device import compile_pool
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.cpu.compiler import CpuCompiler
-from hearthd.device.server import Source
+from hearthd.device.compilation import Source
 pool = compile_pool.CompileWorkers("cpu", CompileLimits(60, 1 << 30))
 pool.warm(compile_pool.{start})
 pool.serve(CpuCompiler())

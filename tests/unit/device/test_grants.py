@@ -12,9 +12,9 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.grants import Grants, Plea
 from hearthd.device.policy.budget import over_quota
-from hearthd.device.server import MemoryInfo
+from hearthd.device.resources import MemoryInfo
+from hearthd.device.session import Session
 from hearthd.device.staging import Staging
-from hearthd.device.tables import Session
 from hearthd.device.watchdog import shorter
 from hearthd.spec import DeviceSpec
 

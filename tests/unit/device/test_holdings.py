@@ -8,8 +8,10 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearthd.device.buffer import Buffer
 from hearthd.device.holdings import Holdings, Keepers, Summary, Uses
-from hearthd.device.tables import Buffer, ModuleEntry, Session
+from hearthd.device.module import ModuleEntry
+from hearthd.device.session import Session
 
 
 class Keeper:

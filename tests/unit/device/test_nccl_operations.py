@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, named, reducible
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Assembly, Source
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_pool import CompileWorkers
 from hearthd.device.policy import device_code
 from hearthd.device.sandbox import landlock_version
-from hearthd.device.server import Assembly, Source
 
 if importlib.util.find_spec("cuda") is None:
     pytest.skip("the package cuda-bindings is not installed (extras cuda12, cuda13)", allow_module_level=True)
@@ -163,7 +163,7 @@ import os, sys
 from hearth_proto.reasons import Refusal
 from hearthd.device import compile_worker, sandbox
 from hearthd.device.cuda.compiler import CudaCompiler
-from hearthd.device.server import Source
+from hearthd.device.compilation import Source
 secret, scratch = sys.argv[1:]
 os.chdir(os.path.dirname(secret))
 compiler = CudaCompiler((9, 0), (12, 4))

@@ -17,7 +17,8 @@ from hearthd.device.context import Device
 from hearthd.device.marking import KernelSeen
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.profile import ProfileCommands
-from hearthd.device.tables import BatchEntry, LogicalStream, Session
+from hearthd.device.session import BatchEntry, Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.trace import TraceCommands
 from hearthd.device.tracks import Tracks

@@ -14,7 +14,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.memory import MemoryCommands
-from hearthd.device.tables import Session
+from hearthd.device.session import Session
 from hearthd.spec import DeviceSpec
 
 T = TypeVar("T")

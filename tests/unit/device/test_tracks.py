@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hearthd.device.buffer import Buffer
 from hearthd.device.grants import Grants
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.reservations import Reservations
-from hearthd.device.tables import Buffer, Session
+from hearthd.device.session import Session
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import WINDOW, WINDOWS, Track, Tracks
 from hearthd.spec import DeviceSpec

@@ -18,6 +18,8 @@ from hearthd.front.group_tickets import Member, Members
 from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.peer_link import PeerLink
 from hearthd.front.peer_port import PeerPort
+from hearthd.front.peer_reach import PeerReach
+from hearthd.front.peer_targets import AUTO, LOOPBACK, PeerTargets
 
 PATIENCE = 5.0
 SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
@@ -99,7 +101,11 @@ class FakeFront:
 
     def __init__(self, name: str, devices: int = 2, listen: str = "127.0.0.1:0", **port: Any) -> None:
         self.router = CollectiveRouter(range(devices), 5.0)
-        self.groups = PeerGroups(self.router, port.pop("make", PeerLink))
+        targets = PeerTargets(port.pop("peers", (AUTO,)), LOOPBACK)
+        reach = PeerReach(targets, port.pop("make", PeerLink), port.pop("window", PATIENCE))
+        self.groups = PeerGroups(self.router, reach)
+        self.refused: list[str] = []
+        self.groups.on_refused = lambda session, addresses: self.refused.extend(map(str, addresses))
         self.router.relay, self.router.remote = self.groups, self.groups.send
         self.groups.port = PeerPort(listen, port.pop("advertise", ()), "localhost", self.groups.admit, **port)
         self.name = name

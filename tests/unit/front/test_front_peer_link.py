@@ -15,11 +15,11 @@ import trustme
 from front_fake_peers import PATIENCE, quick, run
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front import peer_port
+from hearthd.front import peer_link, peer_port
 from hearthd.front.addresses import Address, parse_address
 from hearthd.front.peer_frames import Body, encode
 from hearthd.front.peer_link import MAX_UNSENT, PeerLink, PeerLost
-from hearthd.front.peer_port import MAX_STRANGERS, PeerPort
+from hearthd.front.peer_port import MAX_STRANGERS, MAX_STRANGERS_OF_ONE, PeerPort
 from hearthd.front.tls import Certificates
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -83,6 +83,12 @@ async def greet(made: Echo, pin: bytes = b"", make: Callable[[], PeerLink] = Pee
     link.send({"name": "me"})
     assert await link.first() == {"welcome": "me"}
     return link
+
+
+async def stranger(made: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """From 127.0.0.`host`."""
+    where = (f"127.0.0.{host}", 0)
+    return await asyncio.open_connection(made.address.host, made.address.port, local_addr=where)
 
 
 async def strangers(made: Echo, count: int) -> None:
@@ -210,11 +216,9 @@ def test_a_stranger_has_to_say_who_it_is(loop: str) -> None:
 def teststrangers_are_few() -> None:
     async def work() -> None:
         async with echo() as made:
-            waiting = [
-                await asyncio.open_connection(made.address.host, made.address.port) for _ in range(MAX_STRANGERS)
-            ]
+            waiting = [await stranger(made, 1 + number % 4) for number in range(MAX_STRANGERS)]
             await strangers(made, MAX_STRANGERS)
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            reader, writer = await stranger(made, 9)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more is hung up on"
             writer.close()
@@ -227,6 +231,66 @@ def teststrangers_are_few() -> None:
         assert not made.port.strangers
 
     run(work())
+
+
+def test_one_host_does_not_keep_the_others_out() -> None:
+    async def work() -> None:
+        async with echo() as made:
+            waiting = [await stranger(made, 2) for _ in range(MAX_STRANGERS_OF_ONE)]
+            await strangers(made, MAX_STRANGERS_OF_ONE)
+            reader, writer = await stranger(made, 2)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b"", "one more of this host is hung up on"
+            writer.close()
+            link = await greet(made)
+            link.close()
+            for _, open_writer in waiting:
+                open_writer.close()
+            await strangers(made, 0)
+            assert not made.port._from
+
+    run(work())
+
+
+@both_loops
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+def test_a_peer_that_floods_is_heard_slowly(
+    loop: str, tls: bool, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "MAX_MESSAGES", 100)
+    context, pin, make = lambda: None, b"", quick(0.1, 2.0)
+    trusting = None
+    pauses: list[PeerLink] = []
+    read_on = PeerLink._read_on
+    monkeypatch.setattr(PeerLink, "_read_on", lambda link: (pauses.append(link), read_on(link)))
+    if tls:
+        context, pin = certificates.peers, certificates.fingerprint()
+        trusting = ssl.create_default_context()
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+
+    async def work() -> None:
+        async with echo(make=make, context=context) as made:
+            calm = await greet(made, pin, make=make)
+            answers: asyncio.Queue[Body] = asyncio.Queue()
+            calm.start(answers.put_nowait, lambda why: None)
+            _, writer = await asyncio.open_connection(made.address.host, made.address.port, ssl=trusting)
+            writer.write(encode({"name": "flood"}))
+            await made.until(lambda: len(made.links) == 2)
+            begin = asyncio.get_running_loop().time()
+            writer.write(b"".join(encode({"n": number, "x": "y" * 80}) for number in range(20_000)))
+            asked = 0
+            while len(made.heard) < 20_000 + asked:
+                calm.send({"calm": True})
+                asked += 1
+                await asyncio.wait_for(answers.get(), 1.0)
+                assert not made.lost, "it waits; it is not cut"
+            assert asyncio.get_running_loop().time() - begin > 4 * peer_link.SLICE and len(pauses) >= 4
+            heard = [body["n"] for body in made.heard if "n" in body]
+            assert heard == list(range(20_000)), "and nothing of it is lost"
+            writer.close()
+            calm.close()
+
+    run(work(), loop)
 
 
 def test_a_message_that_means_nothing_ends_the_link() -> None:

@@ -21,6 +21,7 @@ UNUSED_S = 30 * 24 * 3600.0
 
 _lock = threading.Lock()
 _temporary: dict[int, Path] = {}
+_building: dict[Path, threading.Lock] = {}
 
 
 def default_cache_dir() -> Path:
@@ -54,7 +55,9 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
         with contextlib.suppress(OSError):
             os.utime(final)  # in use: not what `_prune` looks for
         return final
-    with _lock, _alone(parent / f".{name}.lock"):  # threads of one process, and processes, need not do it twice
+    with _lock:
+        ours = _building.setdefault(final, threading.Lock())
+    with ours, _alone(parent / f".{name}.lock"):  # threads of one process, and processes, need not do it twice
         if final.is_dir():
             return final
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))

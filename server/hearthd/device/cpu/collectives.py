@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu import libraries
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS, REDUCING
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 TIMEOUT_S = 600.0
 """The last resort, for a wait in which nothing moves; the front's own limit ends an operation whose rank is missing
 long before."""
+
+_AT_ONCE = threading.BoundedSemaphore(2)
+"""Compilers at once for what nobody waits for yet."""
 
 if TYPE_CHECKING:
     from hearthd.device.cpu.shared_exchange import SharedExchange
@@ -39,9 +45,9 @@ class CpuCommunicator:
         def work() -> None:
             try:
                 self._end.run(call, TIMEOUT_S)
-            except Refusal as refusal:
+            except (Refusal, OSError) as error:  # OSError: what has to be compiled first, and cannot be written
                 # Ahead of the event behind it: who sees that event and asks `failed` then knows. The first one counts.
-                self._failure = self._failure or refusal.message
+                self._failure = self._failure or (error.message if isinstance(error, Refusal) else str(error))
 
         stream.submit(work)
 
@@ -50,7 +56,6 @@ class CpuCommunicator:
 
     def abort(self) -> None:
         self._failure = self._failure or f"The communicator of rank {self._end.rank} was aborted."
-        self._end.abort()
         self._end.close()  # waits for an operation of this rank that is under way, which fails now
 
 
@@ -59,19 +64,38 @@ class CpuCommunicators:
 
     def __init__(self, toolchain: Callable[[], Toolchain]) -> None:
         self._toolchain = toolchain
+        self._asked: set[str] = set()
+        """Dtypes whose arithmetic has been asked for; empty: what every group needs."""
 
     def check(self, kind: str, dtype: str, op: str) -> None:
         if kind not in KINDS:
             raise _unsupported(f"There is no collective {kind!r}", "kind", kind, KINDS)
-        if kind not in REDUCING:
-            return  # it moves bytes, of whatever dtype
+        if kind not in REDUCING:  # it moves bytes, of whatever dtype
+            self._begin("")
+            return
         if dtype not in DTYPES:
             raise _unsupported(f"{kind} of {dtype or 'an unnamed dtype'} cannot be computed", "dtype", dtype, DTYPES)
         if op not in OPS:
             raise _unsupported(f"{kind} has no reduction {op!r}", "op", op, OPS)
+        self._begin("")
+        self._begin(dtype)
+
+    def _begin(self, dtype: str) -> None:
+        """Somebody will need it: where it has to be compiled, that begins now, beside what comes before its use."""
+        if dtype not in self._asked:
+            self._asked.add(dtype)
+            threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()
+
+    def _build(self, dtype: str) -> None:
+        with _AT_ONCE, contextlib.suppress(Refusal, OSError):  # who needs it meets the same, and says so
+            toolchain = self._toolchain()
+            if dtype:
+                libraries.reduction(dtype, toolchain)
+            else:
+                libraries.exchange(toolchain)
 
     def unique_id(self, ranks: int) -> bytes:
-        from hearthd.device.cpu.shared_exchange import SharedExchange  # builds the runtime: only where it is needed
+        from hearthd.device.cpu.shared_exchange import SharedExchange  # only where it is needed
 
         return SharedExchange.create(ranks, self._toolchain())
 

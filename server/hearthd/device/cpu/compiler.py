@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu import libraries
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
 from hearthd.device.cpu.crashes import check_crash
@@ -91,7 +92,7 @@ class CpuCompiler:
 
     def identity(self) -> bytes:
         toolchain = self.toolchain()
-        toolchain.runtime_library()  # built here, if at all: never when a module is loaded
+        libraries.runtime(toolchain)  # built here, if at all: never when a module is loaded
         return toolchain.identity()
 
     def compile(self, source: Source) -> Image:

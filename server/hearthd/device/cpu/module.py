@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu import libraries
 from hearthd.device.cpu.elf import thread_local_sizes
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 
@@ -64,7 +65,7 @@ _runtimes: dict[Path, ctypes.CDLL] = {}
 
 def load_runtime(toolchain: Toolchain | None = None) -> ctypes.CDLL:
     """The runtime library, compiled and loaded once per process. Calls into it release the GIL."""
-    path = (toolchain or find_toolchain()).runtime_library()
+    path = libraries.runtime(toolchain or find_toolchain())
     with _runtime_lock:
         if path not in _runtimes:
             if _runtimes:  # its symbols would be shadowed by the first one's

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu import shared_segment
+from hearthd.device.cpu import libraries, shared_segment
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS, PEERED, REDUCING, ROOTED, SIZES
 from hearthd.device.cpu.toolchain import Toolchain
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 _TIMED_OUT, _ABORTED, _MISMATCH = 1, 2, 3
 _LIMIT = 1 << 63
@@ -26,6 +26,7 @@ class _Operation(ctypes.Structure):
         ("source", ctypes.c_uint64),
         ("destination", ctypes.c_uint64),
         ("count", ctypes.c_uint64),
+        ("reduce", ctypes.c_uint64),
         ("kind", ctypes.c_uint32),
         ("dtype", ctypes.c_uint32),
         ("op", ctypes.c_uint32),
@@ -48,7 +49,7 @@ class _Report(ctypes.Structure):
 
 
 class Call:
-    """What one rank asks for at once, checked and ready to run."""
+    """What one rank asks for at once, checked."""
 
     def __init__(self, operations: Sequence[Exchange]) -> None:
         self.operations = tuple(operations)
@@ -58,10 +59,14 @@ class Call:
 class SharedExchange:
     """One rank's end of a segment. `create` once, `attach` in every rank."""
 
-    def __init__(self, runtime: ctypes.CDLL, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes) -> None:
+    def __init__(
+        self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, toolchain: Toolchain | None
+    ) -> None:
         self.rank = rank
         self.ranks = ranks
-        self._runtime = runtime
+        self._toolchain = toolchain
+        self._reductions: dict[str, int] = {}
+        self._code = shared_segment.library(toolchain)
         self._memory = memory
         self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(memory)
         self._base = ctypes.addressof(self._view)
@@ -79,7 +84,7 @@ class SharedExchange:
         if not 0 <= rank < ranks:
             raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was asked for.")
         memory = shared_segment.attach(descriptor, ranks, toolchain)
-        return cls(shared_segment.library(toolchain), memory, rank, ranks, descriptor)
+        return cls(memory, rank, ranks, descriptor, toolchain)
 
     def prepare(self, operations: Sequence[Exchange]) -> Call:
         """For `run`. Raises `Refusal` (INVALID_ARGUMENT) for what no segment of so many ranks can do."""
@@ -114,36 +119,54 @@ class SharedExchange:
         in float32 and rounded once, integers wrap, an integer mean is cut towards zero. In place as NCCL has it. Blocks
         until every rank that it takes has done its part. Raises `Refusal`: COLLECTIVE_TIMEOUT when nothing has moved
         for `timeout_s` seconds (naming the missing ranks), and the communicator is then aborted for all;
-        COLLECTIVE_MISMATCH when ranks ask for different things, likewise; COMMUNICATOR_FAILED when it was aborted.
+        COLLECTIVE_MISMATCH when ranks ask for different things, likewise; COMMUNICATOR_FAILED when it was aborted;
+        NO_COMPILER where the arithmetic had to be compiled first, and that failed.
         """
         limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
         report = _Report()
+        self._load(call)  # not while busy: who aborts does not wait for the compiler
         with self._busy:
             if self._closed:
                 raise self._failed("has been closed")
-            status = self._runtime.hearth_exchange(
+            status = self._code.hearth_exchange(
                 self._base, self.rank, call.array, len(call.operations), limit, ctypes.byref(report)
             )
             if status == 0:
                 return
             if status != _ABORTED:
-                self._runtime.hearth_segment_abort(self._base)  # the others must not wait for this rank now
+                self._code.hearth_segment_abort(self._base)  # the others must not wait for this rank now
         if status == _TIMED_OUT:
             raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
         if status == _MISMATCH:
             raise self._mismatch(call.operations[report.operation], report)
         raise self._failed("was aborted" if status == _ABORTED else "has another size than this rank knows")
 
+    def _load(self, call: Call) -> None:
+        """The arithmetic that the call takes, compiled first where nobody on this machine has asked for it before."""
+        try:
+            for operation, entry in zip(call.operations, call.array, strict=True):
+                if operation.kind in REDUCING:
+                    dtype = operation.dtype
+                    if dtype not in self._reductions:
+                        self._reductions[dtype] = libraries.reduction(dtype, self._toolchain)
+                    entry.reduce = self._reductions[dtype]
+        except BaseException:
+            self.abort()  # the others must not wait for this rank now
+            raise
+
     def abort(self) -> None:
         """Make what this and every other rank waits for fail, and all that comes later. Any thread may."""
         with self._state:
             if not self._closed:
-                self._runtime.hearth_segment_abort(self._base)
+                self._code.hearth_segment_abort(self._base)
 
     def close(self) -> None:
-        """Leave the segment. A call of this rank that still waits is aborted, and with it the communicator."""
+        """Leave the segment. A call of this rank that still waits fails; the other ranks go on waiting for it, as those
+        of a GPU do: why it has left is for others to tell them."""
         if not self._busy.acquire(blocking=False):
-            self.abort()
+            with self._state:
+                if not self._closed:
+                    self._code.hearth_segment_leave(self._base, self.rank)
             self._busy.acquire()
         try:
             with self._state:
@@ -192,6 +215,7 @@ def _operation(each: Exchange) -> _Operation:
         each.source,
         each.destination,
         each.count,
+        0,  # known when it is about to run
         _KIND[kind],
         _DTYPE[each.dtype],
         _OP[each.op] if kind in REDUCING else 0,

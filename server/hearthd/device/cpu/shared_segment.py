@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.module import load_runtime
+from hearthd.device.cpu import libraries
 from hearthd.device.cpu.toolchain import Toolchain
 
 MAX_RANKS = 128
@@ -30,19 +30,22 @@ _created_lock = threading.Lock()
 
 
 def library(toolchain: Toolchain | None) -> ctypes.CDLL:
-    """The runtime, with the signatures of what is called here and in `shared_exchange`."""
-    runtime = load_runtime(toolchain)
-    runtime.hearth_segment_bytes.restype = ctypes.c_uint64
-    runtime.hearth_segment_bytes.argtypes = [ctypes.c_uint]
-    runtime.hearth_segment_init.restype = None
-    runtime.hearth_segment_init.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p]
-    runtime.hearth_segment_differs.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p]
-    runtime.hearth_segment_abort.restype = None
-    runtime.hearth_segment_abort.argtypes = [ctypes.c_void_p]
-    runtime.hearth_exchange.argtypes = [
+    """What is compiled for groups, with the signatures of what is called here and in `shared_exchange`. Calls release
+    the GIL."""
+    code = libraries.exchange(toolchain)
+    code.hearth_segment_bytes.restype = ctypes.c_uint64
+    code.hearth_segment_bytes.argtypes = [ctypes.c_uint]
+    code.hearth_segment_init.restype = None
+    code.hearth_segment_init.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p]
+    code.hearth_segment_differs.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p]
+    code.hearth_segment_abort.restype = None
+    code.hearth_segment_abort.argtypes = [ctypes.c_void_p]
+    code.hearth_segment_leave.restype = None
+    code.hearth_segment_leave.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+    code.hearth_exchange.argtypes = [
         ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int64, ctypes.c_void_p,
     ]  # fmt: skip
-    return runtime
+    return code
 
 
 def create(ranks: int, toolchain: Toolchain | None = None) -> bytes:
@@ -57,8 +60,8 @@ def create(ranks: int, toolchain: Toolchain | None = None) -> bytes:
             f"{ranks} ranks were asked for; a communicator has 1 to {MAX_RANKS}.",
             details={"ranks": ranks, "max_ranks": MAX_RANKS},
         )
-    runtime = library(toolchain)
-    size = int(runtime.hearth_segment_bytes(ranks))
+    code = library(toolchain)
+    size = int(code.hearth_segment_bytes(ranks))
     nonce = secrets.token_bytes(_NONCE_BYTES)
     fd = os.memfd_create("hearth-exchange", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -66,7 +69,7 @@ def create(ranks: int, toolchain: Toolchain | None = None) -> bytes:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         with mmap.mmap(fd, size) as memory:
             view = ctypes.c_char.from_buffer(memory)
-            runtime.hearth_segment_init(ctypes.addressof(view), ranks, nonce)
+            code.hearth_segment_init(ctypes.addressof(view), ranks, nonce)
             del view
     except BaseException:
         os.close(fd)
@@ -88,7 +91,7 @@ def release(descriptor: bytes) -> None:
 def attach(descriptor: bytes, ranks: int, toolchain: Toolchain | None = None) -> mmap.mmap:
     """The segment, mapped. Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED where it is gone, or
     another than the descriptor says; INVALID_ARGUMENT for what is no descriptor."""
-    runtime = library(toolchain)
+    code = library(toolchain)
     machine, pid, number, nonce = _parsed(descriptor)
     if machine != _machine():
         raise Refusal(
@@ -109,13 +112,13 @@ def attach(descriptor: bytes, ranks: int, toolchain: Toolchain | None = None) ->
             details={"errno": error.errno or 0},
         ) from None
     try:
-        return _mapped(runtime, fd, ranks, nonce)
+        return _mapped(code, fd, ranks, nonce)
     finally:
         os.close(fd)
 
 
-def _mapped(runtime: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
-    expected = int(runtime.hearth_segment_bytes(ranks))
+def _mapped(code: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
+    expected = int(code.hearth_segment_bytes(ranks))
     actual = os.fstat(fd).st_size
     if actual != expected:
         raise Refusal(
@@ -131,7 +134,7 @@ def _mapped(runtime: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mma
     differs = -1
     if memory is not None:
         view = ctypes.c_char.from_buffer(memory)
-        differs = runtime.hearth_segment_differs(ctypes.addressof(view), ranks, nonce)
+        differs = code.hearth_segment_differs(ctypes.addressof(view), ranks, nonce)
         del view
         if not differs:
             return memory

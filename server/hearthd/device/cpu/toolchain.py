@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, and what is compiled with it once: the precompiled prelude and the runtime."""
+"""The C++ compiler of this machine, and what is compiled with it once: the precompiled prelude and libraries."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
 
 INCLUDE = Path(__file__).parent / "include"
 RUNTIME = Path(__file__).parent / "runtime"
+EXCHANGE = Path(__file__).parent / "exchange"
 PRELUDE = "hearth_prelude.h"
 PRELUDES = "preludes"
 """Where they lie in the cache directory, apart from what others have compiled."""
@@ -146,18 +147,20 @@ class Toolchain:
         """The directory of precompiled preludes."""
         return private_dir(self.cache_dir / PRELUDES)
 
-    def runtime_library(self) -> Path:
-        """The runtime's shared object, compiled if it is not there yet."""
+    def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
+        """The shared object of the backend's own `sources` in `folder`, compiled if it is not there yet. They are
+        compiled as one text: headers are then read once, which is what most of them cost."""
 
         def build(scratch: Path) -> None:
-            sources = sorted(str(path) for path in RUNTIME.glob("*.cpp"))
+            text = "".join(f'#include "{source}"\n' for source in sources)
             options = [*self._options(), "-std=gnu++17", "-fvisibility=default", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
+            options += [*more, "-I", str(folder), "-shared", "-x", "c++", "-", "-o", f"{name}.so"]
             with ending_with_us() as life:
-                done = self.run([*options, "-shared", *sources, "-o", "runtime.so"], cwd=scratch, life=life)
+                done = self.run(options, cwd=scratch, text=text.encode(), life=life)
             if done.status != 0:
                 raise _broken(self, done)
 
-        return build_once(self.cache_dir, f"runtime-{self.identity().hex()[:24]}", build) / "runtime.so"
+        return build_once(self.cache_dir, f"{name}-{self.identity().hex()[:24]}", build) / f"{name}.so"
 
     def run(
         self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None, life: int = -1
@@ -225,7 +228,7 @@ def ending_with_us() -> Iterator[int]:
 def find_toolchain(cache_dir: Path | None = None) -> Toolchain:
     """The C++ compiler to use: `$CXX`, else g++, c++ or clang++ on PATH, else the `ziglang` package.
 
-    `cache_dir` holds the precompiled prelude and the runtime (default: `default_cache_dir()`); it must be private to
+    `cache_dir` holds the precompiled prelude and the libraries (default: `default_cache_dir()`); it must be private to
     the user. Raises `Refusal` (NO_COMPILER) when there is none.
     """
     place = private_dir(cache_dir) if cache_dir is not None else default_cache_dir()
@@ -263,8 +266,11 @@ def _find(chosen: str, path: str, place: Path) -> Toolchain:
 def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    files = [path for root in (INCLUDE, RUNTIME) for path in root.rglob("*") if path.is_file()]
-    names = ("source", "declarations", "tokens", "unsupported", "compiler", "crashes", "toolchain", "options", "table")
+    files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
+    names = (
+        "source", "declarations", "tokens", "unsupported", "compiler", "crashes", "toolchain", "libraries",
+        "exchange_kinds", "options", "table",
+    )  # fmt: skip
     files += [here / f"{name}.py" for name in names]
     for path in sorted(files):
         digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")

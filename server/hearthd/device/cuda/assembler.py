@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Assembly, Image
 from hearthd.device.policy import device_code
-from hearthd.device.server import Assembly, Image
 
 _UNKNOWN_VERSION = re.compile(r"Unsupported \.version (\d+\.\d+); current version is '(\d+\.\d+)'")
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")

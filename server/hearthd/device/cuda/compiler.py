@@ -12,10 +12,10 @@ from typing import Any
 from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Refusal
+from hearthd.device.compilation import Assembly, Image, Source
 from hearthd.device.cuda.assembler import PtxAssembler
 from hearthd.device.cuda.nvrtc import NvrtcCompiler
 from hearthd.device.policy import device_code
-from hearthd.device.server import Assembly, Image, Source
 
 
 class CudaCompiler:

@@ -11,11 +11,11 @@ from typing import Any
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Refusal
-from hearthd.device import server
 from hearthd.device.cuda.errors import CudaError, translate
 from hearthd.device.cuda.fill import fill
 from hearthd.device.cuda.host import HostBuffer, HostPool
 from hearthd.device.cuda.streams import Stream
+from hearthd.device.resources import HostInfo
 
 MAX_ROWS = 1 << 20
 """Rows of one 2-D copy. The driver refuses very tall ones without documenting where it begins to."""
@@ -41,7 +41,7 @@ class CopyOperations:
     def host_refusal(self, size: int) -> Refusal | None:
         return self.host.refusal(size)
 
-    def host_info(self) -> server.HostInfo:
+    def host_info(self) -> HostInfo:
         return self.host.info()
 
     def free_host(self, buffer: HostBuffer) -> None:

@@ -12,12 +12,13 @@ from cupy_backends.cuda.api.driver import launchKernel
 
 from hearth_proto.launches import MAX_PARAMETER_BYTES
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device import server
+from hearthd.device.compilation import Image
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.nodes import LaunchAttributes
 from hearthd.device.policy import device_code
+from hearthd.device.resources import FunctionAttributes
 
 _LOG_BYTES = 16 << 10
 _LISTED = 16
@@ -47,7 +48,7 @@ class Function:
         self.name = name
         self.pointer = pointer
         self.parameters = _parameters(pointer)
-        self.attributes = server.FunctionAttributes(
+        self.attributes = FunctionAttributes(
             registers=_attribute(cu.CU_FUNC_ATTRIBUTE_NUM_REGS, pointer),
             static_shared_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, pointer),
             local_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, pointer),
@@ -80,7 +81,7 @@ class Function:
 class Module:
     """A module in the device's context. Name expressions stand for the names that the compiler gave them."""
 
-    def __init__(self, image: server.Image, pointer: int) -> None:
+    def __init__(self, image: Image, pointer: int) -> None:
         self.pointer = pointer
         self._names = dict(image.names)
         self._functions: dict[str, Function] = {}
@@ -180,7 +181,7 @@ class LaunchOperations:
         self._printed = self._printed or prints
         return waits
 
-    def load(self, image: server.Image) -> Module:
+    def load(self, image: Image) -> Module:
         """With all its kernels: the driver would put off each until it is first asked for, and wait then for whatever
         is running (CUDA Programming Guide, "Lazy Loading": concurrent execution), where the caller of this has seen to
         it that nothing is. Not by CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""

@@ -16,11 +16,11 @@ import cupy
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device import server
 from hearthd.device.cuda.copies import CopyOperations
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.policy.budget import out_of_memory, rounded
+from hearthd.device.resources import MemoryInfo
 
 GRAIN = 32 << 20
 """Bytes; a memory pool of the driver grows by multiples of this (`cudaMemPoolAttrReservedMemCurrent`)."""
@@ -105,11 +105,11 @@ class Pool(ABC):
         except CudaError as error:
             raise translate(error, f"freeing {memory.size} bytes") from error
 
-    def info(self) -> server.MemoryInfo:
+    def info(self) -> MemoryInfo:
         try:
             free, total = runtime.memGetInfo()
             reserved = self.reserved() + self._outside
-            return server.MemoryInfo(free=free, total=total, reserved=reserved, in_use=self._held)
+            return MemoryInfo(free=free, total=total, reserved=reserved, in_use=self._held)
         except CudaError as error:
             raise translate(error, "asking for the device's free memory") from error
 
@@ -233,7 +233,7 @@ class MemoryOperations(CopyOperations):
     def free(self, memory: Memory, stream: Stream) -> None:
         self.pool.free(memory, stream)
 
-    def memory_info(self) -> server.MemoryInfo:
+    def memory_info(self) -> MemoryInfo:
         return self.pool.info()
 
     def memory_held(self) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
 from hearthd.device.cuda.nccl_operations import BYTES, Call, calls, check, named, reducible
 from hearthd.device.cuda.streams import Stream
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 _UNHANDLED_CUDA_ERROR = 1
 _IN_PROGRESS = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.server import Exchange
+from hearthd.device.exchange import Exchange
 
 # nccl.h: ncclDataType_t and ncclRedOp_t. CuPy hands these numbers on as they are.
 DTYPES = {

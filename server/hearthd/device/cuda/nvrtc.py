@@ -12,7 +12,7 @@ from typing import Any
 from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.server import Image, Source
+from hearthd.device.compilation import Image, Source
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)

@@ -6,7 +6,7 @@ All numbers are bytes and Python integers. What the pool holds unused counts as 
 from __future__ import annotations
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.server import MemoryInfo
+from hearthd.device.resources import MemoryInfo
 
 GRANULARITY = 512
 """Bytes that every allocation is rounded up to: CuPy's pool and CUDA's do, and so does the CPU's."""

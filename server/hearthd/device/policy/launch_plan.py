@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hearth_proto.launches import EXTENSION, HEADER, TENSOR_MAP_BYTES, LaunchFlag, Place, Record, padded
 from hearthd.device.nodes import LaunchAttributes
 from hearthd.device.policy.tally import weigh
-from hearthd.device.server import Function
+from hearthd.device.resources import Function
 
 Q = struct.Struct("<Q")
 

@@ -5,19 +5,11 @@
 
 namespace hearth {
 
-// In the order of shared_exchange.py's OPS.
+// In the order of exchange_kinds.py's OPS.
 enum Op : uint32_t { sum, mean, least, greatest, product, ops };
 
 // Elements [begin, end) of the output from the same elements of all inputs, which are aligned; the output need not be.
 // They do not overlap.
 using Reduce = void (*)(const void *const *inputs, unsigned count, void *output, size_t begin, size_t end, uint32_t op);
-
-struct Type {
-    size_t size;
-    Reduce reduce;
-};
-// In the order of shared_exchange.py's DTYPES.
-extern const Type types[];
-extern const size_t type_count;
 
 }  // namespace hearth

@@ -1,8 +1,6 @@
 // The sends and receives of one call, which make progress together: whatever their order in the lists of the ranks, no
 // two of them wait for each other. Those between the same two ranks go in the order of the list.
 #pragma once
-#include <vector>
-
 #include "meeting.h"
 #include "segment.h"
 
@@ -11,6 +9,8 @@ namespace hearth {
 class Messages {
 public:
     Messages(Segment &s, unsigned rank, const Operation *operations, unsigned count);
+    Messages(const Messages &) = delete;
+    ~Messages();
 
     // Moves what can be moved now: `moved`, `nothing`, `finished` when all are through, `failed` on a mismatch.
     Progress step(Report &report);
@@ -18,15 +18,16 @@ public:
     void name_missing(Report &report) const;
 
 private:
-    struct Lane {  // from or to one peer
-        Mailbox &box;
-        uint32_t peer;
-        bool sending, begun;  // begun: the header of the current message has been written, or read
-        uint64_t moved;       // bytes of the current message
-        size_t current;
-        std::vector<uint32_t> operations;  // indices in the call
+    static constexpr uint32_t none = ~0u;
 
-        bool finished() const { return current == operations.size(); }
+    struct Lane {  // from or to one peer
+        Mailbox *box;
+        uint32_t peer;
+        bool sending, begun;     // begun: the header of the current message has been written, or read
+        uint64_t moved;          // bytes of the current message
+        uint32_t current, last;  // indices in the call
+
+        bool finished() const { return current == none; }
     };
 
     Progress push(Lane &lane);
@@ -36,7 +37,9 @@ private:
     Segment &s_;
     const unsigned rank_;
     const Operation *const operations_;
-    std::vector<Lane> lanes_;
+    unsigned lane_count_ = 0;
+    Lane *lanes_ = nullptr;
+    uint32_t *next_ = nullptr;  // by index in the call: of each message, the next one of its lane
 };
 
 }  // namespace hearth

@@ -4,18 +4,15 @@
 // reduced is combined from all slots in rank order, so all ranks get the same bits.
 #include <string.h>
 
-#include <algorithm>
-#include <atomic>
-
 #include "mailbox.h"
 #include "meeting.h"
 #include "reduce.h"
 #include "segment.h"
 
-extern "C" uint64_t hearth_abi(void);
-
 namespace hearth {
 namespace {
+
+Reduce reduction(const Operation &o) { return reinterpret_cast<Reduce>(o.reduce); }
 
 class Call {
 public:
@@ -31,11 +28,14 @@ public:
     }
 
 private:
-    template <class Put, class Take>
+    // Of elements [at, at + n), by way of the slots of a set.
+    using Put = Callable<void(unsigned set, uint64_t at, size_t n)>;
+    using Take = Callable<Status(unsigned set, uint64_t at, size_t n)>;
+
     Status rounds(const Operation &o, uint64_t per_round, Put put, Take take);
     Status meet();
     Status agree(const Signature &mine);
-    Status reduce_all(const Type &type, const Operation &o, bool wanted);
+    Status reduce_all(const Operation &o, bool wanted);
 
     Segment &s_;
     Rank &me_;
@@ -68,12 +68,11 @@ Status Call::agree(const Signature &mine) {
 }
 
 // `put(set, at, n)` before and `take(set, at, n)` after the ranks have met, for elements [at, at + n) of `count`.
-template <class Put, class Take>
 Status Call::rounds(const Operation &o, uint64_t per_round, Put put, Take take) {
     const Signature mine{o.count, o.kind, o.dtype, o.op, o.root};
     uint64_t at = 0;
     do {
-        const size_t n = static_cast<size_t>(std::min(per_round, o.count - at));
+        const size_t n = static_cast<size_t>(smaller(per_round, o.count - at));
         const unsigned set = me_.set & 1;
         put(set, at, n);
         if (at == 0) me_.asked[set] = mine;
@@ -89,8 +88,7 @@ Status Call::rounds(const Operation &o, uint64_t per_round, Put put, Take take) 
 }
 
 Status Call::collective(const Operation &o) {
-    const Type &type = types[o.dtype];
-    const size_t size = type.size;
+    const size_t size = sizes[o.dtype];
     const unsigned ranks = s_.ranks;
     auto *const source = reinterpret_cast<const unsigned char *>(o.source);
     auto *const destination = reinterpret_cast<unsigned char *>(o.destination);
@@ -108,13 +106,13 @@ Status Call::collective(const Operation &o) {
     const auto nothing = [](unsigned, uint64_t, size_t) { return done; };
 
     switch (o.kind) {
-        case all_reduce: return reduce_all(type, o, true);
-        case reduce: return reduce_all(type, o, rank_ == o.root);
+        case all_reduce: return reduce_all(o, true);
+        case reduce: return reduce_all(o, rank_ == o.root);
         case reduce_scatter: {
             const auto take = [&](unsigned set, uint64_t at, size_t n) {
                 const void *inputs[max_ranks];
                 for (unsigned r = 0; r < ranks; ++r) inputs[r] = piece(set, r, rank_);
-                type.reduce(inputs, ranks, destination + at * size, 0, n, o.op);
+                reduction(o)(inputs, ranks, destination + at * size, 0, n, o.op);
                 return done;
             };
             return rounds(o, share, put_blocks, take);
@@ -161,20 +159,20 @@ Status Call::collective(const Operation &o) {
 }
 
 // Each rank combines its part of a chunk; with a second meeting, who wants it has the whole.
-Status Call::reduce_all(const Type &type, const Operation &o, bool wanted) {
-    const size_t size = type.size;
+Status Call::reduce_all(const Operation &o, bool wanted) {
+    const size_t size = sizes[o.dtype];
     const auto put = [&](unsigned set, uint64_t at, size_t n) {
         memcpy(s_.slot(set, rank_), reinterpret_cast<const unsigned char *>(o.source) + at * size, n * size);
     };
     const auto take = [&](unsigned set, uint64_t at, size_t n) {
         // Parts in whole cache lines, so that no two ranks write to one.
         const size_t line = 64 / size, lines = (n + line - 1) / line;
-        const size_t from = std::min(n, lines * rank_ / s_.ranks * line);
-        const size_t to = std::min(n, lines * (rank_ + 1) / s_.ranks * line);
+        const size_t from = smaller(n, lines * rank_ / s_.ranks * line);
+        const size_t to = smaller(n, lines * (rank_ + 1) / s_.ranks * line);
         const void *inputs[max_ranks];
         for (unsigned r = 0; r < s_.ranks; ++r) inputs[r] = s_.slot(set, r);
         unsigned char *const result = s_.slot(set, s_.ranks);
-        type.reduce(inputs, s_.ranks, result, from, to, o.op);
+        reduction(o)(inputs, s_.ranks, result, from, to, o.op);
         if (const Status failed = meet()) return failed;
         if (wanted) memcpy(reinterpret_cast<unsigned char *>(o.destination) + at * size, result, n * size);
         return done;
@@ -183,7 +181,9 @@ Status Call::reduce_all(const Type &type, const Operation &o, bool wanted) {
 }
 
 bool valid(const Segment &s, const Operation &o) {
-    return o.kind < kinds && o.dtype < type_count && o.op < ops && o.root < s.ranks && o.peer < s.ranks;
+    const bool combines = o.kind == all_reduce || o.kind == reduce || o.kind == reduce_scatter;
+    return o.kind < kinds && o.dtype < dtypes && o.op < ops && o.root < s.ranks && o.peer < s.ranks &&
+           (o.reduce != 0) == combines;
 }
 
 }  // namespace
@@ -197,7 +197,7 @@ uint64_t hearth_segment_bytes(unsigned ranks) {
 
 void hearth_segment_init(void *base, unsigned ranks, const void *nonce) {
     auto &s = *static_cast<hearth::Segment *>(base);
-    s.abi = hearth_abi();
+    s.abi = HEARTH_ABI_HASH;
     s.ranks = ranks;
     memcpy(s.nonce, nonce, sizeof s.nonce);
 }
@@ -206,11 +206,13 @@ void hearth_segment_init(void *base, unsigned ranks, const void *nonce) {
 int hearth_segment_differs(const void *base, unsigned ranks, const void *nonce) {
     const auto &s = *static_cast<const hearth::Segment *>(base);
     if (memcmp(s.nonce, nonce, sizeof s.nonce) != 0) return 2;
-    if (s.abi != hearth_abi()) return 1;
+    if (s.abi != HEARTH_ABI_HASH) return 1;
     return s.ranks == ranks ? 0 : 2;
 }
 
 void hearth_segment_abort(void *base) { hearth::abort(*static_cast<hearth::Segment *>(base)); }
+
+void hearth_segment_leave(void *base, unsigned rank) { hearth::leave(*static_cast<hearth::Segment *>(base), rank); }
 
 // All operations as one group: collectives in their order, messages whenever there is something to wait for. Waits for
 // peers; `timeout_ns` (negative: none) is for how long at most without anything having moved.

@@ -13,9 +13,13 @@ constexpr size_t slot_bytes = 512 * 1024;
 constexpr size_t ring_bytes = 256 * 1024;
 constexpr size_t header_bytes = 64 * 1024;
 
+// Of each dtype, in the order of exchange_kinds.py's SIZES.
+constexpr unsigned sizes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1};
+constexpr unsigned dtypes = sizeof sizes / sizeof sizes[0];
+
 enum Status : int { done = 0, timed_out = 1, aborted = 2, mismatch = 3, invalid = 4 };
 
-// In the order of shared_exchange.py's KINDS.
+// In the order of exchange_kinds.py's KINDS.
 enum Kind : uint32_t {
     all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter, send, recv, barrier, kinds
 };
@@ -23,6 +27,7 @@ enum Kind : uint32_t {
 // One operation as a rank asks for it; laid out as shared_exchange.py's _Operation.
 struct Operation {
     uint64_t source, destination, count;
+    uint64_t reduce;  // the function that combines, of a kind that has to: see reduce.h
     uint32_t kind, dtype, op, root, peer;
 };
 
@@ -49,6 +54,7 @@ struct Rank {
     uint32_t set;                               // of slots, that its next round uses: alternates
     alignas(64) std::atomic<uint32_t> bell;     // changed at whatever this rank may be waiting for; what it sleeps on
     std::atomic<uint32_t> waiting;
+    std::atomic<uint32_t> left;                 // it waits for nothing any more, and does nothing either
     alignas(64) Signature asked[2];             // of the operation whose first round used this set of slots
 };
 

@@ -1,0 +1,70 @@
+"""What uploads and downloads share: numbers, the host memory that they go through, an end before the last byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.context import Device
+from hearthd.device.copies import Copies, Direct
+from hearthd.device.flows import Download, Upload
+from hearthd.device.operation import Origin
+from hearthd.device.resources import HostBuffer
+from hearthd.device.session import Session
+
+Move = Callable[[HostBuffer, int, int], None]
+"""Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
+
+
+class Bulk:
+    """One way of a device process's bulk side. Device-handle thread."""
+
+    def __init__(self, device: Device, copies: Copies) -> None:
+        self._device = device
+        self._copies = copies
+
+    def _host(self, origin: Origin, size: int, direct: Direct | None) -> HostBuffer | None:
+        """Host memory for a chunk, or None: wait, or do without it."""
+        if direct is None:
+            return self._device.staging.acquire(size, origin.session)
+        return None if direct.asked else self._device.staging.find(size, origin.session)
+
+    def _without(self, size: int, direct: Direct) -> bool:
+        """Whether a chunk has to do without."""
+        return direct.asked or self._device.staging.refusal(size) is not None
+
+    def give_up(self, session: Session, transfer: int, refusal: Refusal) -> None:
+        """Ends a transfer before its last byte; whoever is on its other side is told why."""
+        session.uploads.pop(transfer, None)
+        session.downloads.pop(transfer, None)
+        session.over.append(transfer)
+        payload = refusal.to_status().SerializeToString()
+        self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+
+
+def check_live(session: Session, transfer: int, other_way: Container[int]) -> None:
+    """Raises Refusal(TRANSFER_ABORTED) for a number that is over, Refusal(HANDLE_IN_USE) for one of the other way."""
+    if transfer in session.over:
+        raise Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"transfer {transfer} is over: it was given up, or used before",
+            fix="use a new transfer number",
+        )
+    if transfer in other_way:
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"transfer {transfer} goes the other way already",
+            fix="mint a number for each upload and each download",
+        )
+
+
+def claim(flow: Upload | Download, transfer: int, what: str) -> None:
+    """It is the `what`'s from now on. Raises Refusal(HANDLE_IN_USE) where it is another's."""
+    if flow.claimed:
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"transfer {transfer} belongs to another {what} already",
+            fix=f"mint a transfer number for each {what}",
+        )
+    flow.claimed = True

@@ -1,0 +1,87 @@
+// The arithmetic of reductions, for one dtype: HEARTH_DTYPE is how it is stored. Each is a library of its own, compiled
+// when it is first asked for: vector code for all of them takes a compiler seconds, and a group mostly uses one or two.
+#include "reduce.h"
+
+#include <string.h>
+
+#include <type_traits>
+
+#include "narrow.h"
+
+namespace hearth {
+namespace {
+
+constexpr size_t tile = 512;
+
+template <class A, class T>
+void convert(A *to, const T *from, size_t n) {
+    for (size_t i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
+}
+
+template <class A>
+void combine(A *total, const A *in, size_t n, uint32_t op) {
+    switch (op) {
+        case least:  // a NaN stays, as in numpy.minimum
+            for (size_t i = 0; i < n; ++i) total[i] = total[i] < in[i] || total[i] != total[i] ? total[i] : in[i];
+            return;
+        case greatest:
+            for (size_t i = 0; i < n; ++i) total[i] = total[i] > in[i] || total[i] != total[i] ? total[i] : in[i];
+            return;
+        case product:
+            for (size_t i = 0; i < n; ++i) total[i] = static_cast<A>(total[i] * in[i]);
+            return;
+        default:
+            for (size_t i = 0; i < n; ++i) total[i] = static_cast<A>(total[i] + in[i]);
+    }
+}
+
+// T is stored, A is what is computed in.
+template <class T, class A>
+void reduce_as(const void *const *inputs, unsigned count, unsigned char *output, size_t begin, size_t end, uint32_t op) {
+    for (size_t at = begin; at < end; at += tile) {
+        const size_t n = end - at < tile ? end - at : tile;
+        A total[tile];
+        convert(total, static_cast<const T *>(inputs[0]) + at, n);
+        for (unsigned r = 1; r < count; ++r) {
+            const T *const in = static_cast<const T *>(inputs[r]) + at;
+            if constexpr (std::is_same_v<T, A>) {
+                combine(total, in, n, op);
+            } else {
+                A wide[tile];
+                convert(wide, in, n);
+                combine(total, wide, n, op);
+            }
+        }
+        if (op == mean) {
+            for (size_t i = 0; i < n; ++i) total[i] = total[i] / static_cast<A>(count);
+        }
+        unsigned char *const out = output + at * sizeof(T);  // it need not be aligned
+        if constexpr (std::is_same_v<T, A>) {
+            memcpy(out, total, n * sizeof(T));
+        } else {
+            T rounded[tile];
+            convert(rounded, total, n);
+            memcpy(out, rounded, n * sizeof(T));
+        }
+    }
+}
+
+using Stored = HEARTH_DTYPE;
+
+}  // namespace
+}  // namespace hearth
+
+extern "C" void hearth_reduce(const void *const *inputs, unsigned count, void *output, size_t begin, size_t end,
+                              uint32_t op) {
+    using namespace hearth;
+    auto *const out = static_cast<unsigned char *>(output);
+    if constexpr (!std::is_integral_v<Stored>) {
+        using Computed = std::conditional_t<std::is_same_v<Stored, double>, double, float>;
+        reduce_as<Stored, Computed>(inputs, count, out, begin, end, op);
+    } else if (op == mean) {  // the sum in 64 bits, and cut towards zero
+        using Wide = std::conditional_t<std::is_signed_v<Stored>, int64_t, uint64_t>;
+        reduce_as<Stored, Wide>(inputs, count, out, begin, end, mean);
+    } else {
+        reduce_as<Stored, Stored>(inputs, count, out, begin, end, op);
+    }
+}

@@ -1,0 +1,56 @@
+"""The backend's own libraries: each is compiled when it is first asked for, once for a machine.
+
+They are apart from each other because somebody waits for each: a kernel for the runtime, a group for what exchanges
+bytes, a reduction for the arithmetic of its dtype.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.exchange_kinds import STORED
+from hearthd.device.cpu.toolchain import EXCHANGE, RUNTIME, Toolchain, find_toolchain
+
+_REDUCE = "reduce.cpp"
+_lock = threading.Lock()
+_loaded: dict[Path, ctypes.CDLL] = {}
+
+
+def runtime(toolchain: Toolchain) -> Path:
+    """What launches kernels."""
+    return toolchain.library("runtime", RUNTIME, sorted(path.name for path in RUNTIME.glob("*.cpp")))
+
+
+def exchange(toolchain: Toolchain | None = None) -> ctypes.CDLL:
+    """What moves bytes between the ranks of a group."""
+    sources = sorted(path.name for path in EXCHANGE.glob("*.cpp") if path.name != _REDUCE)
+    # It copies whole blocks and waits: there is nothing in it that the compiler could make faster.
+    return _load((toolchain or find_toolchain()).library("exchange", EXCHANGE, sources, "-O1"))
+
+
+def reduction(dtype: str, toolchain: Toolchain | None = None) -> int:
+    """The address of the function that combines numbers of the dtype: reduce.h's `Reduce`."""
+    option = f"-DHEARTH_DTYPE={STORED[dtype]}"
+    library = _load((toolchain or find_toolchain()).library(f"reduce-{dtype}", EXCHANGE, [_REDUCE], option))
+    address = ctypes.cast(library.hearth_reduce, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    with _lock:
+        library = _loaded.get(path)
+        if library is None:
+            try:
+                library = _loaded[path] = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            except OSError as error:
+                raise Refusal(
+                    Reason.INTERNAL,
+                    f"The CPU backend's own library {path.name} cannot be loaded: {error}.",
+                    fix=f"Remove {path.parent}: it is compiled again when it is needed.",
+                ) from None
+        return library

@@ -1,0 +1,181 @@
+"""Downloads: reads whose bytes leave beside the batch, a chunk at a time, as far as the client has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from hearth_proto.chunks import download_head
+from hearth_proto.frames import Flag, Frame
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.buffer import Buffer
+from hearthd.device.bulk import Bulk, Move, check_live, claim
+from hearthd.device.copies import Direct, locate, refused_read
+from hearthd.device.doubts import Verdict, both
+from hearthd.device.flows import Download
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.policy.layout import pieces
+from hearthd.device.resources import HostBuffer
+from hearthd.device.session import Session
+
+
+class Downloads(Bulk):
+    """Bytes on their way out."""
+
+    def download_frame(self, session: Session, frame: Frame) -> None:
+        """The front has a client waiting for these chunks."""
+        if frame.id in session.over:
+            self.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            return
+        download = session.downloads.setdefault(frame.id, Download())
+        download.open = True
+        download.credits += frame.flags
+        self._device.kick(session)
+
+    def credit(self, session: Session, frame: Frame) -> None:
+        download = session.downloads.get(frame.id)
+        if download is not None:
+            download.credits += frame.flags
+            self._device.kick(session)
+
+    def download_aborted(self, session: Session, transfer: int, download: Download) -> None:
+        download.aborted = True
+        if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
+            del session.downloads[transfer]
+            session.over.append(transfer)
+        self._device.kick(session)
+
+    def promise(self, session: Session, transfer: int, what: str) -> Download:
+        """The download of this number, from now on the `what`'s. Raises as `Uploads.expect`."""
+        check_live(session, transfer, session.uploads)
+        download = session.downloads.setdefault(transfer, Download())
+        claim(download, transfer, what)
+        return download
+
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: Rows) -> Operation:
+        session = origin.session
+        download = self.promise(session, command.transfer, "read")
+        operation = Operation(
+            origin,
+            partial(self._read, origin, command, buffer, download, Direct(self._device, origin, buffer, rows), rows),
+            writes=(origin.stream,),
+            reads=(buffer,),
+        )
+        operation.on_failure = partial(self.give_up, session, command.transfer)
+        return operation
+
+    def _read(
+        self,
+        origin: Origin,
+        command: commands_pb2.Read,
+        buffer: Buffer,
+        download: Download,
+        direct: Direct,
+        rows: Rows,
+    ) -> bool:
+        session = origin.session
+        if download.refused:
+            return True
+        if download.queued == 0 and refused_read(origin, buffer):
+            self.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            return True
+        direct.address = address = locate(buffer, rows, "read")
+
+        def take(host: HostBuffer, at: int, size: int) -> None:
+            self._copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
+
+        def sent() -> None:
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
+
+        return self.send(origin, command.transfer, download, command.size, take, sent, direct, buffer)
+
+    def send(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        size: int,
+        take: Move,
+        sent: Callable[[], None] = lambda: None,
+        direct: Direct | None = None,
+        buffer: Buffer | None = None,
+    ) -> bool:
+        """Lets `take` fetch as many chunks as the client has room for, in the stream's order; whether all were.
+
+        A chunk goes out when its copy is done, and after the last one `sent` is called. `direct` is for where there is
+        no host memory; what turns out to have failed behind `buffer` ends the read. Raises Refusal(TRANSFER_ABORTED)
+        where the client has closed the download.
+        """
+        track = origin.stream.track
+        while download.queued < size or not size:
+            if download.aborted:
+                raise Refusal(
+                    Reason.TRANSFER_ABORTED,
+                    "the download was closed before its last byte",
+                    fix=f"{origin.name.partition(' ')[0]} again",
+                )
+            if not download.open or not download.credits or track.full:
+                return False
+            at, part = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
+            last = at + part == size
+            chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
+            host = self._host(origin, max(part, 1), direct)
+            if host is not None:
+                if part:
+                    take(host, at, part)
+                arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
+                verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
+                if buffer is not None and verdicts:
+                    look = partial(self._look, origin, transfer, download, buffer, verdicts, host, arrived)
+                    arrived = both(verdicts, look)
+                self._device.tracks.on_complete(track, arrived)
+            else:
+                without = direct is not None and self._without(max(part, 1), direct)
+                data = direct.read(at, part) if direct is not None and without else None
+                if data is None:
+                    return False
+                chunk(data)
+            download.credits -= 1
+            download.queued += part
+            if last:
+                break
+        origin.session.downloads.pop(transfer, None)
+        return True
+
+    def _look(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        buffer: Buffer,
+        verdicts: Sequence[Verdict],
+        host: HostBuffer,
+        arrived: Callable[[], None],
+    ) -> None:
+        """A chunk has come whose contents hung on how collectives would end."""
+        if not download.refused and not refused_read(origin, buffer, verdicts):
+            arrived()
+            return
+        self._device.staging.release(host)
+        if not download.refused:
+            download.refused = True
+            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self._device.kick(origin.session)
+
+    def _arrived(self, host: HostBuffer, size: int, chunk: Callable[[bytes], None]) -> None:
+        data = bytes(host.view[:size])  # so that the staging memory is free for the next chunk
+        self._device.staging.release(host)
+        chunk(data)
+
+    def _chunk(self, origin: Origin, transfer: int, offset: int, sent: Callable[[], None] | None, data: bytes) -> None:
+        self._device.outbox.put_chunk(
+            download_head(offset, len(data)),
+            data,
+            channel=origin.session.channel,
+            id=transfer,
+            flags=Flag.LAST if sent is not None else 0,
+        )
+        if sent is not None:
+            sent()

@@ -1,0 +1,64 @@
+"""Handle tables: a session's objects of one kind, by the numbers that its client minted for them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy.recall import Recall
+
+T = TypeVar("T")
+
+
+class Table(Generic[T]):
+    """Objects of one kind by handle."""
+
+    def __init__(self, kind: str, recall: Recall[Any]) -> None:
+        self.kind = kind
+        self._recall = recall
+        self.items: dict[int, T] = {}
+        self.get = self.items.get
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def find(self, handle: int) -> T:
+        found = self.items.get(handle)
+        if found is None:
+            raise self.unknown(handle)
+        return found
+
+    def unknown(self, handle: int) -> Refusal:
+        return Refusal(
+            Reason.INVALID_HANDLE,
+            f"{self.kind} {handle} is not live in this session on this device",
+            fix=f"use a {self.kind} that this session created on this device and has not freed",
+            details={"kind": self.kind, "handle": handle},
+        )
+
+    def check_new(self, handle: int) -> None:
+        if handle == 0:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"0 cannot be the handle of a {self.kind}",
+                fix="mint handles from 1",
+                details={"kind": self.kind},
+            )
+        if handle in self.items:
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"{self.kind} {handle} exists already in this session on this device",
+                fix="mint a handle that was not used before",
+                details={"kind": self.kind, "handle": handle},
+            )
+
+    def add(self, handle: int, item: T) -> T:
+        self.check_new(handle)
+        self.items[handle] = item
+        return item
+
+    def pop(self, handle: int) -> T:
+        found = self.find(handle)
+        del self.items[handle]
+        self._recall.forget()  # launches that named it
+        return found

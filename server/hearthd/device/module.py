@@ -1,0 +1,72 @@
+"""Modules and their functions under a client's handles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.buffer import Buffer
+from hearthd.device.policy.launch_plan import Plan
+from hearthd.device.resources import Function, Module
+
+if TYPE_CHECKING:
+    from hearthd.device.session import Session
+
+
+class ModuleEntry:
+    """A client's module: waiting for its compile, loaded, or failed."""
+
+    __slots__ = (
+        "cached",
+        "compile_ns",
+        "error",
+        "handle",
+        "holders",
+        "log",
+        "module",
+        "pending",
+        "prints",
+        "released",
+        "variables",
+    )
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.pending = True
+        self.prints: Session | None = None
+        """The session that gets what its kernels print; None where none of them can."""
+        self.module: Module | None = None
+        self.error: Refusal | None = None
+        self.log = ""
+        self.cached = False
+        self.compile_ns = 0
+        self.holders = 0
+        """Graphs and prepared launches that use it: its code outlives its handle for them."""
+        self.released = False
+        self.variables: dict[str, Buffer] = {}
+        """Those that were asked for, by name: one buffer each, under as many handles as there were questions."""
+
+    def loaded(self) -> Module:
+        """The module; raises what its compile or load failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.module is not None, "asked for before it was ready"
+        return self.module
+
+
+class FunctionEntry:
+    """A client's function; resolved at its first use. `plans` are the launches that have been checked."""
+
+    __slots__ = ("function", "handle", "module", "name", "plans")
+
+    def __init__(self, handle: int, module: ModuleEntry, name: str) -> None:
+        self.handle = handle
+        self.module = module
+        self.name = name
+        self.function: Function | None = None
+        self.plans: dict[bytes, Plan] = {}
+
+    def resolve(self) -> Function:
+        if self.function is None:
+            self.function = self.module.loaded().function(self.name)
+        return self.function

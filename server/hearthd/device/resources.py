@@ -1,0 +1,104 @@
+"""What a backend makes and hands out: memory, streams, events, graphs, modules; and what it says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+Stream: TypeAlias = Any
+"""A CUDA stream, or a thread of the CPU backend: each backend's own, opaque to everything above."""
+
+Graph: TypeAlias = Any
+"""An instantiated graph; each backend's own."""
+
+Event: TypeAlias = Any
+"""A point in a stream; each backend's own, handed back with `release_event`."""
+
+
+class Memory(Protocol):
+    """A device allocation. `reserved` is what the pool took for it."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+
+
+class SharedMemory(Memory, Protocol):
+    """Device memory that more than one process can map."""
+
+    @property
+    def protected(self) -> bool:
+        """Whether a kernel of this process that writes to it faults."""
+        ...
+
+
+class HostBuffer(Protocol):
+    """Page-locked (CUDA) or ordinary (CPU) host memory that copies go through."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def view(self) -> memoryview: ...
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes: free and total of the device, reserved by this process's pool, and in use of that."""
+
+    free: int
+    total: int
+    reserved: int
+    in_use: int = 0
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """Bytes of host memory for copies: page-locked (on the CPU: held for them), and lent out of that."""
+
+    pinned: int
+    in_use: int
+
+
+@dataclass(frozen=True)
+class FunctionAttributes:
+    """As cuFuncGetAttribute reports them; 0 where the backend has no such thing."""
+
+    registers: int = 0
+    static_shared_bytes: int = 0
+    local_bytes: int = 0
+    constant_bytes: int = 0
+    max_threads_per_block: int = 1024
+
+
+class Function(Protocol):
+    """A kernel of a loaded module. `parameters` is (offset, size) of each, in order."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def parameters(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def attributes(self) -> FunctionAttributes: ...
+
+
+class Module(Protocol):
+    """A module loaded into the device's context."""
+
+    def function(self, name: str) -> Function:
+        """Raises Refusal(FUNCTION_NOT_FOUND) that lists what the module has, as far as that can be known."""
+        ...
+
+    def global_(self, name: str) -> tuple[int, int]:
+        """Address and size of a `__device__` or `__constant__` variable; Refusal(GLOBAL_NOT_FOUND)."""
+        ...
+
+    @property
+    def functions(self) -> Sequence[str]: ...
+    @property
+    def globals(self) -> Sequence[str]: ...

@@ -1,0 +1,131 @@
+"""What a session holds on a device: the objects behind its handles, what is under way for it, and what it may have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.buffer import Buffer, TensorMapEntry
+from hearthd.device.flows import Download, Upload
+from hearthd.device.handle_table import Table
+from hearthd.device.module import FunctionEntry, ModuleEntry
+from hearthd.device.observer import Observer
+from hearthd.device.permissions import Permissions
+from hearthd.device.policy.deferral import Deferrable, Deferred
+from hearthd.device.policy.launch_plan import Plan
+from hearthd.device.policy.ordering import Usage
+from hearthd.device.policy.persistent import PersistentBlocks
+from hearthd.device.policy.recall import Recall
+from hearthd.device.stream import EventEntry, LogicalStream, ProfileEntry
+from hearthd.device.tracks import Track
+
+Known = tuple[LogicalStream, Plan, bytearray, list[Usage], list[Usage]]
+"""A launch that has been handed to the driver before: its parameter block, what it writes and what it only reads."""
+
+
+class Waiting(Deferrable, Protocol):
+    """A command that has been submitted; see `hearthd.device.operation`."""
+
+    begun: bool
+
+    @property
+    def announced(self) -> bool: ...
+    @property
+    def call(self) -> int: ...
+    def abandon(self, refusal: Refusal) -> None: ...
+
+
+class BatchEntry:
+    """A batch that has arrived, and how many of its commands have not run yet."""
+
+    __slots__ = ("left", "seq")
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.left = 1  # the batch itself, until all of it has been looked at
+
+
+class Session:
+    """One session's state on this device."""
+
+    shares = False
+    """Whether it has had buffers that cannot be written to: launches with them read them, whatever they say."""
+
+    permissions: Permissions | None = None
+    """None: every command is allowed."""
+
+    def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], Track]) -> None:
+        self.channel = channel
+        self._identify(info)
+        self.recall: Recall[Known] = Recall()
+        """Launches that may be repeated without another look, by their records."""
+        self.buffers: Table[Buffer] = Table("buffer", self.recall)
+        self.streams: Table[LogicalStream] = Table("stream", self.recall)
+        self.events: Table[EventEntry] = Table("event", self.recall)
+        self.modules: Table[ModuleEntry] = Table("module", self.recall)
+        self.functions: Table[FunctionEntry] = Table("function", self.recall)
+        self.profiles: Table[ProfileEntry] = Table("profile", self.recall)
+        self.tensor_maps: Table[TensorMapEntry] = Table("tensor map", self.recall)
+        self.graphs: Table[Any] = Table("graph", self.recall)
+        """Each a `hearthd.device.capture.GraphEntry`."""
+        self.prepared: Table[Any] = Table("prepared list", self.recall)
+        """Each a `hearthd.device.prepared.PreparedEntry`."""
+        self.uploads: dict[int, Upload] = {}
+        self.downloads: dict[int, Download] = {}
+        self.over: deque[int] = deque(maxlen=1024)
+        """Transfers that ended lately, done or given up: their last messages may still arrive."""
+        self.deferred: Deferred[Waiting] = Deferred()
+        self.batches: deque[BatchEntry] = deque()
+        self.last_seq = 0
+        self.late_allocations = 0
+        """Allocations that wait for memory: later ones wait behind them."""
+        self.frees: dict[int, None] = {}
+        """Frees that have not run yet, by number, oldest first."""
+        self.last_free = 0
+        self.allocations = 0
+        """Buffers with memory behind them, of live handles or held by a graph."""
+        self.bytes_in_use = 0
+        self.bytes_peak = 0
+        self.bytes_reserved = 0
+        self.bytes_pinned = 0
+        """Host memory on loan to copies that are under way."""
+        self.bytes_durable = 0
+        """Host memory for copies of durable buffers."""
+        self.durable: dict[int, Buffer] = {}
+        """Those buffers, by handle; one that has been freed may still be among them."""
+        self.snapshots: dict[Any, None] = {}
+        """Each a `hearthd.device.snapshot.Snapshot` that is under way."""
+        self.persistent: PersistentBlocks[Any] = PersistentBlocks()
+        self.trace: Observer | None = None
+        """What sees every command of the session, if anything does; launches then take the long way."""
+        self._touched: dict[int, Track] = {}
+        self.add_stream(0, track(self.priority))
+
+    def _identify(self, info: Mapping[str, Any]) -> None:
+        """Takes what the front says of it."""
+        self.id: str = info.get("session", "")
+        self.tenant: str = info.get("tenant", "")
+        self.weight: float = info.get("weight", 1.0)
+        """Its share of the device's time, beside the weights of other sessions that want it."""
+        self.priority: int = info.get("priority", 0)
+        """Added to that of its streams; lower is more urgent."""
+        self.launch_timeout: float = info.get("launch_timeout", 0.0)
+        """Seconds, for launches that have no limit of their own; 0: none."""
+        self.device_bytes: int = info.get("device_bytes", 0)
+        """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
+        self.pinned_bytes: int = info.get("pinned_bytes", 0)
+        self.durable_bytes: int = info.get("durable_bytes", 0)
+
+    def add_stream(self, handle: int, track: Track) -> None:
+        self.streams.items[handle] = LogicalStream(handle, track, self.id, self.launch_timeout)
+        self.touch(track)
+
+    def touch(self, track: Track) -> None:
+        """Work of this session may be under way on the track from now on."""
+        self._touched[track.index] = track
+
+    def tracks(self) -> list[Track]:
+        """Every track that may have work of this session under way."""
+        return list(self._touched.values())

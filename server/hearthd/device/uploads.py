@@ -1,0 +1,180 @@
+"""Uploads: writes whose bytes come beside the batch, a chunk at a time, in the order of the write's stream.
+
+What they hold in host memory is bounded: the sender may be `UPLOAD_CREDITS` chunks ahead.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from google.protobuf.message import DecodeError
+
+from hearth_proto.chunks import upload_data
+from hearth_proto.frames import Flag, Frame, Kind
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2, status_pb2
+from hearthd.device.buffer import Buffer
+from hearthd.device.bulk import Bulk, Move, check_live, claim
+from hearthd.device.copies import Direct, locate
+from hearthd.device.flows import Upload
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.policy.layout import pieces
+from hearthd.device.resources import HostBuffer
+from hearthd.device.session import Session
+
+MAX_UNCLAIMED = 64
+"""Uploads of one session whose Write has not come yet."""
+
+
+class Uploads(Bulk):
+    """Bytes on their way in."""
+
+    def upload_frame(self, session: Session, frame: Frame) -> None:
+        upload = session.uploads.get(frame.id)
+        if upload is None:
+            if frame.id in session.over:
+                return  # its last message may come after its last byte, and others after it was given up
+            if sum(not other.claimed for other in session.uploads.values()) >= MAX_UNCLAIMED:
+                refusal = Refusal(
+                    Reason.QUOTA_EXCEEDED,
+                    f"{MAX_UNCLAIMED} uploads are waiting for their Write",
+                    fix="send the Write before its upload",
+                )
+                self.give_up(session, frame.id, refusal)
+                return
+            upload = session.uploads[frame.id] = Upload()
+        try:
+            data = upload_data(frame.payload)
+        except ValueError:
+            upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is no UploadRequest")
+            data = memoryview(b"")
+        if data:
+            upload.chunks.append(data)
+        if frame.flags & Flag.LAST:
+            upload.ended = True
+        if upload.error is not None and not upload.claimed:
+            self.give_up(session, frame.id, upload.error)
+        self._device.kick(session)
+
+    def upload_aborted(self, session: Session, transfer: int, payload: bytes) -> None:
+        if transfer in session.over:
+            return
+        upload = session.uploads.get(transfer)
+        if upload is None or not upload.claimed:  # the command that comes for it is refused
+            session.uploads.pop(transfer, None)
+            session.over.append(transfer)
+            return
+        upload.error = Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"the upload ended before its last byte: {_message(payload)}",
+            fix="send it again under a new transfer number",
+        )
+        self._device.kick(session)
+
+    def expect(self, session: Session, transfer: int, what: str) -> Upload:
+        """The upload of this number, from now on the `what`'s. Raises Refusal(TRANSFER_ABORTED), where it is over, and
+        Refusal(HANDLE_IN_USE)."""
+        check_live(session, transfer, session.downloads)
+        upload = session.uploads.setdefault(transfer, Upload())
+        claim(upload, transfer, what)
+        return upload
+
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: Rows) -> Operation:
+        session = origin.session
+        upload = self.expect(session, command.transfer, "write")
+        # `data` may hold the first bytes, as a client of the single call sends them.
+        if command.data:
+            upload.chunks.appendleft(memoryview(command.data))
+        operation = Operation(
+            origin,
+            partial(self._write, origin, command, buffer, upload, Direct(self._device, origin, buffer, rows), rows),
+            writes=(origin.stream, buffer),
+            spoils=(buffer,),
+        )
+        operation.on_failure = partial(self.give_up, session, command.transfer)
+        return operation
+
+    def _write(
+        self,
+        origin: Origin,
+        command: commands_pb2.Write,
+        buffer: Buffer,
+        upload: Upload,
+        direct: Direct,
+        rows: Rows,
+    ) -> bool:
+        buffer.check_writable("write")
+        direct.address = address = locate(buffer, rows, "write")
+
+        def put(host: HostBuffer, at: int, size: int) -> None:
+            self._copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
+
+        if not self.receive(origin, command.transfer, upload, command.size, put, direct):
+            return False
+        if command.size == buffer.size:
+            buffer.failure = None
+        origin.reply()
+        return True
+
+    def receive(
+        self, origin: Origin, transfer: int, upload: Upload, size: int, put: Move, direct: Direct | None = None
+    ) -> bool:
+        """Gives the chunks that are here to `put`, in the stream's order; whether all `size` bytes have been.
+
+        `put` takes the host buffer over; `direct` is for where there is none. Raises what ended the upload, or Refusal
+        for bytes too few or too many.
+        """
+        session, track = origin.session, origin.stream.track
+        while upload.written < size:
+            if not upload.chunks:
+                if upload.error is not None:
+                    raise upload.error
+                if upload.ended:
+                    raise self._too_short(origin, upload, size)
+                return False
+            data = upload.chunks[0]
+            if upload.written + len(data) > size:
+                raise self._too_long(origin, upload, size)
+            if track.full:
+                return False
+            host = self._host(origin, len(data), direct)
+            if host is not None:
+                host.view[: len(data)] = data
+                put(host, upload.written, len(data))
+            elif direct is None or not self._without(len(data), direct) or not direct.write(upload.written, data):
+                return False
+            upload.chunks.popleft()
+            upload.written += len(data)
+            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
+        if upload.chunks:
+            raise self._too_long(origin, upload, size)
+        session.uploads.pop(transfer, None)
+        session.over.append(transfer)
+        return True
+
+    @staticmethod
+    def _too_short(origin: Origin, upload: Upload, size: int) -> Refusal:
+        return Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"the upload ended after {upload.written} bytes; the {origin.name} announced {size}",
+            fix=f"send as many bytes as the {origin.name} says",
+            details={"size": size, "received": upload.written},
+        )
+
+    @staticmethod
+    def _too_long(origin: Origin, upload: Upload, size: int) -> Refusal:
+        received = upload.written + len(upload.chunks[0])
+        return Refusal(
+            Reason.OUT_OF_BOUNDS,
+            f"the upload brought at least {received} bytes; the {origin.name} announced {size}",
+            fix=f"send as many bytes as the {origin.name} says",
+            details={"size": size, "received": received},
+        )
+
+
+def _message(payload: bytes) -> str:
+    try:
+        return from_status(status_pb2.Status.FromString(payload)).message
+    except DecodeError:
+        return "no reason was given"

@@ -1,0 +1,108 @@
+"""Frames over the socket to one device process.
+
+It always keeps reading: every queue behind it is bounded by a window or by credits, so that a device process is never
+held up by a slow client. Writing pushes back by `drain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from hearth_proto import frames
+from hearth_proto.frames import Frame
+from hearth_proto.reasons import Refusal
+
+_SMALL = 64 << 10
+"""Payloads up to here are copied behind their header; longer ones are written from where they lie."""
+_HIGH_WATER = 4 << 20
+
+
+class FrameSocket(asyncio.Protocol):
+    """The front's end of a socket pair, until it is closed."""
+
+    def __init__(self) -> None:
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolves when the socket is over; its text says why, empty for a plain end of file."""
+        self.loss: Refusal | None = None
+        """What everyone is told who waits; None: the device process is there."""
+        self._reader = frames.FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._drained: asyncio.Future[None] | None = None
+
+    def _dispatch(self, frame: Frame) -> None:
+        """A frame has come."""
+        raise NotImplementedError
+
+    # ---- asyncio.Protocol ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)  # type: ignore[union-attr]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._dispatch(frame)
+        except frames.FrameError as error:
+            self.abandon(f"it sent bytes that are no frames: {error}")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._drained is not None:
+            if not self._drained.done():
+                self._drained.set_result(None)
+            self._drained = None
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # A process that ends while it is written to breaks the pipe: how it ended says more.
+        self._close("" if exc is None or isinstance(exc, ConnectionError) else str(exc))
+
+    def abandon(self, why: str) -> None:
+        """Gives the link up; the supervisor ends the process."""
+        self._close(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self, why: str) -> None:
+        if not self.closed.done():
+            self.closed.set_result(why)
+        self.resume_writing()
+
+    # ---- sending ----
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    async def drain(self) -> None:
+        """Returns when there is room to write; raises the loss when the device process is gone."""
+        while self._paused and self.loss is None:
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
+        if self.loss is not None:
+            raise self.loss
+
+    def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
+        """Writes one frame; silently nothing where it is closed: whoever waits is told of the loss."""
+        transport = self._transport
+        if transport is None or self.closed.done():
+            return
+        head = frames.header(kind, len(payload), channel=channel, id=id, flags=flags)
+        if len(payload) <= _SMALL:
+            transport.write(head + payload)
+        else:
+            transport.writelines((head, payload))
+
+    def send_json(self, kind: int, body: dict[str, Any]) -> None:
+        self.send(kind, json.dumps(body, separators=(",", ":")).encode())

@@ -1,0 +1,116 @@
+"""Where the daemon is reached: gRPC on TCP and on a Unix socket, HTTP beside it; opened and closed as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from hearthd.config import Config
+from hearthd.front import device_service, health, listen, node_service
+from hearthd.front.access import Access
+from hearthd.front.addresses import Address, Addresses, parse_address
+from hearthd.front.http import HttpServer
+from hearthd.front.metrics import Metrics
+from hearthd.front.sessions import SessionTable
+from hearthd.front.supervisor import Supervisor
+
+_GRPC_OPTIONS = (
+    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),  # else a second daemon would share the port in silence
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of gRPC's other pings: while one is out, no keepalive is sent
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class Listeners:
+    """Of one daemon. The health service is theirs, too: it is what others find out by whether to come here."""
+
+    def __init__(
+        self, config: Config, access: Access, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._access = access
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._metrics = metrics
+        self._health: health.Health | None = None
+        self._http: HttpServer | None = None
+        self._unix: listen.UnixSocket | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def open(self, services: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> Addresses:
+        """Listens where the configuration says; where that is, in the end. Raises `ListenError`: `close` what is open
+        by then."""
+        config = self._config.listen
+        server = grpc.aio.server(options=_GRPC_OPTIONS)
+        self._server = server
+        self._health = health.Health(self._supervisor)
+        server.add_generic_rpc_handlers(services)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        names = (node_service.NAME, device_service.NAME, health.NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        grpc_address = http_address = ""
+        if config.grpc:
+            grpc_address = str(self._listen_tcp(server, parse_address(config.grpc)))
+        unix = self._config.unix_path
+        if unix:
+            self._listen_unix(server, unix)
+            await self._access.listen_beside(unix)
+        await server.start()
+        if config.http:
+            address = parse_address(config.http)
+            self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics)
+            http_address = str(await self._http.start(address))
+        return Addresses(grpc_address, http_address, unix)
+
+    def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
+        listen.check_free(address, "grpc")
+        try:
+            port = self._access.add_port(server, address)
+        except RuntimeError as error:
+            raise listen.ListenError(f"listen.grpc: {address} cannot be listened on: {error}") from None
+        return Address(address.host, port)
+
+    def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
+        self._unix = listen.UnixSocket(path, public=self._access.by_user)
+        self._unix.claim()
+        before = os.umask(0o111 if self._access.by_user else 0o177)
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise listen.ListenError(f"listen.unix: {path} cannot be listened on: {error}") from None
+        finally:
+            os.umask(before)
+
+    def not_ready(self) -> None:
+        """Health says so from now on."""
+        if self._health is not None:
+            self._health.drain()
+
+    async def close(self, grace: float) -> None:
+        """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
+        if self._health is not None:
+            await self._health.stop()
+        server, self._server = self._server, None
+        # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
+        stops = [server.stop(grace)] if server is not None else []
+        if self._http is not None:
+            stops.append(self._http.stop())
+        await asyncio.gather(*stops)
+
+    def release(self) -> None:
+        """Lets go of the Unix socket's path; calls that have their last words may still be on it before."""
+        if self._unix is not None:
+            self._unix.release()

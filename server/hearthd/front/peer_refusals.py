@@ -1,0 +1,47 @@
+"""What a session is told whose daemon did not come to a group's coordinator: no more than it needs, see `PeerReach`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.addresses import Address
+
+SETTING = "collectives.peers"
+
+
+def not_allowed(addresses: Sequence[Address]) -> Refusal:
+    """The ticket names nothing that this daemon connects to."""
+    named = ", ".join(map(str, addresses))
+    return Refusal(
+        Reason.PERMISSION_DENIED,
+        f"This daemon does not connect to {named} for a group over several daemons: {SETTING} does not allow it, or "
+        "the name is not known here.",
+        fix="If the coordinator is there, have the operator allow it in this daemon's configuration: "
+        f"[collectives] {line(addresses)}",
+        details={"setting": SETTING, "requested": named},
+    )
+
+
+def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], patience: float | None) -> Refusal:
+    """`patience`: seconds of the request, where they were too few to try the addresses for as long as usual."""
+    named = ", ".join(map(str, addresses))
+    details: dict[str, object] = {"addresses": named}
+    within = f" within {patience:g} s" if patience is not None else ""
+    text = f"The group's coordinator could not be reached{within}. Tried {named}"
+    if forbidden:
+        details |= {"setting": SETTING, "not_allowed": ", ".join(map(str, forbidden))}
+        text += f"; {details['not_allowed']} not, as {SETTING} does not allow it or the name is not known here"
+    return Refusal(
+        Reason.COMMUNICATOR_FAILED if patience is None else Reason.COLLECTIVE_TIMEOUT,
+        f"{text}.",
+        fix="Set collectives.listen, and collectives.advertise where it differs, on the daemon that creates the group "
+        "to an address that this node reaches; what came of each address is in the log of this node's daemon.",
+        details=details,
+    )
+
+
+def line(addresses: Sequence[Address]) -> str:
+    """The setting that allows them."""
+    return f"peers = {json.dumps(['auto', *map(str, addresses)])}"

@@ -1,0 +1,57 @@
+"""A C++ compiler that waits, with the CPU backend's libraries for groups, until it is let go on."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+_SCRIPT = """#!/bin/sh
+case "$*" in *exchange.so*|*reduce-*)
+    case "$*" in {broken}) echo "it does not compile" >&2; exit 1;; esac
+    echo x > {begun}
+    read line < {go};;
+esac
+exec {compiler} "$@"
+"""
+
+
+class HeldCompiler:
+    """`broken`: a word of those command lines that it fails with."""
+
+    def __init__(self, folder: Path, compiler: Sequence[str], broken: str = "") -> None:
+        self.path = folder / "compiler"
+        self._fifos = [folder / "begun", folder / "go"]
+        for fifo in self._fifos:
+            os.mkfifo(fifo)
+        # Open for both: neither end then waits for the other to be opened, and nothing is at an end.
+        self._begun, self._go = (os.open(fifo, os.O_RDWR) for fifo in self._fifos)
+        begun, go = (shlex.quote(str(fifo)) for fifo in self._fifos)
+        pattern = f"*{shlex.quote(broken)}*" if broken else "''"
+        self.path.write_text(_SCRIPT.format(broken=pattern, begun=begun, go=go, compiler=shlex.join(compiler)))
+        self.path.chmod(0o755)
+
+    def begun(self, runs: int, seconds: float = 30) -> None:
+        """Returns when so many more runs are under way."""
+        for _ in range(runs):
+            assert select.select([self._begun], [], [], seconds)[0], "the compiler was not started"
+            assert os.read(self._begun, 2) == b"x\n"
+
+    def quiet(self, seconds: float = 0.3) -> bool:
+        """Whether no other run begins."""
+        return not select.select([self._begun], [], [], seconds)[0]
+
+    def go_on(self, runs: int) -> None:
+        os.write(self._go, b"go\n" * runs)
+
+    def close(self) -> None:
+        """It waits for nobody any more."""
+        for fifo in self._fifos:
+            plain = fifo.with_suffix(".plain")
+            plain.write_text("go\n")
+            plain.rename(fifo)
+        self.go_on(64)  # for those that have opened it
+        os.close(self._begun)
+        os.close(self._go)
