@@ -14,7 +14,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backlog import LAUNCH, NEEDS, NOTHING, Ahead, Backlog, Changes
 from hearthd.device.context import Device
 from hearthd.device.launch import LaunchCommands
-from hearthd.device.tables import BatchEntry, Session
+from hearthd.device.session import BatchEntry, Session
 
 LOOK_AHEAD_BYTES = 64 << 10
 """Longer batches are not looked into before their turn: that takes time, which belongs to others."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.policy.slices import Pace
-from hearthd.device.tables import Session
+from hearthd.device.session import Session
 from hearthd.device.tracks import NEVER, Track, Tracks
 
 NOTHING, COPY, LAUNCH = range(3)

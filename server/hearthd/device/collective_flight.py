@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hearth_proto.reasons import Refusal
+from hearthd.device.buffer import Buffer
 from hearthd.device.operation import Origin
 from hearthd.device.policy.errors import Failure
 from hearthd.device.policy.flights import Flights
-from hearthd.device.tables import Buffer
 from hearthd.device.tracks import Tracks
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.buffer import Buffer
 from hearthd.device.collective_kinds import ITEM_SIZES, KINDS, OPS, SHAPES
 from hearthd.device.collective_parts import Part, Range
-from hearthd.device.tables import Buffer, Table
+from hearthd.device.handle_table import Table
 
 MAX_OPERATIONS = 1024
 """Operations of one Collective."""

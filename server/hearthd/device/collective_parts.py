@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.buffer import Buffer
 from hearthd.device.collective_kinds import ITEM_SIZES
-from hearthd.device.server import Exchange
-from hearthd.device.tables import Buffer
+from hearthd.device.exchange import Exchange
 
 
 class Range(NamedTuple):

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.buffer import Buffer
 from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_kinds import KINDS
 from hearthd.device.collective_parsing import parse
 from hearthd.device.collective_parts import locate
 from hearthd.device.communicators import Memberships
 from hearthd.device.context import Device
+from hearthd.device.exchange import Exchange
 from hearthd.device.membership import Membership
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.presented import Key, Pending, Presented, SessionOf
-from hearthd.device.server import Exchange
-from hearthd.device.tables import Buffer, Session
+from hearthd.device.session import Session
 
 
 class Wanted(NamedTuple):

@@ -22,8 +22,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_lane import Lane
 from hearthd.device.context import Device
+from hearthd.device.exchange import Communicator, Exchange
 from hearthd.device.membership import Membership, decode_status, encode_status, given_up
-from hearthd.device.server import Communicator, Exchange
 from hearthd.device.tracks import Track
 
 CHECK_S = 0.05

@@ -30,9 +30,9 @@ from hearthd.device.prepared import PreparedCommands
 from hearthd.device.profile import ProfileCommands
 from hearthd.device.publishing import Publishing
 from hearthd.device.server import DeviceFault
+from hearthd.device.session import BatchEntry, Session
 from hearthd.device.sharing import Sharing
 from hearthd.device.snapshots import SnapshotCommands
-from hearthd.device.tables import BatchEntry, Session
 from hearthd.device.tensor_maps import TensorMapCommands
 from hearthd.device.trace import TraceCommands
 from hearthd.device.transfers import Transfers

@@ -13,8 +13,8 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import status_pb2
 from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_lane import Lane
+from hearthd.device.exchange import Communicator
 from hearthd.device.policy.flights import Flights
-from hearthd.device.server import Communicator
 from hearthd.device.tracks import Track
 
 

@@ -10,9 +10,11 @@ from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
+from hearthd.device.buffer import Buffer
 from hearthd.device.policy.errors import Failure, poisoned, skipped
 from hearthd.device.server import DeviceFault
-from hearthd.device.tables import BatchEntry, Buffer, LogicalStream, Session
+from hearthd.device.session import BatchEntry, Session
+from hearthd.device.stream import LogicalStream
 
 
 class Replies(Protocol):

@@ -15,7 +15,7 @@ from hearthd.device.collective_parts import Part, locate
 from hearthd.device.communicators import CHECK_S, Memberships, Send
 from hearthd.device.context import Device
 from hearthd.device.membership import decode_status, encode_status
-from hearthd.device.tables import Session
+from hearthd.device.session import Session
 
 MOST_PRESENTED = 512
 """Operations of a session, those of a batch counted one by one, that are presented and not known to be done; beyond

@@ -35,8 +35,8 @@ from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.quiet import Quiet
 from hearthd.device.server import ComputeServer, DeviceFault
+from hearthd.device.session import Session
 from hearthd.device.staging import Staging
-from hearthd.device.tables import Session
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Tracks
 from hearthd.log import configure

@@ -19,14 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.device.compilation import Assembly, Compiler, Image, Source
-from hearthd.device.exchange import Communicator, Communicators, Exchange
+from hearthd.device.compilation import Compiler, Image
+from hearthd.device.exchange import Communicators
 from hearthd.device.nodes import Dim, GraphNode, KernelNode, LaunchAttributes
 from hearthd.device.policy.tensor_map import TensorMapSpec
 from hearthd.device.resources import (
     Event,
-    Function,
-    FunctionAttributes,
     Graph,
     HostBuffer,
     HostInfo,
@@ -36,23 +34,6 @@ from hearthd.device.resources import (
     SharedMemory,
     Stream,
 )
-
-__all__ = [  # the old way to the names that are not made here; it goes when nobody takes it any more
-    "Assembly",
-    "Communicator",
-    "ComputeServer",
-    "DeviceFault",
-    "Event",
-    "Exchange",
-    "Function",
-    "FunctionAttributes",
-    "HostInfo",
-    "Image",
-    "MemoryInfo",
-    "Module",
-    "Source",
-    "Stream",
-]
 
 
 class DeviceFault(Exception):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from hearthd.device.doubts import Callback, Doubts
 from hearthd.device.policy.ordering import Ordering, Usage
-from hearthd.device.server import ComputeServer, Event, Stream
+from hearthd.device.resources import Event, Stream
+from hearthd.device.server import ComputeServer
 
 WINDOW = 128
 WINDOWS = 6

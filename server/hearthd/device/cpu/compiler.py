@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Assembly, Image, Source
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
@@ -24,7 +25,6 @@ from hearthd.device.cpu.source import translate
 from hearthd.device.cpu.toolchain import Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
 from hearthd.device.policy.includes import check_name
-from hearthd.device.server import Assembly, Image, Source
 
 FILE = "kernel.cu"
 OPTIONS_FILE = "<options>"

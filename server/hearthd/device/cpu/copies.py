@@ -8,7 +8,7 @@ from typing import Any
 from hearth_proto.reasons import Refusal
 from hearthd.device.cpu.memory import CpuHostBuffer, HostPool, fill_with
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.server import HostInfo
+from hearthd.device.resources import HostInfo
 
 
 class CopyOperations:

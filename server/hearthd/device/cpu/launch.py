@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compilation import Image
 from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import Toolchain
 from hearthd.device.nodes import Dim, LaunchAttributes
 from hearthd.device.policy import tensor_map
-from hearthd.device.server import Function, FunctionAttributes, Image, Module
+from hearthd.device.resources import Function, FunctionAttributes, Module
 
 ELF_MAGIC = b"\x7fELF"
 

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from hearthd.device.policy.budget import out_of_memory, rounded
-from hearthd.device.server import MemoryInfo
+from hearthd.device.resources import MemoryInfo
 
 ALIGNMENT = 256
 

@@ -20,7 +20,8 @@ from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
 from hearthd.device.cpu.shared_memory import SharedMemoryOperations
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.policy.budget import GRANULARITY
-from hearthd.device.server import DeviceFault, MemoryInfo
+from hearthd.device.resources import MemoryInfo
+from hearthd.device.server import DeviceFault
 from hearthd.spec import DeviceSpec
 
 ALIGNMENT = 256
