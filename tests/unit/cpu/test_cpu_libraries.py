@@ -101,6 +101,21 @@ def test_arithmetic_that_cannot_be_compiled(communicators: CpuCommunicators, hel
         rank.close()
 
 
+def test_a_library_that_is_broken(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
+    """As above; what has to be removed is named."""
+    held.go_on(1)
+    ranks = pair_of(communicators)
+    broken = toolchain.cache_dir / f"reduce-int8-{toolchain.identity().hex()[:24]}"
+    broken.mkdir()
+    (broken / "reduce-int8.so").write_bytes(b"cut short")
+    events = [rank.enqueue(summing(np.ones(7, np.int8))) for rank in ranks]
+    for rank, event in zip(ranks, events, strict=True):
+        rank.reached(event)
+    assert any(str(broken / "reduce-int8.so") in rank.communicator.failed() for rank in ranks)
+    for rank in ranks:
+        rank.close()
+
+
 def test_a_cache_that_is_gone(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
     """As above, for what the operating system refuses."""
     held.go_on(1)

@@ -40,7 +40,6 @@ _PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec")
 """Of an installation: where a compiler, its headers and its libraries are. Not all of it: a prefix may be a home."""
 
 _F_SETSIG = 10
-
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
 
 
@@ -267,11 +266,8 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    names = (
-        "source", "declarations", "tokens", "unsupported", "compiler", "crashes", "toolchain", "libraries",
-        "exchange_kinds", "options", "table",
-    )  # fmt: skip
-    files += [here / f"{name}.py" for name in names]
+    names = "source declarations tokens unsupported compiler crashes toolchain libraries exchange_kinds options table"
+    files += [here / f"{name}.py" for name in names.split()]
     for path in sorted(files):
         digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()
