@@ -143,7 +143,7 @@ class Doomed:
         self.kept.append(x)
 
     def published(self) -> None:
-        name = f"weights of {os.getpid()}, {len(self.kept)}"
+        name = f"weights of {os.getpid()}, {self.rng.getrandbits(64)}"
         self.gpu.publish(name, self.gpu.zeros(10_000, np.uint8))
         self.kept.append(self.gpu.attach(name))
 

@@ -23,7 +23,7 @@ from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_lane import Lane
 from hearthd.device.context import Device
 from hearthd.device.exchange import Communicator, Exchange
-from hearthd.device.membership import Membership, decode_status, encode_status, given_up
+from hearthd.device.membership import Membership, decode_status, encode_status, given_up, not_started
 from hearthd.device.tracks import Track
 
 CHECK_S = 0.05
@@ -206,6 +206,7 @@ class Memberships:
         if member.failing:
             return
         member.refusal = partial(given_up, reason, sequence if timed_out else 0)
+        member.gone = not_started(reason, timed_out)
         self._tell_progress(member, at_once=True)
         member.reported = time.monotonic()
         self._busy[member] = None
@@ -272,7 +273,7 @@ class Memberships:
             self._busy.pop(member, None)
         if member.refusal is not None:
             if now > member.reported + VERDICT_S:
-                self._end(member, member.refusal)
+                self._end(member, member.refusal, member.gone)
             return
         reason = member.communicator.failed()
         if reason:

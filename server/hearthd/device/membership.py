@@ -21,7 +21,7 @@ from hearthd.device.tracks import Track
 class Membership:
     """This rank of one communicator."""
 
-    __slots__ = ("comm", "communicator", "flights", "group", "lane", "refusal", "reported", "track")
+    __slots__ = ("comm", "communicator", "flights", "gone", "group", "lane", "refusal", "reported", "track")
 
     def __init__(self, comm: str, communicator: Communicator, track: Track, lane: Lane[Any], group: bool) -> None:
         self.comm = comm
@@ -36,6 +36,8 @@ class Membership:
         """When the front was told that it has failed."""
         self.refusal: Callable[[Flight], Refusal] | None = None
         """Why, for an operation that was under way."""
+        self.gone: Refusal | None = None
+        """Why, for one that was told to go, and could not start."""
 
     @property
     def failing(self) -> bool:
@@ -62,6 +64,16 @@ def given_up(why: str, late: int, flight: Flight) -> Refusal:
         f"{flight.what} was given up: its communicator failed: {why}",
         fix="submit it again, with the next sequence number on every rank; a new communicator is made",
         details={"sequence": flight.sequence},
+    )
+
+
+def not_started(why: str, timed_out: bool) -> Refusal:
+    """For an operation that had been told to go on a communicator that failed before it could start; `timed_out`: that
+    is why it failed, of this operation or of one that it waits for."""
+    return Refusal(
+        Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
+        f"the communicator was given up before the operation could start: {why}",
+        fix="submit the operation again, with the next sequence number on every rank; a new one is made",
     )
 
 

@@ -82,6 +82,19 @@ def test_where_the_front_stays_silent(rig: PeerRig, monkeypatch: pytest.MonkeyPa
     assert rig.reason(rig.sync()) == ""
 
 
+def test_overdue_before_it_could_start_where_the_front_stays_silent(
+    rig: PeerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(communicators, "VERDICT_S", 0.1)
+    rig.join()
+    rig.batch(collective(1, timeout=1e-9))
+    sync = rig.sync()
+    rig.go(rig.hear("present"), 2)  # another one is ahead of it
+    assert rig.hear("failed")["timed_out"]
+    refusal = from_status(rig.answer(sync).error)
+    assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "could not start in time" in refusal.message
+
+
 def test_a_communicator_that_has_failed(rig: PeerRig) -> None:
     peer = launched(rig)
     sync = rig.sync()
