@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from hearth_proto.reasons import Reason
+from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 
@@ -89,6 +89,36 @@ def test_groups_beside_each_other(pair: list[Rank], two: list[DaemonProcess]) ->
             if rank is pair[0]:
                 work(others, theirs, 1)
         assert [set(rank.data(out)) for rank in pair for out in outs] == [{3.0}] * 6
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rank_that_is_refused_tells_the_other_at_once(pair: list[Rank], odd: int) -> None:
+    group = form(pair)
+    other = 1 - odd
+    pair[other].present(group, 1, operation("all_reduce", A, B))
+    pair[odd].present(group, 1, operation("all_reduce", A, 77))
+    began = time.monotonic()
+    assert pair[odd].failure().reason == Reason.INVALID_HANDLE
+    refusal = pair[other].failure()
+    assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["failed"] == str(odd), refusal
+    assert refusal.details["cause"] == "INVALID_HANDLE" and "77" in refusal.message
+    assert time.monotonic() - began < LATE
+    pair[odd].present(group, 2, operation("all_reduce", A, 77))
+    assert pair[odd].failure().reason == Reason.INVALID_HANDLE
+    pair[other].present(group, 2, operation("all_reduce", A, B))  # comes when the other has said that it will not
+    assert pair[other].failure().reason == Reason.COMMUNICATOR_FAILED
+    work(pair, group, 3)
+
+
+def test_rows_in_different_orders_are_refused_at_once(pair: list[Rank]) -> None:
+    group = form(pair)
+    row = [operation("all_reduce", A, A)] * 2
+    for rank, numbers in zip(pair, ((1, 2), (2, 1)), strict=True):
+        rank.stream.batch(*(rank.part(group, number, part) for number, part in zip(numbers, row, strict=True)))
+    for rank in pair:
+        refusals = [from_status(entry.status) for entry in rank.stream.failures()]
+        assert [refusal.reason for refusal in refusals] == [Reason.COLLECTIVE_MISMATCH] * 2, refusals
+    work(pair, group, 3)
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ class Collectives:
         pending = wanted.pending
         if not pending.made:
             locate(pending.parts)
-            self._presented.present(pending)
+            if not self._presented.present(pending):
+                return False
         if pending.error is not None:
             raise pending.error
         if pending.comm is None:

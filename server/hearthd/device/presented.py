@@ -22,6 +22,9 @@ MOST_PRESENTED = 512
 these an operation is presented only when its turn has come. An operation has so many seconds from then on, and those
 before it are to be done by then."""
 
+MOST_AT_ALL = 4096
+"""The same, those included whose turn has come: of so many streams at once."""
+
 REMEMBERED = 1024
 """Operations that were launched lately: the same number again is refused."""
 
@@ -147,14 +150,17 @@ class Presented:
         else:
             self._present(pending)
 
-    def present(self, pending: Pending) -> None:
-        """Its turn has come: nothing stands before it."""
+    def present(self, pending: Pending) -> bool:
+        """Its turn has come: nothing stands before it. False: there is no room even so."""
+        if self._crowded(pending, MOST_AT_ALL):
+            return False
         pending.behind = []
         self._present(pending)
+        return True
 
-    def _crowded(self, pending: Pending) -> bool:
+    def _crowded(self, pending: Pending, most: int = MOST_PRESENTED) -> bool:
         weight = self._weights.get(pending.session, 0)
-        return weight > 0 and weight + pending.weight > MOST_PRESENTED
+        return weight > 0 and weight + pending.weight > most
 
     def _present(self, pending: Pending) -> None:
         """Tells the front that this rank is there; it has so many seconds to be done."""
@@ -181,6 +187,8 @@ class Presented:
             self._weights[session] = left
         else:
             self._weights.pop(session, None)
+        if left + weight > MOST_PRESENTED:
+            self._device.kick(session)  # one whose turn has come may find room now
         standing = self._standing.get(session)
         while standing and (standing[0].made or not self._crowded(standing[0])):
             pending = standing.popleft()

@@ -31,6 +31,7 @@ from hearthd.front.peer_part import (
     status_of,
     tell,
     text_of,
+    withdrawn,
 )
 from hearthd.front.peer_record import PeerRecord
 
@@ -101,6 +102,14 @@ class Follower(Part):
             )
             self._record.failed(sequence, refusal.message)
             self.fail(link, channel, sequence, refusal)
+
+    def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        if self.over is not None:
+            return
+        told = withdrawn(self.id, body)
+        self._take((link.ordinal, link.generation, told["sequence"]))
+        self._record.failed(told["sequence"], refusal_in(told["status"]).message)
+        self._say(link, told)
 
     def message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         """A device process speaks of a communicator of this group."""

@@ -157,7 +157,7 @@ class PeerGroups:
 
     def takes(self, link: DeviceLink, body: Body) -> bool:
         """See `collective_router.Relay`."""
-        if body["op"] == "present":
+        if body["op"] in ("present", "withdraw"):
             channel = link.channels.get(int(body["channel"]))
             group = body.get("group")
             if not group or channel is None:
@@ -165,7 +165,7 @@ class PeerGroups:
             part = self._parts.get(channel.session_id, {}).get(str(group))
             if part is None or link.ordinal not in part.ranks:
                 return False  # refused as what is not there
-            part.present(link, channel.number, body)
+            (part.present if body["op"] == "present" else part.withdraw)(link, channel.number, body)
             return True
         prefix, slash, _ = str(body.get("comm", "")).partition("/")
         if not slash:

@@ -19,7 +19,7 @@ from hearthd.front.collectives import GROUP, Key, Place
 from hearthd.front.group_tickets import Hello, Member, Members, nodes_of
 from hearthd.front.peer_frames import Body, PeerFrameError
 from hearthd.front.peer_link import PeerLink
-from hearthd.front.peer_part import MAX_NOTED, Part, about, failed, presented, status_of, text_of
+from hearthd.front.peer_part import MAX_NOTED, Part, about, failed, presented, status_of, text_of, withdrawn
 
 if TYPE_CHECKING:
     from hearthd.front.link import DeviceLink
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("hearthd.peers")
 
-MAX_PRESENTED = 1024
+MAX_PRESENTED = 8192
 """Operations, those of batches counted one by one, that one remote rank may have presented without an answer; a device
-process presents fewer. One batch may be larger."""
+process presents fewer (`hearthd.device.presented`)."""
 
 
 class Router(Protocol):
     """What matches ranks and keeps communicators: `CollectiveRouter`."""
 
     def present(self, key: Key, rank: int, place: Place, body: Body) -> None: ...
+
+    def withdraw(self, key: Key, rank: int, body: Body) -> None: ...
 
     def message(self, place: Place, body: Body, owner: str = "") -> None: ...
 
@@ -139,6 +141,10 @@ class Leader(Part):
                 raise ValueError(f"rank {rank} has presented {len(waiting)} times and not waited for an answer")
             waiting[part["sequence"]] = max(1, weight)
             self._present(rank, place, part)
+        elif body["body"]["op"] == "withdraw":
+            part = withdrawn(self.id, body["body"])
+            self._unanswered.get(rank, {}).pop(part["sequence"], None)
+            self._withdraw(rank, part)
         else:
             self._router.message(place, about(body["body"], text_of(body["body"]["comm"], 64)), self._owner)
 
@@ -173,6 +179,10 @@ class Leader(Part):
             return
         self._present(self.ranks[link.ordinal], Place(0, link.ordinal, link.generation), {**body, "channel": channel})
 
+    def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        if self.over is None:
+            self._withdraw(self.ranks[link.ordinal], dict(body))
+
     def process_lost(self, link: DeviceLink, why: str) -> None:
         """The router has failed what had been presented from it; the session's rank there can present no more."""
         channel = self.session.channels.get(link.ordinal)
@@ -181,6 +191,9 @@ class Leader(Part):
 
     def _present(self, rank: int, place: Place, body: Body) -> None:
         self._router.present(Key(self._owner, self._ranks, int(body["sequence"])), rank, place, body)
+
+    def _withdraw(self, rank: int, body: Body) -> None:
+        self._router.withdraw(Key(self._owner, self._ranks, int(body["sequence"])), rank, body)
 
     # ---- the end ----
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 REBUILD = "Leave the group and rebuild it from the devices that are there: create it anew and have all nodes join."
 MAX_SECONDS = 366 * 86400.0
 """Longer timeouts are as good as this one."""
+MAX_BEHIND = 1024
+"""Operations that one stands behind."""
 MAX_TEXT = 1000
 MAX_DETAILS = 16
 """Of a refusal, with their names."""
@@ -75,6 +77,10 @@ class Part:
 
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """A device process of the session presents an operation."""
+        raise NotImplementedError
+
+    def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        """A device process of the session will not take part in an operation."""
         raise NotImplementedError
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
@@ -153,6 +159,9 @@ def presented(group: str, body: Mapping[str, Any]) -> Body:
     timeout = body.get("timeout") or 0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
         raise ValueError("the timeout is no number of seconds")
+    behind = body.get("behind") or []
+    if not isinstance(behind, list) or len(behind) > MAX_BEHIND:
+        raise ValueError("what it stands behind is no list, or too long")
     return {
         "op": "present",
         "channel": 0,
@@ -161,7 +170,15 @@ def presented(group: str, body: Mapping[str, Any]) -> Body:
         "sequence": natural(body["sequence"]),
         "signature": [_entry(entry) for entry in signature],
         "timeout": float(min(timeout, MAX_SECONDS)),
+        "behind": [[[], natural(sequence)] for _, sequence in behind],
     }
+
+
+def withdrawn(group: str, body: Mapping[str, Any]) -> Body:
+    """One rank's `withdraw`."""
+    status = status_of(refusal_in(encoded(body["status"])))
+    sequence = natural(body["sequence"])
+    return {"op": "withdraw", "channel": 0, "group": group, "devices": [], "sequence": sequence, "status": status}
 
 
 def _entry(entry: Any) -> Body:

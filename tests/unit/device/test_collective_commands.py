@@ -318,6 +318,19 @@ def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerR
     assert not [frame for frame in rig._frames if frame.id == sync and frame.kind == Kind.RESULT]
 
 
+def test_of_many_streams_no_more_is_presented_than_others_take(rig: PeerRig) -> None:
+    many = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 1000
+    streams = range(5, 11)
+    rig.batch(*(c.Command(create_stream=c.CreateStream(stream=stream)) for stream in streams))
+    rig.batch(*(collective(number, *many, stream=stream) for number, stream in enumerate(streams, 1)))
+    presented = [rig.hear("present") for _ in range(4)]
+    assert rig.heard("present") == [], "4096, those of batches counted one by one"
+    peer = rig.join()
+    rig.go(presented[0], 1)
+    peer.release()
+    assert rig.hear("present")["sequence"] == 5
+
+
 def test_no_more_is_launched_than_the_driver_takes(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(*(collective(number) for number in range(1, 301)))

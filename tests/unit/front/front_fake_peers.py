@@ -66,12 +66,14 @@ class FakeLink:
         self.on_open(self, number, session.id)
         return channel
 
-    def present(self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, **change: Any) -> None:
+    def present(
+        self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, behind: Any = (), **change: Any
+    ) -> None:
         signature = [{**SIGNATURE[0], **change}]
         self.say(
             {
                 "op": "present", "channel": session.channels[self.ordinal].number, "group": group.hex(), "devices": [],
-                "sequence": sequence, "signature": signature, "timeout": timeout,
+                "sequence": sequence, "signature": signature, "timeout": timeout, "behind": list(behind),
             }
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ from hearthd.front.peer_frames import HEADER, encode
 from hearthd.front.peer_groups import MAX_GROUPS
 from hearthd.front.peer_leader import Leader
 from hearthd.front.peer_link import LAST_WORDS
+from hearthd.front.peer_part import status_of
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
@@ -68,6 +69,41 @@ def test_ranks_that_do_not_match() -> None:
                 assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.details["field"] == "count"
                 assert refusal.details["odd_rank"] == "1" and refusal.details["requested"] == "9"
             await both.run(2)
+
+    run(work())
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rank_that_withdraws(odd: int) -> None:
+    async def work() -> None:
+        async with pair() as both:
+            other, link, session = both.ranks[1 - odd], both.ranks[odd], both.sessions[odd]
+            other.present(both.sessions[1 - odd], both.group, timeout=60)
+            status = status_of(Refusal(Reason.OUT_OF_BOUNDS, "out\nof bounds"))
+            channel = session.channels[link.ordinal].number
+            body = {"op": "withdraw", "channel": channel, "group": both.group.hex(), "devices": [], "sequence": 1}
+            link.say({**body, "status": status})
+            refusal = refusal_in(await other.hears("fail", sequence=1))
+            assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["failed"] == str(odd)
+            assert link.ops("fail") == []
+            link.say({**body, "sequence": 7, "group": "ab" * 16, "status": status})  # no group of this session's
+            link.say({**body, "sequence": 2, "status": "%%"})
+            await both.run(3)
+
+    run(work())
+
+
+def test_what_stands_behind_another_is_told_to_go_after_it() -> None:
+    async def work() -> None:
+        async with pair() as both:
+            for number, rows in enumerate((((1, []), (2, [[[], 1]])), ((2, []),))):
+                link, session = both.ranks[number], both.sessions[number]
+                for sequence, behind in rows:
+                    link.present(session, both.group, sequence, behind=behind)
+            both.ranks[1].present(both.sessions[1], both.group, 1)
+            for link in both.ranks:
+                first, second = [await link.hears("go", sequence=sequence) for sequence in (1, 2)]
+                assert (first["index"], second["index"]) == (1, 2)
 
     run(work())
 

@@ -172,6 +172,8 @@ NONSENSE: list[Any] = [
     *({"t": "rank", "device": 0, "process": 1, "body": {**GOOD, **change}}
       for change in ({"sequence": -1}, {"sequence": "1"}, {"sequence": 2**70}, {"timeout": -1}, {"timeout": "x"},
                      {"signature": 5}, {"signature": [5]}, {"signature": [{"kind": 5}]},
+                     {"behind": 5}, {"behind": [5]}, {"behind": [[[], -1]]}, {"behind": [[[], 1]] * 2000},
+                     {"op": "withdraw", "status": "%%"}, {"op": "withdraw", "status": 5}, {"op": "withdraw"},
                      {"signature": [{"kind": "x", "more": 1}]}, {"signature": [{"kind": "x" * 100}]},
                      {"signature": [{"kind": "barrier", "count": -1}]}, {"signature": [{"kind": "\ud800"}]},
                      {"signature": [{"kind": "a\nb"}]}, {"signature": [{"kind": "send", "dtype": "\u202e"}]},
