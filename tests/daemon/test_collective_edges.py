@@ -19,7 +19,7 @@ from hearth_proto.v1 import commands_pb2 as c
 
 from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of, several
 from .harness import DaemonProcess, wait_until
-from .kernels import gated, saxpy_works
+from .kernels import common, gated
 
 
 @pytest.fixture(scope="module")
@@ -356,14 +356,21 @@ def test_other_work_goes_on_behind_a_kernel_that_holds_a_rank(three: DaemonProce
     with three.connect() as slow, three.connect() as quick:
         group = hearth.Group(slow.devices[:3])
         arrays = [gpu.ones(100, np.float32) for gpu in group.devices]
+        # CUDA loads no code while a kernel runs, and that of a rank that waits for another one does.
+        adds = [common(gpu, "add_one") for gpu in quick.devices[1:3]]
+        totals = [gpu.zeros(4, np.int32) for gpu in quick.devices[1:3]]
+        for add, total in zip(adds, totals, strict=True):
+            add((1,), (32,), (total, np.int32(4)))
+        quick.synchronize()
         with gated(slow.device(0)) as gate:
             gate.hold()
             group.all_reduce(arrays)
             others = hearth.Group(quick.devices[:3])
             mine = [gpu.ones(100, np.float32) for gpu in others.devices]
             others.all_reduce(mine)
-            for gpu in quick.devices[1:3]:
-                saxpy_works(gpu)
+            for add, total in zip(adds, totals, strict=True):
+                add((1,), (32,), (total, np.int32(4)))
+                assert (total.get() == 2).all()
             gate.open()
         for array in (*arrays, *mine):
             assert (array.get() == 3).all()

@@ -28,6 +28,8 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.presented import Key, Pending, Presented, SessionOf
 from hearthd.device.session import Session
 
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Wanted(NamedTuple):
     """An operation with all that belongs to it."""
@@ -215,7 +217,7 @@ class Collectives:
             print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._device.outbox.put(Kind.COLLECTIVE, json.dumps(message, separators=(",", ":")).encode())
+        self._device.outbox.put(Kind.COLLECTIVE, _as_json(message).encode())
 
     # ---- the end of a session, and the loop ----
 

@@ -80,7 +80,7 @@ class CollectiveRouter:
         if channel is None or channel in self._closing:
             return  # the session has just ended
         place = Place(0, link.ordinal, link.generation)
-        devices = tuple(int(ordinal) for ordinal in body["devices"])
+        devices = tuple(map(int, body["devices"]))
         group = str(body.get("group") or "")
         key = Key(f"group:{group}" if group else channel.session_id, devices, int(body["sequence"]))
         refusal = (
@@ -106,8 +106,10 @@ class CollectiveRouter:
     def present(self, key: Key, rank: int, place: Place, body: dict[str, Any]) -> None:
         """A rank's part in an operation has come. Raises KeyError, TypeError or ValueError where `body` is no
         `present`."""
-        self._send(self.coordinator.present(key, rank, place, body, self._now()))
-        self._arm()
+        now = self._now()
+        self._send(self.coordinator.present(key, rank, place, body, now))
+        if self._timer is None or now + float(body.get("timeout") or 0) < self._armed:
+            self._arm()
 
     def withdraw(self, key: Key, rank: int, body: dict[str, Any]) -> None:
         """A rank will not take part in an operation. Raises KeyError, TypeError or ValueError where `body` is no

@@ -92,8 +92,7 @@ class Key(NamedTuple):
         return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What one rank has presented."""
 
     place: Place
@@ -105,11 +104,13 @@ class Part:
     def of(cls, place: Place, body: Mapping[str, Any]) -> Part:
         """Raises KeyError, TypeError or ValueError for what is none."""
         signature = body["signature"]
-        operations = [signature] if isinstance(signature, Mapping) else list(signature)
-        return cls(place, int(body["channel"]), [dict(operation) for operation in operations])
+        operations = [signature] if isinstance(signature, dict) else list(signature)
+        if not all(isinstance(operation, dict) for operation in operations):
+            raise TypeError("an operation is no object")
+        return cls(place, int(body["channel"]), operations)
 
 
-@dataclass
+@dataclass(slots=True)
 class Match:
     """An operation and the parts of it that have been presented, by rank."""
 
@@ -127,7 +128,15 @@ class Match:
     @property
     def places(self) -> tuple[Place, ...]:
         """Of all ranks, in their order; only where none is missing."""
-        return tuple(self.parts[rank].place for rank in range(len(self.key.members)))
+        return tuple([self.parts[rank].place for rank in range(len(self.key.members))])
+
+
+class Failure(NamedTuple):
+    """What those are told who present an operation that has failed."""
+
+    refusal: Refusal
+    by: int | None = None
+    """The rank that has withdrawn, where no other has been told so."""
 
 
 def encode(refusal: Refusal) -> str:
@@ -169,7 +178,7 @@ class Matcher:
         self._order = Order[Key]() if order is None else order
         self._pending: dict[Key, Match] = {}
         """Those that wait for ranks, and those that are complete and held behind others."""
-        self._failures: dict[str, OrderedDict[Key, Refusal]] = {}
+        self._failures: dict[str, OrderedDict[Key, Failure]] = {}
         self._due = math.inf
         self.failed: Counter[Reason] = Counter()
 
@@ -193,9 +202,12 @@ class Matcher:
         if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
             raise ValueError(f"rank {rank} of {len(key.members)}, timeout {seconds}")
         failures = self._failures.get(key.owner)
-        refusal = failures.get(key) if failures is not None else None
-        if refusal is not None:
-            return [fail(key, part, refusal)], None
+        failure = failures.get(key) if failures else None
+        if failures and failure is not None:
+            if failure.by != rank:
+                failures[key] = failure._replace(by=None)
+                return [fail(key, part, failure.refusal)], None
+            del failures[key]  # it comes after all, and nobody has been told that it does not
         match = self._pending.get(key)
         if match is None:
             match = self._pending[key] = Match(key, now + seconds)
@@ -233,7 +245,7 @@ class Matcher:
         if match is not None:
             match.parts.pop(rank, None)
             return self._fail(match, told)
-        self._remember(key, told)
+        self._remember(key, told, rank)
         return []
 
     def expire(self, now: float) -> list[Send]:
@@ -305,16 +317,16 @@ class Matcher:
         self._remember(key, refusal)
         return fail_all(match, refusal)
 
-    def _remember(self, key: Key, refusal: Refusal) -> None:
+    def _remember(self, key: Key, refusal: Refusal, by: int | None = None) -> None:
         failures = self._failures.setdefault(key.owner, OrderedDict())
-        failures[key] = refusal
+        failures[key] = Failure(refusal, by)
         while len(failures) > MAX_FAILURES:
             failures.popitem(last=False)
 
 
 def _behind(key: Key, body: Mapping[str, Any]) -> set[Key]:
     """What a rank's operation stands behind there. Raises TypeError or ValueError for what is no such list."""
-    return {
-        Key(key.owner, tuple(map(int, devices)) or key.members, int(sequence))
-        for devices, sequence in body.get("behind") or ()
-    }
+    behind = body.get("behind")
+    if not behind:
+        return set()
+    return {Key(key.owner, tuple(map(int, devices)) or key.members, int(sequence)) for devices, sequence in behind}

@@ -59,7 +59,8 @@ class Communicators:
 
     def submit(self, match: Match) -> list[Send]:
         """An operation whose ranks are all there: runs it, or has its communicator made first."""
-        comm = self._by_identity.get((match.key.scope, match.places))
+        places = match.places
+        comm = self._by_identity.get((match.key.scope, places))
         sends: list[Send] = []
         if comm is None:
             comm = self._make(match)
@@ -97,20 +98,10 @@ class Communicators:
         comm.flying.append((comm.launched, match.key))
         self._recorder.launched(match.key)
         self._order.close(match.key)
-        ranks = len(comm.places)
+        parts, told = match.parts, {"op": "go", **match.key.address(), "comm": comm.id, "index": comm.launched}
+        told["ranks"] = len(comm.places)
         return [
-            Send(
-                place,
-                {
-                    "op": "go",
-                    "channel": match.parts[rank].channel,
-                    **match.key.address(),
-                    "comm": comm.id,
-                    "rank": rank,
-                    "ranks": ranks,
-                    "index": comm.launched,
-                },
-            )
+            Send(place, {**told, "channel": parts[rank].channel, "rank": rank})
             for rank, place in enumerate(comm.places)
         ]
 

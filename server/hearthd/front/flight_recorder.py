@@ -28,7 +28,7 @@ _LINE = 200
 """Characters of a line: errors travel in trailing metadata, of which gRPC takes 8 KiB."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """One operation. Times are unix time in ns; 0: not yet."""
 
@@ -62,6 +62,14 @@ class Ring:
     """Why it failed last."""
     aborts: int = 0
     """Communicators that were given up."""
+    _last: Sequence[Mapping[str, Any]] | None = None
+    _spelt: str = ""
+
+    def spelt(self, operations: Sequence[Mapping[str, Any]]) -> str:
+        """As `spelt`; of a row of the same operations once."""
+        if operations != self._last:
+            self._last, self._spelt = operations, spelt(operations)
+        return self._spelt
 
     def lines(self, last: int = LINES) -> list[str]:
         """The last operations, oldest first, a line each."""
@@ -82,14 +90,18 @@ class FlightRecorder:
     # ---- what happens ----
 
     def presented(self, key: Key, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
-        rings = self._rings.setdefault(key.owner, OrderedDict())
-        ring = rings.setdefault(key.members, Ring())
+        rings = self._rings.get(key.owner)
+        if rings is None:
+            rings = self._rings[key.owner] = OrderedDict()
+        ring = rings.get(key.members)
+        if ring is None:
+            ring = rings[key.members] = Ring()
+            if len(rings) > GROUPS:
+                rings.popitem(last=False)
         rings.move_to_end(key.members)
-        if len(rings) > GROUPS:
-            rings.popitem(last=False)
         entry = ring.operations.get(key.sequence)
         if entry is None:
-            entry = ring.operations[key.sequence] = Entry(key.sequence, spelt(operations))
+            entry = ring.operations[key.sequence] = Entry(key.sequence, ring.spelt(operations))
             if len(ring.operations) > OPERATIONS:
                 ring.operations.popitem(last=False)
         elif not entry.what:  # the first rank had no part in it

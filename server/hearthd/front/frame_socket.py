@@ -17,6 +17,7 @@ from hearth_proto.reasons import Refusal
 _SMALL = 64 << 10
 """Payloads up to here are copied behind their header; longer ones are written from where they lie."""
 _HIGH_WATER = 4 << 20
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class FrameSocket(asyncio.Protocol):
@@ -105,4 +106,4 @@ class FrameSocket(asyncio.Protocol):
             transport.writelines((head, payload))
 
     def send_json(self, kind: int, body: dict[str, Any]) -> None:
-        self.send(kind, json.dumps(body, separators=(",", ":")).encode())
+        self.send(kind, _as_json(body).encode())

@@ -136,6 +136,17 @@ def test_a_rank_that_withdraws_what_it_has_presented_is_not_told() -> None:
     assert reason_of(ranks.present(1, key(0, 1))[0].body) == Reason.COMMUNICATOR_FAILED
 
 
+def test_a_rank_that_comes_after_all() -> None:
+    """A number that was refused can be used again where nobody has been told otherwise."""
+    ranks = Ranks()
+    assert ranks.withdraw(0, key(0, 1), REFUSED) == []
+    assert ranks.present(0, key(0, 1)) == []
+    assert ops(ranks.present(1, key(0, 1))) == [(0, "go"), (1, "go")]
+    assert ranks.withdraw(0, key(0, 1, sequence=2), REFUSED) == []
+    assert ops(ranks.present(1, key(0, 1, sequence=2))) == [(1, "fail")]
+    assert ops(ranks.present(0, key(0, 1, sequence=2))) == [(0, "fail")]
+
+
 def test_a_rank_that_withdraws_while_the_communicator_is_made() -> None:
     coordinator = Coordinator(nonce="n")
     for device in (0, 1):
