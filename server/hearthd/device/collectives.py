@@ -47,7 +47,7 @@ class Collectives:
     def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device
         self._members = Memberships(device, post, self._send)
-        self._presented = Presented(device, self._members, self._send)
+        self._presented = Presented(device, self._members, self._send, self._say)
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
         """Rank and ranks of groups over several daemons, by channel and name."""
 
@@ -217,6 +217,14 @@ class Collectives:
             print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
     def _send(self, message: dict[str, Any]) -> None:
+        self._presented.flush()
+        self._say(message)
+
+    def flush(self) -> None:
+        """To be called before the outbox is emptied."""
+        self._presented.flush()
+
+    def _say(self, message: dict[str, Any]) -> None:
         self._device.outbox.put(Kind.COLLECTIVE, _as_json(message).encode())
 
     # ---- the end of a session, and the loop ----

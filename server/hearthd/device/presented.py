@@ -22,6 +22,9 @@ MOST_PRESENTED = 512
 these an operation is presented only when its turn has come. An operation has so many seconds from then on, and those
 before it are to be done by then."""
 
+REFILL = 64
+"""So much room there is before more of a row is presented: as one message, and not one for each that is done."""
+
 MOST_AT_ALL = 4096
 """The same, those included whose turn has come: of so many streams at once."""
 
@@ -101,13 +104,52 @@ class Pending:
             self._registry.ask(self, others)
 
 
+class Row:
+    """Operations of one group that are presented one behind the other and are the same: one message."""
+
+    __slots__ = ("_first", "_signature", "count", "last")
+
+    def __init__(self, first: Pending, signature: list[dict[str, Any]]) -> None:
+        self._first = first
+        self._signature = signature
+        self.last = first.key
+        self.count = 1
+
+    def goes_on(self, pending: Pending, signature: list[dict[str, Any]]) -> bool:
+        """Whether it is the next. Groups over daemons have a message for each."""
+        key, last = pending.key, self.last
+        return (
+            key.sequence == last.sequence + 1
+            and not key.group
+            and key.devices == last.devices
+            and key.channel == last.channel
+            and pending.seconds == self._first.seconds
+            and signature == self._signature
+            and (not pending.behind or pending.behind == [last])
+        )
+
+    def message(self) -> dict[str, Any]:
+        first = self._first
+        found = {
+            "op": "present", **first.key.address(), "signature": self._signature, "timeout": first.seconds
+        }  # fmt: skip
+        if first.behind:
+            found["behind"] = [[key.devices, key.sequence] for key in first.behind]
+        if self.count > 1:
+            found["count"] = self.count
+        return found
+
+
 class Presented:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, members: Memberships, send: Send) -> None:
+    def __init__(self, device: Device, members: Memberships, send: Send, say: Send) -> None:
+        """`send` flushes before it says something."""
         self._device = device
         self._members = members
         self._send = send
+        self._say = say
+        self._row: Row | None = None
         self._pending: dict[Key, Pending] = {}
         self._going: dict[Pending, None] = {}
         """Those of them that have been told to go."""
@@ -168,17 +210,23 @@ class Presented:
         pending.deadline = time.monotonic() + pending.seconds
         weight = self._weights.get(pending.session, 0)
         self._weights[pending.session] = weight + pending.weight
-        message = {
-            "op": "present",
-            **pending.key.address(),
-            "signature": [part.signature for part in pending.parts],
-            "timeout": pending.seconds,
-        }
-        if pending.behind:
-            message["behind"] = [[key.devices, key.sequence] for key in pending.behind]
-        self._send(message)
+        signature = [part.signature for part in pending.parts]
+        row = self._row
+        if row is not None and row.goes_on(pending, signature):
+            row.last = pending.key
+            row.count += 1
+        else:
+            self.flush()
+            self._row = Row(pending, signature)
         if not weight:
+            self.flush()
             self._device.outbox.send()  # the first of a row starts while the others are still looked at
+
+    def flush(self) -> None:
+        """Sends what has been presented."""
+        row, self._row = self._row, None
+        if row is not None:
+            self._say(row.message())
 
     def _make_room(self, session: Session, weight: int) -> None:
         """So much less of the session's is presented."""
@@ -190,6 +238,8 @@ class Presented:
         if left + weight > MOST_PRESENTED:
             self._device.kick(session)  # one whose turn has come may find room now
         standing = self._standing.get(session)
+        if left > MOST_PRESENTED - REFILL:
+            return
         while standing and (standing[0].made or not self._crowded(standing[0])):
             pending = standing.popleft()
             if not pending.made and self._pending.get(pending.key) is pending:
@@ -277,18 +327,18 @@ class Presented:
 
     def answered(self, message: dict[str, Any], session_of: SessionOf) -> None:
         """`go`, or `fail`. Raises KeyError, TypeError or ValueError for what is neither."""
-        key = Key(
-            int(message["channel"]),
-            str(message.get("group") or ""),
-            tuple(map(int, message["devices"])),
-            int(message["sequence"]),
-        )
-        pending = self._pending.get(key)
+        channel, sequence = int(message["channel"]), int(message["sequence"])
+        group, devices = str(message.get("group") or ""), tuple(map(int, message["devices"]))
         if message["op"] == "go":
-            self._go(key, pending, str(message["comm"]), int(message.get("index") or 0))
-        elif pending is not None and pending.comm is None and pending.error is None:
-            pending.error = decode_status(message.get("status"))
-        self._kick(session_of(key.channel))
+            comm, index = str(message["comm"]), int(message.get("index") or 0)
+            for step in range(int(message.get("count") or 1)):
+                key = Key(channel, group, devices, sequence + step)
+                self._go(key, self._pending.get(key), comm, index + step if index else 0)
+        else:
+            pending = self._pending.get(Key(channel, group, devices, sequence))
+            if pending is not None and pending.comm is None and pending.error is None:
+                pending.error = decode_status(message.get("status"))
+        self._kick(session_of(channel))
 
     def _go(self, key: Key, pending: Pending | None, comm: str, index: int) -> None:
         member = self._members.get(comm)

@@ -140,7 +140,7 @@ class DeviceProcess:
         self._executor.snapshots.listen(self.descriptors)
         self.loop.add_reader(link.fileno(), self._readable)
         self.loop.on_poll = self._poll
-        self.loop.on_idle = self._outbox.send
+        self.loop.on_idle = self._send
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
     def capture_output(self) -> None:
@@ -196,6 +196,10 @@ class DeviceProcess:
         if wake is not None:
             asleep = wake if asleep is None else min(asleep, wake)
         return self._executor.sleep(asleep)
+
+    def _send(self) -> None:
+        self._executor.collectives.flush()
+        self._outbox.send()
 
     def _watch_writes(self, wanted: bool) -> None:
         self.loop.watch_writes(self._link.fileno(), wanted)

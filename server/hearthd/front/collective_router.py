@@ -24,6 +24,33 @@ from hearthd.front.link import DeviceLink
 log = structlog.get_logger("hearthd.collectives")
 
 
+def rows(sends: list[Send]) -> list[Send]:
+    """The same, with one message for each row of operations that one local rank is told to run on one communicator."""
+    found: list[Send] = []
+    last: dict[Place, dict[str, Any]] = {}
+    for place, body in sends:
+        row = last.get(place)
+        if row is not None and _goes_on(row, body):
+            row["count"] = row.get("count", 1) + 1
+            continue
+        last.pop(place, None)
+        told = body
+        if body["op"] == "go" and not place.node and not body["group"]:
+            told = last[place] = dict(body)
+        found.append(Send(place, told))
+    return found
+
+
+def _goes_on(row: dict[str, Any], body: dict[str, Any]) -> bool:
+    count = row.get("count", 1)
+    return (
+        body["op"] == "go"
+        and body["sequence"] == row["sequence"] + count
+        and body["index"] == row["index"] + count
+        and all(body[name] == row[name] for name in ("comm", "channel", "devices"))
+    )
+
+
 class Relay(Protocol):
     """Who knows the groups over daemons."""
 
@@ -94,7 +121,7 @@ class CollectiveRouter:
         elif refusal is not None:
             self._send([fail(key, Part.of(place, body), refusal)])
         else:
-            self.present(key, devices.index(link.ordinal), place, body)
+            self.present(key, devices.index(link.ordinal), place, body, int(body.get("count") or 1))
 
     def _wedged(self, link: DeviceLink, comm: str) -> None:
         """The last resort: the device process goes, and a new one takes its place."""
@@ -103,11 +130,16 @@ class CollectiveRouter:
 
     # ---- for groups over daemons too ----
 
-    def present(self, key: Key, rank: int, place: Place, body: dict[str, Any]) -> None:
-        """A rank's part in an operation has come. Raises KeyError, TypeError or ValueError where `body` is no
-        `present`."""
+    def present(self, key: Key, rank: int, place: Place, body: dict[str, Any], count: int = 1) -> None:
+        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
         now = self._now()
-        self._send(self.coordinator.present(key, rank, place, body, now))
+        sends = self.coordinator.present(key, rank, place, body, now)
+        for _ in range(count - 1):
+            body = {**body, "behind": [[key.members, key.sequence]]}
+            key = key._replace(sequence=key.sequence + 1)
+            sends += self.coordinator.present(key, rank, place, body, now)
+        self._send(rows(sends) if count > 1 else sends)
         if self._timer is None or now + float(body.get("timeout") or 0) < self._armed:
             self._arm()
 

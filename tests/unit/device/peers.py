@@ -124,12 +124,14 @@ class PeerRig(Rig[PeerServer]):
             for index, message in enumerate(self._heard):
                 if message["op"] == op:
                     return self._heard.pop(index)
-            self._heard.append(json.loads(self.until(Kind.COLLECTIVE).payload))
+            self._heard += _each(json.loads(self.until(Kind.COLLECTIVE).payload))
 
     def heard(self, op: str) -> list[dict[str, Any]]:
         """Those of this kind that have come by now; the device process has seen all that it was sent."""
         self.gauges()
-        self._heard += [json.loads(frame.payload) for frame in self._frames if frame.kind == Kind.COLLECTIVE]
+        for frame in self._frames:
+            if frame.kind == Kind.COLLECTIVE:
+                self._heard += _each(json.loads(frame.payload))
         self._frames = [frame for frame in self._frames if frame.kind != Kind.COLLECTIVE]
         return [message for message in self._heard if message["op"] == op]
 
@@ -144,7 +146,8 @@ class PeerRig(Rig[PeerServer]):
 
     def go(self, presented: dict[str, Any], index: int, comm: str = "a-1") -> None:
         address = {name: presented[name] for name in ("channel", "group", "devices", "sequence")}
-        self.tell("go", **address, comm=comm, rank=0, ranks=2, index=index)
+        row = {"count": presented["count"]} if "count" in presented else {}
+        self.tell("go", **address, **row, comm=comm, rank=0, ranks=2, index=index)
 
     def abort(self, refusal: Refusal | None = None, comm: str = "a-1") -> None:
         status = encode(refusal.to_status().SerializeToString()) if refusal is not None else ""
@@ -167,6 +170,16 @@ class PeerRig(Rig[PeerServer]):
         result = self.call(read=c.Read(buffer=buffer, size=size))
         assert not result.HasField("error"), result.error
         return bytes(result.read.data)
+
+
+def _each(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row's operations as if each had been presented by itself."""
+    count = message.pop("count", 1)
+    found = [message]
+    for step in range(1, count):
+        behind = [[message["devices"], message["sequence"] + step - 1]]
+        found.append({**message, "sequence": message["sequence"] + step, "behind": behind})
+    return found
 
 
 def encode(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import status_pb2
 from hearthd.device.collective_lane import MOST_LAUNCHED
+from hearthd.device.presented import REFILL
 
 ALL_GATHER = c.COLLECTIVE_KIND_ALL_GATHER
 BARRIER = c.COLLECTIVE_KIND_BARRIER
@@ -297,6 +299,19 @@ def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
     assert rig.reason(sync) == "" and len(peer.given) == 3
 
 
+def test_a_row_of_the_same_is_one_message_and_goes_as_one(rig: PeerRig) -> None:
+    peer = rig.join()
+    other = collective(4, operation(count=8))
+    rig.batch(collective(1), collective(2), collective(3), other, collective(5), collective(6, timeout=9))
+    messages = [json.loads(rig.until(Kind.COLLECTIVE).payload) for _ in range(5)]
+    assert [(each["sequence"], each.get("count", 1)) for each in messages] == [(1, 1), (2, 2), (4, 1), (5, 1), (6, 1)]
+    assert messages[1]["behind"] == [[[0, 1], 1]], "the first goes at once, the others when the turn is over"
+    rig.go({**messages[0], "count": 3}, 1)
+    rig.go({**messages[2], "count": 3}, 4)
+    peer.release(6)
+    assert rig.reason(rig.sync()) == "" and len(peer.given) == 6
+
+
 def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(*(collective(number) for number in range(1, 521)))
@@ -304,17 +319,14 @@ def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerR
     assert [each["sequence"] for each in presented] == list(range(1, 513)) and rig.heard("present") == []
     assert "behind" not in presented[0] and presented[9]["behind"] == [[[0, 1], 9]]
     sync = rig.sync()
-    rig.go(presented[0], 1)
-    rig.go(presented[1], 2)
-    peer.release()
-    assert rig.hear("present")["sequence"] == 513
-    assert rig.heard("present") == []
-    for index, each in enumerate(presented[2:], 3):
+    for index, each in enumerate(presented, 1):
         rig.go(each, index)
-    peer.release(600)
-    for index in range(514, 521):
-        late = rig.hear("present")
-        assert late["sequence"] == index
+    peer.release(REFILL - 1)
+    while sum(each["done"] for each in rig.heard("progress")[-1:]) < REFILL - 1:
+        threading.Event().wait(0.01)
+    assert rig.heard("present") == []
+    peer.release()
+    assert [rig.hear("present")["sequence"] for _ in range(8)] == list(range(513, 521))
     assert not [frame for frame in rig._frames if frame.id == sync and frame.kind == Kind.RESULT]
 
 

@@ -189,3 +189,41 @@ def test_groups_over_daemons_go_their_way() -> None:
         router.stop()
 
     run(scenario())
+
+
+def test_a_row_is_told_to_go_as_one() -> None:
+    """Where one rank stops, or the row of another is broken, there are several."""
+
+    async def work() -> None:
+        router = CollectiveRouter([0, 1], 5.0)
+        links = [Link(ordinal) for ordinal in (0, 1)]
+        said(router, links[0], {**present(), "sequence": 1})
+        said(router, links[1], {**present(), "sequence": 1})
+        comm = links[0].sent[-1]["comm"]
+        said(router, links[0], {"op": "id", "comm": comm, "unique_id": "u"})
+        for link in links:
+            said(router, link, {"op": "joined", "comm": comm})
+        for link in links:
+            assert link.sent.pop()["op"] == "go"
+            link.sent.clear()
+        said(router, links[0], {**present(), "sequence": 2, "count": 10})
+        assert links[0].sent == []
+        said(router, links[1], {**present(), "sequence": 2, "count": 4})
+        said(router, links[1], {**present(), "sequence": 6, "signature": [{"kind": "barrier"}]})
+        said(router, links[1], {**present(), "sequence": 7, "count": 5})
+        for link in links:
+            told = [(each["op"], each["sequence"], each.get("index"), each.get("count", 1)) for each in link.sent]
+            assert told == [("go", 2, 2, 4), ("fail", 6, None, 1), ("go", 7, 6, 5)]
+        assert left(router)[0] == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize("count", ["x", [], {}])
+def test_a_row_of_nothing(count: object) -> None:
+    async def work() -> None:
+        router = CollectiveRouter([0, 1], 5.0)
+        said(router, Link(0), {**present(), "count": count or "y"})
+        assert left(router)[0] == 0
+
+    run(work())
