@@ -160,8 +160,11 @@ class Collectives:
             if not self._presented.present(pending):
                 return False
         if pending.error is not None:
+            if wanted.origin.stream.flights:  # errors surface in the stream's order, and how these end is not known
+                self._presented.wait_for_others(pending)
+                return False
             raise pending.error
-        if pending.comm is None:
+        if pending.comm is None or self._device.quiet.occupied:
             return False
         member = self._members.get(pending.comm)
         if member is None:

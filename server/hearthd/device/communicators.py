@@ -35,6 +35,9 @@ VERDICT_S = 0.5
 ABORT_S = 5.0
 """An abort that takes longer will not come to an end."""
 
+RETIRED = 4
+"""Communicators that wait to be given up for as long as the device is busy; NCCL's have some hundred MiB each."""
+
 KEPT = 256
 """Communicators that are over, and why: operations may still wait for their turn on them."""
 
@@ -58,6 +61,8 @@ class Memberships:
         """Communicators that a helper thread works on, and whether they are still wanted."""
         self._aborting: dict[str, float] = {}
         """Those that a helper thread aborts, and by when that has to be over."""
+        self._retired = 0
+        """How many wait to be given up."""
         self._shared: tuple[Track, Lane[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -170,7 +175,7 @@ class Memberships:
     def _joined(self, comm: str, communicator: Communicator, group: bool) -> None:
         self._ids.pop(comm, None)
         if not self._making.pop(comm):  # it was given up meanwhile
-            self._abort(comm, communicator, None)
+            self._retire(comm, communicator, None)
             return
         tracks = self._device.tracks
         if group:
@@ -226,10 +231,27 @@ class Memberships:
         self._device.telemetry.collectives_failed += len(flights)
         for flight in flights:
             flight.fail(refusal(flight))
-        self._abort(member.comm, member.communicator, member.track if member.group else None)
+        track = member.track if member.group else None
+        if flights:
+            self._abort(member.comm, member.communicator, track)
+        else:
+            self._retire(member.comm, member.communicator, track)
         self._device.kick(None)
 
-    def _abort(self, comm: str, communicator: Communicator, track: Track | None) -> None:
+    def _retire(self, comm: str, communicator: Communicator, track: Track | None) -> None:
+        """Gives up one that has nothing under way: at rest. To free what it has, the driver waits for every kernel that
+        runs, and lets no other call through meanwhile."""
+        self._retired += 1
+
+        def start(done: Callable[[], None]) -> None:
+            self._retired -= 1
+            self._abort(comm, communicator, track, done)
+
+        self._device.quiet.beside(start, urgent=self._retired > RETIRED)
+
+    def _abort(
+        self, comm: str, communicator: Communicator, track: Track | None, done: Callable[[], None] = lambda: None
+    ) -> None:
         self._aborting[comm] = time.monotonic() + ABORT_S
 
         def abort() -> None:
@@ -237,11 +259,12 @@ class Memberships:
                 communicator.abort()
             except Exception as error:
                 traceback.print_exception(error, file=sys.stderr)
-            self._post(partial(self._aborted, comm, track))
+            self._post(partial(self._aborted, comm, track, done))
 
         self._helper(abort)
 
-    def _aborted(self, comm: str, track: Track | None) -> None:
+    def _aborted(self, comm: str, track: Track | None, done: Callable[[], None]) -> None:
+        done()
         self._aborting.pop(comm, None)
         if track is not None:
             self._device.tracks.after_all([track], partial(self._device.tracks.release, track))

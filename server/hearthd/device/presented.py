@@ -158,6 +158,8 @@ class Presented:
         """Of what each session has presented and is not known to be done."""
         self._standing: dict[Session, deque[Pending]] = {}
         """What waits for room, in order."""
+        self._failing: set[Session] = set()
+        """Whose operations have failed while others before them are under way."""
         self._next_check = 0.0
 
     def add(self, session: Session, key: Key, parts: list[Part], seconds: float) -> Pending:
@@ -285,6 +287,13 @@ class Presented:
             if full:
                 self._go_on(lane)
         self._unpresent(pending)
+        if pending.session in self._failing:
+            self._failing.discard(pending.session)
+            self._device.kick(pending.session)
+
+    def wait_for_others(self, pending: Pending) -> None:
+        """It has failed, and is to be looked at again when more is known of those before it."""
+        self._failing.add(pending.session)
 
     def failed(self, pending: Pending, refusal: Refusal) -> None:
         """It will not be launched: refused, skipped, given up."""
@@ -370,6 +379,7 @@ class Presented:
     def close(self, session: Session) -> None:
         """The session is over; what it had here has been abandoned."""
         self._standing.pop(session, None)
+        self._failing.discard(session)
         self._forget(lambda key: key.channel == session.channel)
 
     def _forget(self, whose: Callable[[Key], bool]) -> None:

@@ -1,4 +1,5 @@
-"""Work that the driver does only while no kernel runs: loading code and unloading it.
+"""Work that the driver does only while no kernel runs: loading code and unloading it, and giving up what a
+communicator has.
 
 CUDA waits for every kernel of the context before it loads or unloads a module, whatever thread asks, and lets no other
 call through meanwhile (measured with CUDA 13 on an H200: as long as the kernel runs; CUDA_MODULE_LOADING and the
@@ -19,6 +20,9 @@ Job = Callable[[], None]
 PATIENT_MOST = 64
 """Jobs that nobody waits for, above which they are as urgent as any."""
 
+BESIDE_S = 0.5
+"""How long launches are held back, at most, for what another thread does while the device rests."""
+
 
 class Quiet:
     """Belongs to the device-handle thread. `kick`: launches are let through again."""
@@ -38,6 +42,13 @@ class Quiet:
         self._since: float | None = None
         """Since when somebody has been waiting for a job."""
         self._asked = False
+        self._beside: dict[object, float] = {}
+        """What other threads do while the device rests, and until when launches are held back for it."""
+
+    @property
+    def occupied(self) -> bool:
+        """Whether another thread does something that no kernel is to run beside."""
+        return bool(self._beside)
 
     @property
     def waiting(self) -> int:
@@ -57,8 +68,39 @@ class Quiet:
             self._since = self._clock()
         self._ask()
 
+    def beside(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
+        """`job(done)` as `run` has it, for what it has another thread do: launches are held back until `done` is
+        called, on this thread, though not for long."""
+        if self._server.loading_waits:
+            self.run(lambda: self._occupy(job), urgent=urgent)
+        else:
+            job(lambda: None)
+
+    def _occupy(self, job: Callable[[Job], None]) -> None:
+        token = object()
+        self._beside[token] = self._clock() + BESIDE_S
+        self._tracks.hold(True)
+
+        def done() -> None:
+            if self._beside.pop(token, None) is not None:
+                self._let_through()
+
+        job(done)
+
+    def _let_through(self) -> None:
+        if not self._beside and self._tracks.held:
+            self._tracks.hold(False)
+            self._kick()
+
     def poll(self) -> float | None:
         """Holds launches back or lets them through, as it is time; seconds until that changes, None: it does not."""
+        if self._beside:
+            now = self._clock()
+            for token in [token for token, until in self._beside.items() if until <= now]:
+                del self._beside[token]
+            if self._beside:
+                return min(self._beside.values()) - now
+            self._let_through()
         if self._since is None:
             return None
         held, left = holding(self._clock() - self._since)
@@ -89,6 +131,6 @@ class Quiet:
         self._since = None
         for job in jobs:
             job()
-        if self._tracks.held:
+        if self._tracks.held and not self._beside:
             self._tracks.hold(False)
         self._kick()

@@ -106,8 +106,8 @@ class PeerServer(CpuServer):
 class PeerRig(Rig[PeerServer]):
     """Device 0 of two. Buffers 1, 2 and 3 have 64 bytes of 1, 2 and 3."""
 
-    def __init__(self, **spec: Any) -> None:
-        super().__init__(DeviceSpec(0, "cpu", 0, **spec), PeerServer)
+    def __init__(self, server: Any = PeerServer, **spec: Any) -> None:
+        super().__init__(DeviceSpec(0, "cpu", 0, **spec), server)
         self._heard: list[dict[str, Any]] = []
         self._sequences: dict[Any, int] = {}
         for buffer in (1, 2, 3):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from peers import FakeCommunicators, PeerRig, collective, operation
 from rig import Rig
 
+from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device import quiet
 from hearthd.device.cpu.server import CpuServer
 from hearthd.spec import DeviceSpec
 
@@ -145,3 +149,73 @@ def test_an_unload_waits_and_holds_nobody_back(rig: Rig[Strict]) -> None:
     while len(rig.server.loaded) < 3:
         value(1)
     assert rig.server.loaded == ["load", "load", "unload"]
+
+
+class Peers(Strict):
+    """With communicators that no kernel may run beside while they are given up."""
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        super().__init__(spec)
+        self.peers = FakeCommunicators()
+
+    @property
+    def communicators(self) -> Any:
+        return self.peers
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def peers() -> Iterator[PeerRig]:
+    made = PeerRig(server=Peers)
+    yield made
+    made.server.gate.set()  # type: ignore[attr-defined]
+    made.close()
+
+
+def test_a_communicator_that_nobody_uses_is_given_up_at_rest(peers: PeerRig) -> None:
+    server: Any = peers.server
+    load(peers, 1)  # type: ignore[arg-type]
+    assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
+    idle, busy = peers.join("a-1"), peers.join("a-2")
+    peers.batch(c.Command(create_stream=c.CreateStream(stream=5)), collective(1, operation(destination=2)))
+    peers.go(peers.hear("present"), 1, "a-2")
+    server.gate.clear()
+    peers.batch(launch(1, 3, stream=5))
+    sync = peers.sync()
+    peers.abort(comm="a-1")
+    peers.abort(comm="a-2")  # what is under way on it would not end by itself
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.aborting.wait(10) and not idle.aborting.is_set()
+    idle.abort_blocks.clear()
+    server.gate.set()
+    assert idle.aborting.wait(10)
+    server.gate.clear()
+    peers.batch(launch(1, 3, stream=5))
+    peers.gauges()
+    assert server.running == 0, "no kernel beside it"
+    idle.abort_blocks.set()
+    wait_for(lambda: server.running)
+    server.gate.set()
+    assert peers.reason(peers.sync(5)) == ""
+
+
+def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(
+    peers: PeerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quiet, "BESIDE_S", 0.1)
+    load(peers, 1)  # type: ignore[arg-type]
+    assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
+    idle = peers.join("a-1")
+    idle.abort_blocks.clear()
+    assert peers.reason(peers.sync()) == ""
+    peers.abort(comm="a-1")
+    assert idle.aborting.wait(10)
+    peers.batch(launch(1, 3))
+    assert peers.reason(peers.sync()) == ""
+    idle.abort_blocks.set()

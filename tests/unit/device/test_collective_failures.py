@@ -132,6 +132,22 @@ def test_errors_surface_in_order_and_nobody_gets_the_bytes(rig: PeerRig) -> None
     assert rig.reason(sync) == ""  # the first read has told of it
 
 
+def test_what_fails_before_it_starts_surfaces_after_what_is_under_way(rig: PeerRig) -> None:
+    """The front fails what is not complete before it has the communicator given up: who reads is told of both."""
+    launched(rig)
+    rig.batch(collective(2))
+    second = rig.hear("present")
+    fail = {key: second[key] for key in ("channel", "group", "devices", "sequence")}
+    rig.tell("fail", **fail, status=encode(LOST.to_status().SerializeToString()))
+    sync = rig.sync()
+    rig.gauges()
+    assert not [frame for frame in rig._frames if frame.id == sync and frame.kind == Kind.RESULT]
+    rig.abort(LOST)
+    result = rig.answer(sync)
+    assert "1 more" in result.error.message
+    assert rig.reason(rig.sync()) == "", "nothing is left to be told"
+
+
 def test_who_waits_first_is_told_first(rig: PeerRig) -> None:
     launched(rig)
     sync, read = rig.sync(), rig.read(1)
