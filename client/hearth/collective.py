@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hearth.collective_arrays import Arrays, check_array, check_rank, moved, reducible, reduction, split
-from hearth.collective_parts import Part, among_all
+from hearth.collective_parts import Part, among_all, from_root, to_root
 from hearth_proto.v1 import commands_pb2 as c
 
 if TYPE_CHECKING:
@@ -65,14 +65,8 @@ class Collectives(Arrays):
         sources = self._arrays(arrays)
         dtype, size = reducible(sources[0]), sources[0].size
         target = self._out("out", out, root, sources[0].shape, sources[0])
-        kind = c.COLLECTIVE_KIND_REDUCE
-        self._run(
-            (
-                Part(rank, kind, source, target if rank == root else None, size, dtype, number, root)
-                for rank, source in enumerate(sources)
-            ),
-            size, timeout_ns,
-        )  # fmt: skip
+        parts = to_root(c.COLLECTIVE_KIND_REDUCE, sources, target, root, size, dtype, number)
+        self._run(parts, size, timeout_ns)
         return target
 
     def broadcast(
@@ -96,17 +90,9 @@ class Collectives(Arrays):
         else:
             source = self._placed("array", check_array("array", arrays), root)
             targets = self._outs(outs, source.shape, source, {root: source})
-        dtype, each = moved(source)
-        size = source.size * each
-        self._run(
-            (
-                Part(
-                    rank, c.COLLECTIVE_KIND_BROADCAST, source if rank == root else None, target, size, dtype, root=root
-                )
-                for rank, target in enumerate(targets)
-            ),
-            size, timeout_ns,
-        )  # fmt: skip
+        dtype, size = moved(source, source.size)
+        parts = from_root(c.COLLECTIVE_KIND_BROADCAST, source, targets, root, size, dtype)
+        self._run(parts, size, timeout_ns)
         return targets
 
     def all_gather(
@@ -122,8 +108,7 @@ class Collectives(Arrays):
         timeout_ns = self._begin(timeout)
         sources = self._arrays(arrays)
         targets = self._outs(outs, (len(self.devices), *sources[0].shape), sources[0])
-        dtype, each = moved(sources[0])
-        size = sources[0].size * each
+        dtype, size = moved(sources[0], sources[0].size)
         parts = among_all(c.COLLECTIVE_KIND_ALL_GATHER, sources, targets, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
@@ -162,8 +147,7 @@ class Collectives(Arrays):
         sources = self._arrays(arrays)
         share = split("arrays[0]", sources[0], len(self.devices))
         targets = self._outs(outs, sources[0].shape, sources[0])
-        dtype, each = moved(sources[0])
-        size = math.prod(share) * each
+        dtype, size = moved(sources[0], math.prod(share))
         parts = among_all(c.COLLECTIVE_KIND_ALL_TO_ALL, sources, targets, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
@@ -183,15 +167,9 @@ class Collectives(Arrays):
         root = check_rank("root", root, len(self.devices))
         sources = self._arrays(arrays)
         target = self._out("out", out, root, (len(self.devices), *sources[0].shape), sources[0])
-        dtype, each = moved(sources[0])
-        size = sources[0].size * each
-        self._run(
-            (
-                Part(rank, c.COLLECTIVE_KIND_GATHER, source, target if rank == root else None, size, dtype, root=root)
-                for rank, source in enumerate(sources)
-            ),
-            size, timeout_ns, ordered=True,
-        )  # fmt: skip
+        dtype, size = moved(sources[0], sources[0].size)
+        parts = to_root(c.COLLECTIVE_KIND_GATHER, sources, target, root, size, dtype)
+        self._run(parts, size, timeout_ns, ordered=True)
         return target
 
     def scatter(
@@ -214,15 +192,9 @@ class Collectives(Arrays):
         if outs is not None and shape[0] == 1 and all(getattr(out, "shape", None) == shape[1:] for out in outs):
             shape = shape[1:]
         targets = self._outs(outs, shape, source)
-        dtype, each = moved(source)
-        size = math.prod(shape) * each
-        self._run(
-            (
-                Part(rank, c.COLLECTIVE_KIND_SCATTER, source if rank == root else None, target, size, dtype, root=root)
-                for rank, target in enumerate(targets)
-            ),
-            size, timeout_ns, ordered=True,
-        )  # fmt: skip
+        dtype, size = moved(source, math.prod(shape))
+        parts = from_root(c.COLLECTIVE_KIND_SCATTER, source, targets, root, size, dtype)
+        self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
     # ---- inside ----

@@ -12,25 +12,11 @@ import numpy as np
 from hearth.array import DeviceArray, allocate
 from hearth.errors import ArgumentError, DtypeError
 from hearth.readonly import ReadOnly
+from hearth_proto.collectives import ITEM_SIZES, NUMBERS, OPS
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.device import Device
-
-OPS = {
-    "sum": commands_pb2.REDUCE_OP_SUM,
-    "mean": commands_pb2.REDUCE_OP_MEAN,
-    "min": commands_pb2.REDUCE_OP_MIN,
-    "max": commands_pb2.REDUCE_OP_MAX,
-    "prod": commands_pb2.REDUCE_OP_PROD,
-}
-_NUMBERS = (
-    "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
-)  # fmt: skip
-"""What can be reduced somewhere; the backend knows what it can."""
-_NAMED = frozenset((*_NUMBERS, "bool", "complex64", "complex128"))
-"""What is sent by its name. Everything else travels as bytes."""
 
 
 class Arrays:
@@ -202,20 +188,20 @@ def split(what: str, array: DeviceArray, ranks: int) -> tuple[int, ...]:
 def reducible(array: DeviceArray) -> str:
     """The name of a dtype that can be reduced. Raises `DtypeError`."""
     name = _name(array.dtype)
-    if name not in _NUMBERS:
+    if name not in NUMBERS:
         raise DtypeError(
             f"{array.dtype} cannot be reduced.",
             reason="UNSUPPORTED",
-            fix=f"use one of {', '.join(_NUMBERS)}; complex numbers add up as pairs: x.view(np.float32).",
+            fix=f"use one of {', '.join(NUMBERS)}; complex numbers add up as pairs: x.view(np.float32).",
             details={"dtype": name},
         )
     return name
 
 
-def moved(array: DeviceArray) -> tuple[str, int]:
-    """The dtype to be sent for what is only moved, and how many of it an element is."""
+def moved(array: DeviceArray, elements: int) -> tuple[str, int]:
+    """The dtype to be sent for what is only moved, and how many of it so many elements of the array are."""
     name = _name(array.dtype)
-    return (name, 1) if name in _NAMED else ("uint8", array.dtype.itemsize)
+    return (name, elements) if name in ITEM_SIZES else ("uint8", elements * array.dtype.itemsize)
 
 
 @lru_cache(64)

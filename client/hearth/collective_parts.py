@@ -115,6 +115,38 @@ def among_all(
     return [Part(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
 
 
+def to_root(
+    kind: commands_pb2.CollectiveKind,
+    sources: Sequence[DeviceArray],
+    destination: DeviceArray,
+    root: int,
+    elements: int,
+    dtype: str,
+    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
+) -> list[Part]:
+    """The parts of an operation in which every rank gives, and the root alone gets."""
+    return [
+        Part(rank, kind, source, destination if rank == root else None, elements, dtype, op, root)
+        for rank, source in enumerate(sources)
+    ]
+
+
+def from_root(
+    kind: commands_pb2.CollectiveKind,
+    source: DeviceArray,
+    destinations: Sequence[DeviceArray],
+    root: int,
+    elements: int,
+    dtype: str,
+) -> list[Part]:
+    """The parts of an operation in which the root alone gives, and every rank gets."""
+    op = commands_pb2.REDUCE_OP_UNSPECIFIED
+    return [
+        Part(rank, kind, source if rank == root else None, target, elements, dtype, op, root)
+        for rank, target in enumerate(destinations)
+    ]
+
+
 def by_rank(parts: Iterable[Part], ranks: Iterable[int] = ()) -> dict[int, list[Part]]:
     """The parts of each rank that has one, and of each of `ranks`."""
     found: dict[int, list[Part]] = {rank: [] for rank in ranks}

@@ -13,7 +13,7 @@ from hearth.collective_arrays import check_rank, nanoseconds
 from hearth.collective_parts import Part, by_rank, present
 from hearth.errors import ArgumentError, ClosedError
 from hearth.flight_record import FlightRecord, records
-from hearth.group_batch import Batch, opened
+from hearth.group_batch import Batch, check_none_open, opened
 from hearth.group_members import Named, checked, named
 from hearth.group_nodes import Formed, describe, form
 from hearth.group_order import Roster, in_order, sorted_order
@@ -116,10 +116,7 @@ class Group(Collectives, PointToPoint):
         the calls of this thread (or task) belong to it, on one stream of each device; `timeout`, in seconds, is for all
         of them together.
         """
-        if opened(self) is not None:
-            raise ArgumentError(
-                f"a batch of {self!r} is open here already.", reason="INVALID_ARGUMENT", fix="use that one."
-            )
+        check_none_open(self)
         return Batch(self, self._connections, self._begin(timeout), self._present_batch)
 
     def subgroup(self, ranks: Iterable[int]) -> Group:

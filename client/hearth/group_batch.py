@@ -32,6 +32,14 @@ def opened(owner: object) -> Batch | None:
     return None
 
 
+def check_none_open(owner: object) -> None:
+    """Raises `ArgumentError` where a batch of the group `owner` is open in this thread (or task)."""
+    if opened(owner) is not None:
+        raise ArgumentError(
+            f"a batch of {owner!r} is open here already.", reason="INVALID_ARGUMENT", fix="use that one."
+        )
+
+
 class Batch:
     """What a group does in a ``with`` block, presented at its end as one NCCL group: nothing in it waits for anything
     else in it, so that each rank may send and receive as it likes. See `Group.batch`."""
@@ -64,10 +72,7 @@ class Batch:
         return len(self._parts)
 
     def __enter__(self) -> Batch:
-        if opened(self.owner) is not None:
-            raise ArgumentError(
-                f"a batch of {self.owner!r} is open here already.", reason="INVALID_ARGUMENT", fix="use that one."
-            )
+        check_none_open(self.owner)
         self._parts, self._streams = [], {}
         _open.set((*_open.get(), self))
         return self

@@ -29,10 +29,8 @@ class PointToPoint(Arrays):
         timeout_ns = self._begin(timeout)
         source = check_array("array", array)
         rank, peer = self._rank_of("array", source), check_rank("to", to, len(self.devices))
-        dtype, each = moved(source)
-        self._run_pair(
-            Part(rank, c.COLLECTIVE_KIND_SEND, source, None, source.size * each, dtype, peer=peer), timeout_ns
-        )
+        dtype, size = moved(source, source.size)
+        self._run_pair(Part(rank, c.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=peer), timeout_ns)
 
     def recv(self, array: DeviceArray, source: int, timeout: float | None = None) -> DeviceArray:
         """Receives into an array, on its device, what the rank `source` sends to that device's; see `send`. Returns the
@@ -40,10 +38,8 @@ class PointToPoint(Arrays):
         timeout_ns = self._begin(timeout)
         target = check_out("array", array)
         rank, peer = self._rank_of("array", target), check_rank("source", source, len(self.devices))
-        dtype, each = moved(target)
-        self._run_pair(
-            Part(rank, c.COLLECTIVE_KIND_RECV, None, target, target.size * each, dtype, peer=peer), timeout_ns
-        )
+        dtype, size = moved(target, target.size)
+        self._run_pair(Part(rank, c.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=peer), timeout_ns)
         return target
 
     # ---- inside ----
@@ -75,8 +71,7 @@ def copy_between(to: DeviceArray, since: DeviceArray, stream: Stream | None) -> 
     source = since if since.flags.c_contiguous else since.copy()
     target = to if to.flags.c_contiguous else allocate(to.device, to.shape, to.dtype, stream)
     connections = {0: source._connection, 1: target._connection}
-    dtype, each = moved(source)
-    size = source.size * each
+    dtype, size = moved(source, source.size)
     parts = {
         0: [Part(0, c.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=1)],
         1: [Part(1, c.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=0)],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hearth.errors import ArgumentError
+from hearth_proto.collectives import SHAPES
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -24,12 +25,7 @@ KERNELS = 3
 
 _COLLECTIVE = "collective"
 """A batch; a single operation has the name of its kind."""
-_COLLECTIVES = frozenset(
-    {
-        _COLLECTIVE, "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather",
-        "scatter", "send", "recv", "barrier",
-    }
-)  # fmt: skip
+_COLLECTIVES = frozenset({_COLLECTIVE, *SHAPES})
 _PROCESSES = {HOST: "host, {name}", DEVICE: "{name}", KERNELS: "kernels of {name} (CUPTI)"}
 
 

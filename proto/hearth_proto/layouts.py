@@ -6,7 +6,7 @@ Sizes, offsets, pitches and strides are bytes. Everything is Python integers, so
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 MIN_PITCH_ALIGNMENT = 16
@@ -132,6 +132,20 @@ def overlap(first: Rows, second: Rows) -> bool:
     behind = first.offset - second.offset
     nearest = max((behind - second.width) // pitch + 1, 1 - first.rows)
     return nearest < second.rows and nearest * pitch < behind + first.width
+
+
+def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -> bool:
+    """Whether something is written that is read or written besides; ranges from their start to before their end."""
+    used = written = 0  # how far the ranges reach that begin before
+    for start, end, writes_it in sorted([(*each, False) for each in reads] + [(*each, True) for each in writes]):
+        if start == end:
+            continue
+        if start < (used if writes_it else written):
+            return True
+        used = max(used, end)
+        if writes_it:
+            written = max(written, end)
+    return False
 
 
 def _whole(given: Rows) -> Rows:

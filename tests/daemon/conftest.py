@@ -15,6 +15,7 @@ import pytest
 import hearth
 from hearth_proto.v1 import commands_pb2 as c
 
+from .collective_ranks import Ranks, several
 from .harness import DaemonProcess, shared_memory
 from .kernels import saxpy_works
 from .raw import KEEP, Execute, Raw
@@ -96,6 +97,23 @@ def start_daemon(cache: Path) -> Iterator[StartDaemon]:
         left += process.left_behind()
         process.remove()
     assert not left
+
+
+# ---- for collectives ----
+
+
+@pytest.fixture(scope="module")
+def three(cache: Path) -> Iterator[DaemonProcess]:
+    """The module's daemon with three devices."""
+    with several(cache, 3) as process:
+        yield process
+
+
+@pytest.fixture
+def ranks(three: DaemonProcess) -> Iterator[Ranks]:
+    """A session with a stream on each of its devices."""
+    with Ranks(three, 3) as session:
+        yield session
 
 
 # ---- for what no honest client sends ----

@@ -6,9 +6,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,22 +15,9 @@ import hearth
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 
-from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of, several
+from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of
 from .harness import DaemonProcess, wait_until
 from .kernels import common, gated
-
-
-@pytest.fixture(scope="module")
-def three(cache: Path) -> Iterator[DaemonProcess]:
-    with several(cache, 3) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def ranks(three: DaemonProcess) -> Iterator[Ranks]:
-    with Ranks(three, 3) as session:
-        yield session
-
 
 # ---- memory ----
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -13,23 +11,11 @@ from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
 
-from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of, several
+from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of
 from .conftest import StartDaemon
 from .harness import DaemonProcess
 from .raw import TIMEOUT, Raw, refused
 from .tenants import tenants
-
-
-@pytest.fixture(scope="module")
-def three(cache: Path) -> Iterator[DaemonProcess]:
-    with several(cache, 3) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def ranks(three: DaemonProcess) -> Iterator[Ranks]:
-    with Ranks(three, 3) as session:
-        yield session
 
 
 def test_a_rank_that_never_comes(ranks: Ranks, three: DaemonProcess) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hearth_proto.collectives import ITEM_SIZES, KINDS, NUMBERS, OPS, PEERED, SHAPES
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
-from hearthd.device.collective_kinds import ITEM_SIZES, KINDS, OPS, SHAPES
 from hearthd.device.collective_parts import Part, Range
 from hearthd.device.handle_table import Table
 
@@ -16,6 +16,8 @@ MAX_OPERATIONS = 1024
 
 Check = Callable[[str, str, str], None]
 """Raises Refusal(UNSUPPORTED) for a kind, dtype and reduction that the backend cannot do."""
+
+_OPS = {number: name for name, number in OPS.items()}
 
 
 def parse(
@@ -34,7 +36,7 @@ def parse(
             details={"operations": len(operations), "allowed": MAX_OPERATIONS},
         )
     parts = [_part(operation, buffers, rank, ranks, check) for operation in operations]
-    to_itself = {part.kind for part in parts if part.kind in ("send", "recv") and part.peer == rank}
+    to_itself = {part.kind for part in parts if part.kind in PEERED and part.peer == rank}
     if len(to_itself) == 1:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -68,7 +70,7 @@ def _part(
             details={"dtype": operation.dtype},
         )
     op = _reduction(kind, operation, check) if shape.reduces else ""
-    peer = operation.peer if kind in ("send", "recv") else 0
+    peer = operation.peer if shape.peered else 0
     root = operation.root if shape.rooted else 0
     for what, value in (("root", root), ("peer", peer)):
         if value >= ranks:
@@ -105,15 +107,15 @@ def _part(
 
 
 def _reduction(kind: str, operation: commands_pb2.CollectiveOperation, check: Check) -> str:
-    op = OPS.get(operation.op)
+    op = _OPS.get(operation.op)
     if op is None:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{kind} with {operation.op}, which is no reduction",
-            fix=f"one of {', '.join(OPS.values())}",
+            fix=f"one of {', '.join(OPS)}",
             details={"requested": operation.op},
         )
-    if operation.dtype == "bool" or operation.dtype.startswith("complex"):
+    if operation.dtype not in NUMBERS:
         raise Refusal(
             Reason.UNSUPPORTED,
             f"{kind} of {operation.dtype!r}: nothing reduces that",

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hearth_proto.collectives import GATHERING, ITEM_SIZES, SAME, SCATTERING
+from hearth_proto.layouts import clash
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.buffer import Buffer
-from hearthd.device.collective_kinds import ITEM_SIZES
 from hearthd.device.exchange import Exchange
 
 
@@ -103,12 +104,12 @@ class Part:
 
     def in_place(self, since: int, to: int) -> bool:
         """Whether source and destination lie to each other as NCCL's in-place operations have it."""
-        step = self.rank * self.count * ITEM_SIZES.get(self.dtype, 0)
-        if self.kind in ("all_gather", "gather"):
-            return since == to + step
-        if self.kind in ("reduce_scatter", "scatter"):
-            return to == since + step
-        return since == to and self.kind in ("all_reduce", "reduce", "broadcast")
+        if self.kind in SAME:
+            return since == to
+        before = self.rank * self.count * ITEM_SIZES.get(self.dtype, 0)
+        if self.kind in GATHERING:
+            return since == to + before
+        return self.kind in SCATTERING and to == since + before
 
     def exchange(self, since: int, to: int) -> Exchange | None:
         """What the backend is given; None: nothing has to be moved. What does not reduce goes as bytes."""
@@ -123,13 +124,9 @@ class Part:
 
 
 _IN_PLACE = {
-    "all_reduce": "name the same range as source and destination, or keep them apart",
-    "reduce": "name the same range as source and destination, or keep them apart",
-    "broadcast": "name the same range as source and destination, or keep them apart",
-    "all_gather": "let the source be this rank's part of the destination, or keep them apart",
-    "gather": "let the source be this rank's part of the destination, or keep them apart",
-    "reduce_scatter": "let the destination be this rank's part of the source, or keep them apart",
-    "scatter": "let the destination be this rank's part of the source, or keep them apart",
+    **dict.fromkeys(SAME, "name the same range as source and destination, or keep them apart"),
+    **dict.fromkeys(GATHERING, "let the source be this rank's part of the destination, or keep them apart"),
+    **dict.fromkeys(SCATTERING, "let the destination be this rank's part of the source, or keep them apart"),
 }
 
 
@@ -154,22 +151,10 @@ def locate(parts: Iterable[Part]) -> list[Exchange]:
             reads.append(source)
         if destination is not None:
             writes.append(destination)
-    if len(exchanges) > 1:
-        _check_beside(reads, writes)
+    if len(exchanges) > 1 and clash(reads, writes):
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            "two operations of one collective use the same memory, and one of them writes it: they run at once",
+            fix="send them one after the other, or give each its own memory",
+        )
     return exchanges
-
-
-def _check_beside(reads: list[tuple[int, int]], writes: list[tuple[int, int]]) -> None:
-    ranges = sorted([(*each, False) for each in reads] + [(*each, True) for each in writes])
-    used = written = 0
-    """How far the ranges reach that begin before."""
-    for start, end, writes_it in ranges:
-        if start < (used if writes_it else written):
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                "two operations of one collective use the same memory, and one of them writes it: they run at once",
-                fix="send them one after the other, or give each its own memory",
-            )
-        used = max(used, end)
-        if writes_it:
-            written = max(written, end)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from hearth_proto.collectives import KINDS
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
 from hearthd.device.collective_flight import Flight
-from hearthd.device.collective_kinds import KINDS
 from hearthd.device.collective_parsing import parse
 from hearthd.device.collective_parts import locate
 from hearthd.device.communicators import Memberships

@@ -24,6 +24,7 @@ from hearthd.device.collective_lane import Lane
 from hearthd.device.context import Device
 from hearthd.device.exchange import Communicator, Exchange
 from hearthd.device.membership import Membership, decode_status, encode_status, given_up, not_started
+from hearthd.device.policy.sleep import sooner
 from hearthd.device.tracks import Track
 
 CHECK_S = 0.05
@@ -311,7 +312,7 @@ class Memberships:
         if not self._busy and all(deadline == math.inf for deadline in self._aborting.values()):
             return asleep
         left = max(self._next_check - time.monotonic(), 0.0)
-        return left if asleep is None else min(asleep, left)
+        return sooner(left, asleep)
 
     @staticmethod
     def _helper(work: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.frames import Kind
 from hearthd.device.outbox import Outbox
+from hearthd.device.policy.sleep import sooner
 from hearthd.device.telemetry import Telemetry
 
 TELL_S = 1.0
@@ -132,4 +133,4 @@ class Meter(Generic[P]):
             if not self._under_way:
                 self._untold.clear()
                 return asleep
-        return left if asleep is None else min(asleep, left)
+        return sooner(left, asleep)

@@ -15,6 +15,7 @@ from hearthd.device.collective_parts import Part, locate
 from hearthd.device.communicators import CHECK_S, Memberships, Send
 from hearthd.device.context import Device
 from hearthd.device.membership import decode_status, encode_status
+from hearthd.device.policy.sleep import sooner
 from hearthd.device.session import Session
 
 MOST_PRESENTED = 512
@@ -407,5 +408,5 @@ class Presented:
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
         if self._going:
-            return CHECK_S if asleep is None else min(asleep, CHECK_S)
+            return sooner(CHECK_S, asleep)
         return asleep

@@ -33,6 +33,7 @@ from hearthd.device.modules import cache_directory
 from hearthd.device.outbox import Outbox
 from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
+from hearthd.device.policy.sleep import sooner
 from hearthd.device.quiet import Quiet
 from hearthd.device.server import ComputeServer, DeviceFault
 from hearthd.device.session import Session
@@ -194,7 +195,7 @@ class DeviceProcess:
             )
         asleep = 0.0 if progress else tracks.sleep()
         if wake is not None:
-            asleep = wake if asleep is None else min(asleep, wake)
+            asleep = sooner(wake, asleep)
         return self._executor.sleep(asleep)
 
     def _send(self) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from hearthd.device.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.context import Device
 from hearthd.device.meter import Meter
+from hearthd.device.policy.sleep import sooner
 from hearthd.device.policy.slices import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
 from hearthd.device.tracks import NEVER, Track
 from hearthd.fair import Fair
@@ -122,7 +123,7 @@ class Slicing:
         for each in self.active:
             if each.slices and not each.slices[-1].late:
                 left = max(each.late_at - now, 0.0)
-                asleep = left if asleep is None else min(asleep, left)
+                asleep = sooner(left, asleep)
         holder = self._holder
         if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
             left = holder.since + holder.slices[0].count * holder.pace.seconds - now

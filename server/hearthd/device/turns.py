@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from hearth_proto.frames import Frame, Kind
 from hearthd.device.backlog import Backlog
 from hearthd.device.outbox import Outbox
+from hearthd.device.policy.sleep import sooner
 
 IDLE_S = 2e-3
 """How long a process has nothing to do before the front is told, unless another waits for it."""
@@ -65,4 +66,4 @@ class Turns:
         if self._idle_since is None:
             return asleep
         left = max(self._idle_since + IDLE_S - self._clock(), 0.0)
-        return left if asleep is None else min(asleep, left)
+        return sooner(left, asleep)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hearthd.device.policy.sleep import sooner
 from hearthd.device.tracks import Track, Tracks
 
 CHECK_S = 0.01
@@ -61,4 +62,4 @@ class Watchdog:
         """`wanted`, but no longer than until limits have to be looked at again."""
         if not self._limits:
             return wanted
-        return CHECK_S if wanted is None else min(wanted, CHECK_S)
+        return sooner(CHECK_S, wanted)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hearth_proto.collectives import PEERED, ROOTED
+
 if TYPE_CHECKING:
     from hearthd.front.collectives import Key
 
@@ -172,9 +174,9 @@ def _spelt(operation: Mapping[str, Any]) -> str:
     words = [kind, str(operation.get("count")), str(operation.get("dtype"))]
     if operation.get("reduce"):
         words.append(str(operation["reduce"]))
-    if kind in ("reduce", "broadcast", "gather", "scatter"):
+    if kind in ROOTED:
         words.append(f"root {operation.get('root')}")
-    if kind in ("send", "recv"):
+    if kind in PEERED:
         words.append(f"{'to' if kind == 'send' else 'from'} {operation.get('peer')}")
     return " ".join(words)[:100]
 

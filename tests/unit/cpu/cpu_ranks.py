@@ -65,6 +65,9 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         shared_segment.library(None)  # once, not in each of the processes
+        for thread in threading.enumerate():
+            if thread.name == "exchange build":  # of another test's communicators: a fork would keep its locks for ever
+                thread.join()
         self.count = count
         self._maps = [mmap.mmap(-1, ARENA) for _ in range(count)]
         self._arenas = [np.frombuffer(each, np.uint8) for each in self._maps]

@@ -10,9 +10,10 @@ import pytest
 from cpu_ranks import address
 from stream_ranks import WAIT_S, Rank, pair_of
 
+from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.collectives import CpuCommunicator, CpuCommunicators
-from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS, REDUCING
+from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
 from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.device.exchange import Exchange
 

@@ -11,7 +11,8 @@ from cpu_ranks import Array, Ranks, address, communicator, dtype_of, expected, r
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hearthd.device.cpu.exchange_kinds import DTYPES, OPS, REDUCING, ROOTED
+from hearth_proto.collectives import REDUCING, ROOTED
+from hearthd.device.cpu.exchange_kinds import DTYPES, OPS
 from hearthd.device.cpu.shared_exchange import SharedExchange
 from hearthd.device.exchange import Exchange
 

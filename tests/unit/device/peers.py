@@ -116,6 +116,13 @@ class PeerRig(Rig[PeerServer]):
                 c.Command(fill=c.Fill(buffer=buffer, size=64, pattern=bytes([buffer]))),
             )
 
+    def close(self) -> None:
+        for peer in self.server.peers.joined:
+            peer.abort_blocks.set()
+            peer.release(1000)
+        self.server.peers.join_blocks.set()
+        super().close()
+
     # ---- the front ----
 
     def hear(self, op: str) -> dict[str, Any]:

@@ -26,10 +26,6 @@ BARRIER = c.COLLECTIVE_KIND_BARRIER
 def rig() -> Iterator[PeerRig]:
     made = PeerRig()
     yield made
-    for peer in made.server.peers.joined:
-        peer.abort_blocks.set()
-        peer.release(1000)
-    made.server.peers.join_blocks.set()
     made.close()
 
 

@@ -63,8 +63,6 @@ class Filed(PeerRig):
 def made() -> Iterator[Filed]:
     rig = Filed()
     yield rig
-    for peer in rig.server.peers.joined:
-        peer.release(1000)
     rig.close()
     rig.files.close()
     os.close(rig.file)

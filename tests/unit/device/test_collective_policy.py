@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearth_proto.collectives import ITEM_SIZES, SHAPES
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.buffer import Buffer, ReadOnly
-from hearthd.device.collective_kinds import ITEM_SIZES, SHAPES
 from hearthd.device.collective_parsing import MAX_OPERATIONS, parse
 from hearthd.device.collective_parts import locate
 from hearthd.device.handle_table import Table

@@ -1,4 +1,4 @@
-"""Layouts: CubeCL's pitch, what rows an array has, and when two sets of rows share a byte."""
+"""Layouts: CubeCL's pitch, what rows an array has, and when rows or ranges share a byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.layouts import Layout, Rows, contiguous, overlap, pitch_of, pitched, rows_of
+from hearth_proto.layouts import Layout, Rows, clash, contiguous, overlap, pitch_of, pitched, rows_of
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 itemsizes = st.sampled_from([1, 2, 3, 4, 5, 8, 12, 16, 24])
@@ -94,6 +94,18 @@ def test_overlap_is_never_missed(first: Rows, second: Rows) -> None:
     assert found or not shared
     if first.pitch == second.pitch or first.dense or second.dense:
         assert found == shared
+
+
+ranges = st.builds(lambda start, size: (start, start + size), st.integers(0, 12), st.integers(0, 4))
+
+
+@given(st.lists(ranges, max_size=4), st.lists(ranges, max_size=4))
+def test_a_clash_is_a_byte_that_is_written_and_used_besides(
+    reads: list[tuple[int, int]], writes: list[tuple[int, int]]
+) -> None:
+    read = {byte for each in reads for byte in range(*each)}
+    written = [byte for each in writes for byte in range(*each)]
+    assert clash(reads, writes) == (len(set(written)) < len(written) or bool(read & set(written)))
 
 
 @given(some_rows)

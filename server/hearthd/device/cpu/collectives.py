@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS, REDUCING
+from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.exchange import Exchange
 

@@ -7,22 +7,13 @@ KINDS = (
     "recv", "barrier",
 )  # fmt: skip
 
-REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-ROOTED = frozenset({"reduce", "broadcast", "gather", "scatter"})
-PEERED = frozenset({"send", "recv"})
-
-SIZES = {
-    "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
-"""Bytes of each dtype that can be reduced."""
-
 STORED = {
-    **{name: f"{name}_t" for name in SIZES if "int" in name},
+    "int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
+    "uint8": "uint8_t", "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t",
     "float16": "_Float16", "bfloat16": "Bf16", "float32": "float", "float64": "double",
     "float8_e4m3fn": "E4m3fn", "float8_e5m2": "E5m2",
 }  # fmt: skip
-"""Their types in C++."""
+"""The dtypes that can be reduced, and their types in C++."""
 
-DTYPES = tuple(SIZES)
+DTYPES = tuple(STORED)
 OPS = ("sum", "mean", "min", "max", "prod")

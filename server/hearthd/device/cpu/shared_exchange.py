@@ -8,9 +8,10 @@ import mmap
 import threading
 from collections.abc import Iterable, Sequence
 
+from hearth_proto.collectives import NUMBERS, PEERED, REDUCING, ROOTED
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries, shared_segment
-from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS, PEERED, REDUCING, ROOTED, SIZES
+from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
 from hearthd.device.cpu.toolchain import Toolchain
 from hearthd.device.exchange import Exchange
 
@@ -89,7 +90,7 @@ class SharedExchange:
     def prepare(self, operations: Sequence[Exchange]) -> Call:
         """For `run`. Raises `Refusal` (INVALID_ARGUMENT) for what no segment of so many ranks can do."""
         for each in operations:
-            size = SIZES.get(each.dtype, -1)
+            size = NUMBERS.get(each.dtype, -1)
             rank = each.root if each.kind in ROOTED else each.peer if each.kind in PEERED else 0
             reduction = _OP.get(each.op) if each.kind in REDUCING else 0
             total = each.count * size * self.ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from hearth_proto.collectives import PEERED, REDUCING
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.exchange import Exchange
 
@@ -19,8 +20,6 @@ FP8_VERSION = 22400
 """NCCL 2.24, as ncclGetVersion writes it: the first that reduces 8-bit floats."""
 FP8_CAPABILITY = (9, 0)
 """The least compute capability of a device that NCCL reduces them on ("begins with sm90 capable devices")."""
-
-REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 Call = tuple[str, tuple[int, ...]]
 """A method of CuPy's NcclCommunicator and its arguments but for the last, the stream."""
@@ -57,10 +56,10 @@ def calls(operations: Sequence[Exchange], rank: int, ranks: int, scratch: int) -
     """
     made: list[Call] = []
     for each in operations:
-        if each.kind in {"send", "recv"}:
+        if each.kind in PEERED:
             made += _CALLS[each.kind](each, rank, ranks, scratch)
     for each in operations:
-        if each.kind not in {"send", "recv"}:
+        if each.kind not in PEERED:
             made += _CALLS[each.kind](each, rank, ranks, scratch)
     return made
 

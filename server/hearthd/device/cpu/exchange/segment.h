@@ -13,7 +13,7 @@ constexpr size_t slot_bytes = 512 * 1024;
 constexpr size_t ring_bytes = 256 * 1024;
 constexpr size_t header_bytes = 64 * 1024;
 
-// Of each dtype, in the order of exchange_kinds.py's SIZES.
+// Of each dtype, in the order of exchange_kinds.py's DTYPES.
 constexpr unsigned sizes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1};
 constexpr unsigned dtypes = sizeof sizes / sizeof sizes[0];
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from hearth_proto.v1 import commands_pb2
 
 OPS = {
-    commands_pb2.REDUCE_OP_SUM: "sum",
-    commands_pb2.REDUCE_OP_MEAN: "mean",
-    commands_pb2.REDUCE_OP_MIN: "min",
-    commands_pb2.REDUCE_OP_MAX: "max",
-    commands_pb2.REDUCE_OP_PROD: "prod",
+    "sum": commands_pb2.REDUCE_OP_SUM,
+    "mean": commands_pb2.REDUCE_OP_MEAN,
+    "min": commands_pb2.REDUCE_OP_MIN,
+    "max": commands_pb2.REDUCE_OP_MAX,
+    "prod": commands_pb2.REDUCE_OP_PROD,
 }
 
 ITEM_SIZES = {
@@ -22,6 +22,10 @@ ITEM_SIZES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+"""Bytes of each dtype that is sent by its name. Everything else travels as bytes."""
+
+NUMBERS = {name: size for name, size in ITEM_SIZES.items() if name != "bool" and not name.startswith("complex")}
+"""Of each dtype that can be reduced somewhere; the backend knows what it can."""
 
 
 class Shape(NamedTuple):
@@ -34,6 +38,7 @@ class Shape(NamedTuple):
     destination_at_root: bool = False
     reduces: bool = False
     rooted: bool = False
+    peered: bool = False
 
 
 SHAPES = {
@@ -45,10 +50,21 @@ SHAPES = {
     "all_to_all": Shape(2, 2),
     "gather": Shape(1, 2, destination_at_root=True, rooted=True),
     "scatter": Shape(2, 1, source_at_root=True, rooted=True),
-    "send": Shape(1, 0),
-    "recv": Shape(0, 1),
+    "send": Shape(1, 0, peered=True),
+    "recv": Shape(0, 1, peered=True),
     "barrier": Shape(),
 }
 
 KINDS = {number: name.removeprefix("COLLECTIVE_KIND_").lower() for name, number in commands_pb2.CollectiveKind.items()}
 """The name of each kind that there is."""
+
+REDUCING = frozenset(kind for kind, shape in SHAPES.items() if shape.reduces)
+ROOTED = frozenset(kind for kind, shape in SHAPES.items() if shape.rooted)
+PEERED = frozenset(kind for kind, shape in SHAPES.items() if shape.peered)
+
+SAME = frozenset(kind for kind, shape in SHAPES.items() if shape.source == shape.destination == 1)
+"""In place where source and destination are the same."""
+GATHERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, shape.destination) == (1, 2))
+"""In place where the source is this rank's part of the destination."""
+SCATTERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, shape.destination) == (2, 1))
+"""In place where the destination is this rank's part of the source."""
