@@ -56,7 +56,7 @@ def play(
         if round_.held:
             stack.enter_context(gated(gpu)).hold()
         timeout = TIMEOUT_S if round_.held else HEALED_S
-        for _ in range(1 if round_.held else 10):
+        for _ in range(1 if round_.held else 60):
             group.all_reduce(arrays, timeout=timeout)
         began = time.monotonic()
         what = round_.device or round_.daemon
