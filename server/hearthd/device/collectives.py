@@ -20,12 +20,13 @@ from hearthd.device.buffer import Buffer
 from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_parsing import parse
 from hearthd.device.collective_parts import locate
+from hearthd.device.collective_pending import Key, Pending
 from hearthd.device.communicators import Memberships
 from hearthd.device.context import Device
 from hearthd.device.exchange import Exchange
 from hearthd.device.membership import Membership
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.presented import Key, Pending, Presented, SessionOf
+from hearthd.device.presented import Presented, SessionOf
 from hearthd.device.session import Session
 
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
