@@ -20,7 +20,7 @@ Job = Callable[[], None]
 PATIENT_MOST = 64
 """Jobs that nobody waits for, above which they are as urgent as any."""
 
-BESIDE_S = 0.5
+BESIDE_S = 2.0
 """How long launches are held back, at most, for what another thread does while the device rests."""
 
 
