@@ -51,6 +51,23 @@ def test_launches_gather_in_batches_under_load(gpu: hearth.Device, daemon: FakeD
     assert len(daemon.batches) - before < 200
 
 
+def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+    """The interpreter would not take the lock away from it in all this time."""
+    x = gpu.zeros(4, np.int32)
+    gpu.synchronize()
+    before, interval = len(daemon.batches), sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    try:
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            x.fill(1)
+        sent = len(daemon.batches) - before
+    finally:
+        sys.setswitchinterval(interval)
+    gpu.synchronize()
+    assert sent > 0
+
+
 def test_the_window_is_kept_and_who_submits_too_much_waits(
     gpu: hearth.Device, daemon: FakeDaemon, monkeypatch: Any
 ) -> None:
