@@ -17,11 +17,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hearth.arguments import Struct as Struct
     from hearth.array import DeviceArray as DeviceArray
     from hearth.bindings import In as In
     from hearth.bindings import InOut as InOut
     from hearth.bindings import Out as Out
+    from hearth.by_value import Struct as Struct
+    from hearth.described import PublishedArray as PublishedArray
     from hearth.device import Device as Device
     from hearth.errors import ArgumentError as ArgumentError
     from hearth.errors import AuthenticationError as AuthenticationError
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from hearth.errors import ConnectError as ConnectError
     from hearth.errors import DeviceLostError as DeviceLostError
     from hearth.errors import DtypeError as DtypeError
-    from hearth.errors import Failure as Failure
     from hearth.errors import HearthError as HearthError
     from hearth.errors import InvalidHandleError as InvalidHandleError
     from hearth.errors import LaunchError as LaunchError
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hearth.errors import TransferError as TransferError
     from hearth.errors import UnavailableError as UnavailableError
     from hearth.errors import UnsupportedError as UnsupportedError
+    from hearth.failure import Failure as Failure
     from hearth.flight_record import FlightRecord as FlightRecord
     from hearth.function import Function as Function
     from hearth.function import Occupancy as Occupancy
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from hearth.properties import NodeInfo as NodeInfo
     from hearth.properties import ProcessInfo as ProcessInfo
     from hearth.properties import SessionInfo as SessionInfo
-    from hearth.published import PublishedArray as PublishedArray
     from hearth.readonly import read_only as read_only
     from hearth.stream import Event as Event
     from hearth.stream import Stream as Stream
@@ -77,9 +77,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "arguments": ("Struct",),
     "array": ("DeviceArray",),
     "bindings": ("In", "InOut", "Out"),
+    "by_value": ("Struct",),
+    "described": ("PublishedArray",),
     "device": ("Device",),
     "errors": (
         "ArgumentError",
@@ -91,7 +92,6 @@ _HOMES = {
         "ConnectError",
         "DeviceLostError",
         "DtypeError",
-        "Failure",
         "HearthError",
         "InvalidHandleError",
         "LaunchError",
@@ -104,6 +104,7 @@ _HOMES = {
         "UnavailableError",
         "UnsupportedError",
     ),
+    "failure": ("Failure",),
     "flight_record": ("FlightRecord",),
     "function": ("Function", "Occupancy"),
     "graph": ("Graph", "GraphNode"),
@@ -114,7 +115,6 @@ _HOMES = {
     "prepared": ("Prepared",),
     "profile": ("Profile",),
     "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
-    "published": ("PublishedArray",),
     "readonly": ("read_only",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
     "tensor_map": ("Im2col", "TensorMap"),

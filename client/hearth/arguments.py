@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,24 +36,13 @@ _DIM_MAX = 2**32 - 1
 _AXES = "xyz"
 
 
-@dataclass(frozen=True)
-class Struct:
-    """A struct passed by value: its bytes, and its alignment in C (a power of two)."""
+class ByValue:
+    """The base of `Struct`, which is made in a file of its own: few need it, and a dataclass takes a while."""
+
+    __slots__ = ()
 
     data: bytes
-    align: int = 8
-
-    def __post_init__(self) -> None:
-        if self.align < 1 or self.align & (self.align - 1):
-            raise LaunchError(
-                f"a struct's alignment is a power of two, not {self.align}.",
-                reason="LAUNCH_INVALID",
-                fix="give what alignof() says in C.",
-            )
-
-    def tobytes(self) -> bytes:
-        """The struct as it lies in memory."""
-        return bytes(self.data)
+    align: int
 
 
 class Parameter(NamedTuple):
@@ -183,7 +171,7 @@ def signature(args: Sequence[Any]) -> Signature:
 
 def fixed(types: Sequence[type]) -> bool:
     """Whether the types alone say how arguments are passed: not so for bytes, structs and 0-d arrays."""
-    return not any(issubclass(kind, bytes | Struct | np.void | np.ndarray) for kind in types)
+    return not any(issubclass(kind, bytes | ByValue | np.void | np.ndarray) for kind in types)
 
 
 def parameter(index: int, arg: Any) -> Parameter:
@@ -195,7 +183,7 @@ def parameter(index: int, arg: Any) -> Parameter:
     for kind, passed in _PYTHON:
         if isinstance(arg, kind):
             return passed
-    if isinstance(arg, Struct):
+    if isinstance(arg, ByValue):
         return Parameter("", len(arg.data), arg.align)
     if isinstance(arg, bytes) and not isinstance(arg, np.generic):
         return Parameter("", len(arg), 8)

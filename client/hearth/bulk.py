@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from hearth import transfer
 from hearth.errors import HearthError, TransferError
-from hearth.transfer_streams import Download, Upload
 from hearth_proto.layouts import Rows
 from hearth_proto.v1 import commands_pb2
 
@@ -51,6 +50,8 @@ def write(
         if progress is not None:
             progress(size, size)
         return
+    from hearth.transfer_streams import Upload  # small arrays do without
+
     number = connection.mint()
     command.write.transfer = number
     command.write.size = size
@@ -106,6 +107,8 @@ def read(
         if progress is not None:
             progress(size, size)
         return
+    from hearth.transfer_streams import Download
+
     number = connection.mint()
     command.read.transfer = number
     reply = attachment.request(command, reports=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import ArgumentError, AuthenticationError
+from hearth.target import is_socket
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import grpc
 
     from hearth.target import Target
@@ -31,18 +32,20 @@ _TICKET_S = 5.0
 _MOST = 4096
 
 
-@dataclass(frozen=True)
-class Credentials:
+class Credentials(NamedTuple):
     """Found once, when `connect` is called."""
 
-    token: str = field(default="", repr=False)
+    token: str = ""
     token_origin: str = ""
     ca: bytes | None = None
     """PEM; None: the authorities that gRPC brings, or GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names."""
     certificate: bytes | None = None
-    key: bytes | None = field(default=None, repr=False)
+    key: bytes | None = None
     shown: str = "nothing"
     """In words, for errors."""
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.shown})"  # the token and the key stand in no log
 
     def channel(self) -> grpc.ChannelCredentials:
         """For a TLS connection."""
@@ -123,13 +126,14 @@ def of_session(session_token: str) -> Metadata:
 
 def identity_path(path: str) -> str:
     """Where a daemon says who connects: ``hearth-identity.sock`` beside ``hearth.sock``."""
-    socket_path = Path(path)
-    return str(socket_path.with_name(f"{socket_path.stem}-identity{socket_path.suffix}"))
+    folder, name = os.path.split(path)
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122 - see `is_socket`
+    return os.path.join(folder, f"{stem}-identity{suffix}")  # noqa: PTH118
 
 
 def _ticket(path: str) -> str:
     """A ticket that stands for this process's user; empty where the daemon gives none."""
-    if not Path(path).is_socket():
+    if not is_socket(path):
         return ""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -154,7 +158,7 @@ def _token(argument: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
         return "", ""
     origin = f"the file {path} ({TOKEN_FILE})"
     try:
-        text = Path(path).read_text()
+        text = _path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
             f"{origin} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}.",
@@ -175,11 +179,17 @@ def _checked(token: str, origin: str) -> str:
     return token
 
 
+def _path(path: str | os.PathLike[str]) -> Path:
+    from pathlib import Path  # most clients read no file
+
+    return Path(path)
+
+
 def _pem(path: str | os.PathLike[str] | None, origin: str) -> bytes | None:
     if not path:
         return None
     try:
-        data = Path(path).read_bytes()
+        data = _path(path).read_bytes()
     except OSError as error:
         raise ArgumentError(
             f"{path} (from {origin}) cannot be read: {error.strerror}.",

@@ -10,30 +10,35 @@ from hearth.creation import Creation
 from hearth.dispatch import Dispatching
 from hearth.durable import Durability
 from hearth.errors import ArgumentError
-from hearth.graph import Graph
 from hearth.module import RawModule
-from hearth.prepared import Prepared, prepare
-from hearth.profile import Profile
-from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
 from hearth.published import Published
 from hearth.stream import Event, Stream, current, resolve
-from hearth.trace import Trace
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection
     from hearth.function import Function
+    from hearth.graph import Graph
     from hearth.node import Node
+    from hearth.prepared import Prepared
+    from hearth.profile import Profile
+    from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
     from hearth.reply import Reply
+    from hearth.trace import Trace
+    from hearth_proto.v1 import node_pb2
 
 
 class Device(Creation, Dispatching, Durability, Published):
-    """One device. Got from `Node.device` or `Node.devices`; keeps its node open."""
+    """One device. Got from `Node.device` or `Node.devices`; keeps its node open.
 
-    def __init__(self, node: Node, connection: Connection, info: DeviceInfo) -> None:
+    What a first result does without is imported where it is asked for: see `hearth.connect`.
+    """
+
+    def __init__(self, node: Node, connection: Connection, opened: node_pb2.Device) -> None:
         self._node = node
         self._connection = connection
-        self._info = info
+        self._opened = opened
+        self._properties: DeviceProperties | None = None
         self._default_stream = Stream(connection, default=True)
 
     @property
@@ -44,12 +49,16 @@ class Device(Creation, Dispatching, Durability, Published):
     @property
     def ordinal(self) -> int:
         """Its number on the node."""
-        return self._info.ordinal
+        return self._connection.ordinal
 
     @property
     def properties(self) -> DeviceProperties:
         """Name, backend, memory and limits, as of the connect."""
-        return self._info.properties
+        if self._properties is None:
+            from hearth.properties import DeviceProperties
+
+            self._properties = DeviceProperties.of(self._opened.properties)
+        return self._properties
 
     @property
     def state(self) -> str:
@@ -100,10 +109,14 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def graph(self) -> Graph:
         """``with gpu.graph() as g:`` records the launches, copies and fills of the block; then ``g.launch(n)``."""
+        from hearth.graph import Graph
+
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
         """``with gpu.prepared() as p:`` collects the launches of the block and checks them; then ``p.launch(n)``."""
+        from hearth.prepared import Prepared
+
         return Prepared(self._connection)
 
     def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
@@ -111,6 +124,8 @@ class Device(Creation, Dispatching, Durability, Published):
 
         Checked together; raises everything that is wrong with them.
         """
+        from hearth.prepared import prepare
+
         return prepare(self._connection, launches)
 
     def event(self) -> Event:
@@ -149,10 +164,14 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def profile(self, stream: Stream | None = None) -> Profile:
         """Times the work of a ``with`` block on the current stream, or on `stream`."""
+        from hearth.profile import Profile
+
         return Profile(self._connection, stream)
 
     def trace(self, max_events: int | None = None) -> Trace:
         """Records every command of a ``with`` block, of all streams; `max_events`: the daemon's default if None."""
+        from hearth.trace import Trace
+
         return Trace(self._connection, f"device {self.ordinal}: {self.properties.name}", max_events)
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
@@ -166,6 +185,8 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def memory_usage(self) -> MemoryUsage:
         """What this session holds on the device, and what is left."""
+        from hearth.properties import MemoryUsage
+
         command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
         return MemoryUsage.of(self._connection.call(command).memory_usage)
 
@@ -174,7 +195,7 @@ class Device(Creation, Dispatching, Durability, Published):
         self._connection.call(commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup()))
 
     def __repr__(self) -> str:
-        properties = self._info.properties
+        properties = self._opened.properties
         return f"<hearth.Device {self.ordinal}: {properties.name} ({properties.backend}) on {self._node.name}>"
 
     def _now(self) -> DeviceInfo:

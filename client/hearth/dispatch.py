@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hearth import arguments, bindings, launching
+from hearth import arguments, launching
 from hearth import stream as streams
-from hearth.bindings import Array
 from hearth.errors import LaunchTypeError
-from hearth.pending import Job, PendingDispatch
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.bindings import Array
     from hearth.connection import Connection
     from hearth.device import Device
     from hearth.function import Function
+    from hearth.pending import Job, PendingDispatch
 
 
 class _How(NamedTuple):
@@ -34,7 +34,7 @@ class _How(NamedTuple):
 
 
 class Dispatching:
-    """The part of `Device` that dispatches."""
+    """The part of `Device` that dispatches. What only a dispatch needs is imported by the first."""
 
     _connection: Connection
 
@@ -65,7 +65,9 @@ class Dispatching:
         Ordered on `stream` like a launch. Raises what is wrong with the dispatch, all of it; errors of earlier commands
         stay where they are.
         """
-        given = bindings.in_order(args, ins, outs, scalars)
+        from hearth.bindings import in_order
+
+        given = in_order(args, ins, outs, scalars)
         job = self._job(function, grid, block, given, out, _How(shared_mem, iterations, timeout, stream))
         job.carry()
         return [output.host for output in job.outputs]
@@ -94,7 +96,10 @@ class Dispatching:
         Inputs may be changed once this returns; `copy=False` saves a copy of the large ones and asks for them to stay
         as they are until the dispatch is done.
         """
-        given = bindings.in_order(args, ins, outs, scalars)
+        from hearth.bindings import in_order
+        from hearth.pending import PendingDispatch
+
+        given = in_order(args, ins, outs, scalars)
         how = _How(shared_mem, iterations, timeout, stream, timed, copy)
         return PendingDispatch(self._job(function, grid, block, given, out, how))
 
@@ -108,6 +113,9 @@ class Dispatching:
         how: _How,
     ) -> Job:
         """Everything is checked, and every output has its place, before anything is sent."""
+        from hearth import bindings
+        from hearth.pending import Job
+
         connection = self._connection
         if getattr(function, "_connection", None) is not connection:
             raise LaunchTypeError(

@@ -9,25 +9,11 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hearth.failure import Failure
     from hearth_proto.v1 import status_pb2
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One command that failed after it was sent."""
-
-    command: str
-    """What it was, e.g. ``launch saxpy``."""
-    stream: int
-    """The number of the logical stream it was submitted to."""
-    reason: str
-    message: str
-    merged: int = 0
-    """How many older failures this entry stands for, beyond itself."""
 
 
 class HearthError(Exception):
@@ -232,6 +218,8 @@ def from_status(status: status_pb2.Status) -> HearthError:
             details=refusal.details,
             retry_after=refusal.retry_after_s,
         )
+    from hearth.failure import Failure
+
     failures = []
     for entry in listed:
         cause = reasons.from_status(entry.status)

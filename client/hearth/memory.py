@@ -12,6 +12,9 @@ from typing import ClassVar, Literal
 
 from hearth_proto.v1 import commands_pb2
 
+FREES = 50_000
+"""Buffers that one command gives back: however many have died, it fits a batch."""
+
 Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
 
 
@@ -54,9 +57,11 @@ def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command]:
             others.append(commands_pb2.Command(destroy_prepared=destroyed_list))
         else:
             others.append(commands_pb2.Command(unload_module=commands_pb2.UnloadModule(module=handle)))
-    if buffers:
-        others.insert(0, commands_pb2.Command(free=commands_pb2.Free(buffers=buffers)))
-    return others
+    frees = [
+        commands_pb2.Command(free=commands_pb2.Free(buffers=buffers[start : start + FREES]))
+        for start in range(0, len(buffers), FREES)
+    ]
+    return frees + others
 
 
 class Space:

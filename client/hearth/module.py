@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
@@ -50,6 +49,8 @@ class RawModule:
         if (code is None) == (path is None):
             raise ArgumentError("give either code or path.", reason="INVALID_ARGUMENT", fix="code=source")
         if path is not None:
+            from pathlib import Path
+
             code = Path(path).read_bytes()
         assert code is not None
         if not isinstance(code, str | bytes | bytearray):

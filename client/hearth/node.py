@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Literal
 
 from hearth import credentials
 from hearth import target as targets
-from hearth.device import Device
 from hearth.errors import ArgumentError
-from hearth.node_session import NodeSession, open_session
-from hearth.properties import DeviceInfo, NodeInfo, SessionInfo
-from hearth.reply import Reply, wait_for_all
+from hearth.opening import open_session
 from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from hearth.device import Device
+    from hearth.node_session import NodeSession
+    from hearth.properties import NodeInfo, SessionInfo
+    from hearth.reply import Reply
 
 _LONGEST_LAUNCH_S = 365 * 86400.0
 
@@ -118,8 +120,10 @@ class Node:
             )
         device = self._devices.get(ordinal)
         if device is None:
-            info = next(entry for entry in self._session.opened.devices if entry.ordinal == ordinal)
-            device = self._devices.setdefault(ordinal, Device(self, connection, DeviceInfo.of(info)))
+            from hearth.device import Device
+
+            opened = next(entry for entry in self._session.opened.devices if entry.ordinal == ordinal)
+            device = self._devices.setdefault(ordinal, Device(self, connection, opened))
         return device
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -128,6 +132,8 @@ class Node:
         Raises as `Device.synchronize`: for several devices what failed on the first of them. What failed on others is
         raised when they are asked next.
         """
+        from hearth.reply import wait_for_all
+
         self._session.check()
         replies: list[Reply] = []
         try:
@@ -145,6 +151,8 @@ class Node:
 
     def describe(self) -> NodeInfo:
         """Name, versions, features, and every device's present state."""
+        from hearth.properties import NodeInfo
+
         return NodeInfo.of(self._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))
 
     @property
@@ -157,6 +165,8 @@ class Node:
 
     def sessions(self) -> list[SessionInfo]:
         """The sessions on the node that this one may see."""
+        from hearth.properties import SessionInfo
+
         listed = self._session.call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
         return [SessionInfo.of(entry) for entry in listed.sessions]
 

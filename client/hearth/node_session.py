@@ -1,4 +1,4 @@
-"""A session on a node: opened, kept alive, closed; and refused in the child of a fork.
+"""A session on a node: kept alive, closed; and refused in the child of a fork.
 
 It is what outlives `Node`: its finalizer, the threads and the fork hook refer to this and never to the node, so that
 a node that nobody holds any more is closed by the garbage collector.
@@ -8,37 +8,23 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
-import sys
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from hearth.attachment import closed
 from hearth.connection import LEASE_S, Connection
-from hearth.credentials import of_session, opening
-from hearth.errors import HearthError, UnsupportedError
+from hearth.errors import HearthError
 from hearth.outgoing import Limits
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
-    from hearth.credentials import Credentials
-    from hearth.target import Target
     from hearth.transport.base import Transport
 
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
-_OPEN_TRIES = 3
-_ISOLATION = {
-    None: node_pb2.ISOLATION_UNSPECIFIED,
-    False: node_pb2.ISOLATION_SHARED,
-    True: node_pb2.ISOLATION_DEDICATED,
-}
-_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
 
@@ -124,59 +110,6 @@ class NodeSession:
             self.refusal = connection.refusal
 
 
-def open_session(
-    target: Target,
-    credentials: Credentials,
-    timeout: float,
-    client_name: str | None,
-    *,
-    dedicated: bool | None = None,
-    launch_timeout: float = 0.0,
-) -> NodeSession:
-    """Connects and opens a session. Raises `ConnectError` saying what was tried, or what the daemon answers."""
-    from hearth import __version__
-    from hearth.transport.grpc import GrpcTransport
-
-    if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
-        raise UnsupportedError(
-            "this process was forked from one that had connected already; gRPC's threads do not survive that, and a "
-            "new connection would hang.",
-            reason="UNSUPPORTED",
-            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
-        )
-    _Grpc.used = True
-    transport = GrpcTransport(
-        target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
-    )
-    request = node_pb2.OpenSessionRequest(
-        protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-        client_version=__version__,
-        client_name=client_name or default_name(),
-        isolation=_ISOLATION[dedicated],
-        launch_timeout_ns=int(launch_timeout * 1e9),
-    )
-    for left in reversed(range(_OPEN_TRIES)):
-        transport.metadata = opening(credentials, target)  # a ticket is good for one call
-        try:
-            opened = transport.call("OpenSession", request, node_pb2.OpenSessionResponse, timeout)
-            break
-        except HearthError as error:
-            if error.broken and left:
-                continue  # a session that was opened and never heard of ends with its lease
-            from hearth.diagnosis import explain
-
-            transport.close()
-            raise explain(error, target, credentials) from None
-    transport.metadata = of_session(opened.session_token)
-    return NodeSession(transport, opened, timeout)
-
-
-def default_name() -> str:
-    """``host:pid program``, for the daemon's logs."""
-    program = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else "python"
-    return f"{platform.node()}:{os.getpid()} {program}"
-
-
 def _limits(message: node_pb2.SessionLimits) -> Limits:
     default = Limits()
     return Limits(
@@ -218,15 +151,7 @@ def _at_exit() -> None:
         session.close()
 
 
-class _Grpc:
-    """What this process did with gRPC, and what the one did that it was forked from."""
-
-    used = False
-    inherited = False
-
-
 def _after_fork() -> None:
-    _Grpc.inherited = _Grpc.inherited or _Grpc.used
     for session in list(_sessions):
         session.forked()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from hearth import wire
@@ -21,8 +20,7 @@ QUEUE_BYTES = 64 << 20
 QUEUE_COMMANDS = 20_000
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What the daemon accepts; sizes in bytes."""
 
     max_inline_bytes: int = 1 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 
@@ -24,5 +23,7 @@ class Patience:
         left = self._deadline - self._clock()
         if left <= 0:
             return None
+        import random  # not before something broke: it takes a while to import
+
         pause, self._pause = self._pause, min(MOST_S, max(FIRST_S, 2 * self._pause))
         return min(left, pause * random.uniform(0.75, 1.25))  # many clients have lost the same daemon

@@ -7,11 +7,7 @@ session or with its device process; the memory lives until the last of name, pub
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,27 +20,8 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection
+    from hearth.described import PublishedArray
     from hearth.device import Device
-
-_MAX_AXES = 64
-"""NumPy's own limit."""
-_PLAIN = re.compile(r"[<>|=]?(b1|[iufc][0-9]{1,2}|[SU][0-9]{1,9}|[mM]8(\[[0-9a-zA-Z]{1,8}\])?)")
-_NAMED = re.compile(r"[a-z][a-z0-9_]{2,31}")
-"""Those of packages: bfloat16 and its like."""
-
-
-@dataclass(frozen=True)
-class PublishedArray:
-    """What can be attached; `shape` and `dtype` are None where its publisher does not say, or says what cannot be."""
-
-    name: str
-    tenant: str
-    """Whose it is."""
-    nbytes: int
-    shape: tuple[int, ...] | None
-    dtype: np.dtype[Any] | None
-    attached: int
-    """Sessions that have it attached."""
 
 
 class Published:
@@ -71,6 +48,8 @@ class Published:
             )
         if isinstance(tenants, str):
             tenants = (tenants,)
+        from hearth.described import describe
+
         _check_whole(array)
         array._usable()
         self._connection.report(_sync_all(), barrier=True)
@@ -103,6 +82,8 @@ class Published:
         (``NOT_PUBLISHED``) where there is none or it is not for this tenant, `ArgumentError` where it does not hold
         such an array.
         """
+        from hearth.described import parse
+
         connection = self._connection
         given = (None if shape is None else shapes.shape_of(shape), None if dtype is None else shapes.dtype_of(dtype))
         attachment = connection.attachment()
@@ -130,6 +111,8 @@ class Published:
 
     def published(self) -> list[PublishedArray]:
         """What this session may attach on the device, of its own tenant first."""
+        from hearth.described import PublishedArray, parse
+
         request = device_pb2.ListPublishedRequest(target=self._target())
         answer = self._call("ListPublished", request, device_pb2.ListPublishedResponse)
         found = []
@@ -149,49 +132,6 @@ class Published:
         if connection.refusal is not None:
             raise connection.refusal.again()
         return connection.transport.call_device(method, request, response_type, connection.timeout)
-
-
-def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Shape and dtype for who attaches. Raises `UnsupportedError` for a dtype that a name does not describe."""
-    name = dtype.str if dtype.kind != "V" else dtype.name
-    if _dtype_named(name) != dtype:
-        raise UnsupportedError(
-            f"dtype {dtype} cannot be described to others by a name.",
-            reason="UNSUPPORTED",
-            fix="publish it as bytes: x.view(np.uint8).publish(name); who attaches gives shape= and dtype=.",
-        )
-    return json.dumps({"dtype": name, "shape": shape}, separators=(",", ":")).encode()
-
-
-def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Shape and dtype that a publisher describes; None where it describes no array: it may be anybody, in any words."""
-    try:
-        said = json.loads(description)
-        shape, name = said["shape"], said["dtype"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    if not isinstance(shape, list) or len(shape) > _MAX_AXES or not isinstance(name, str):
-        return None
-    if not all(type(axis) is int and 0 <= axis < 2**63 for axis in shape):
-        return None
-    dtype = _dtype_named(name)
-    if dtype is None or math.prod(shape) * dtype.itemsize >= 2**63:
-        return None
-    return tuple(shape), dtype
-
-
-def _dtype_named(name: str) -> np.dtype[Any] | None:
-    """The dtype of plain elements that a name describes: no fields, no Python objects."""
-    plain = _PLAIN.fullmatch(name) is not None
-    if not plain and _NAMED.fullmatch(name) is None:
-        return None
-    try:
-        dtype = np.dtype(name)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if not dtype.itemsize or dtype.hasobject or not (plain or dtype.kind == "V"):
-        return None
-    return dtype
 
 
 def _seen_as(

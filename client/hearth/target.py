@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import stat
 from typing import NamedTuple
 
 from hearth.errors import ArgumentError
@@ -34,16 +34,25 @@ def resolve(target: str | None) -> Target:
     if from_environment:
         return _parse(from_environment, "HEARTH_TARGET")
     for path in _usual_sockets():
-        if path.is_socket():
+        if is_socket(path):
             return _parse(f"unix:{path}", "the usual socket")
     return _parse(DEFAULT_TARGET, "the default")
 
 
-def _usual_sockets() -> list[Path]:
-    paths = [Path(SYSTEM_SOCKET)]
+def is_socket(path: str) -> bool:
+    """Whether a Unix socket is there, as `Path.is_socket` says it: to import `pathlib` takes longer than all else that
+    is done to find the daemon."""
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
+    except (OSError, ValueError):  # not there, not to be seen, or no path
+        return False
+
+
+def _usual_sockets() -> list[str]:
+    paths = [SYSTEM_SOCKET]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
-        paths.append(Path(runtime) / "hearth" / "hearth.sock")
+        paths.append(f"{runtime}/hearth/hearth.sock")
     return paths
 
 

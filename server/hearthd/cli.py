@@ -31,7 +31,7 @@ def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
     from hearthd import log
 
     log.configure(config.log.level, config.log.format)
-    from hearthd.front.daemon import serve
+    from hearthd.front.start import serve
 
     raise SystemExit(serve(config))
 

@@ -35,6 +35,16 @@ class Upload(Protocol):
         """Gives the upload up."""
 
 
+class Answer(Protocol):
+    """The answer to a call, which is on its way."""
+
+    def result(self) -> Any:
+        """Waits for it. Raises `HearthError`."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+
+
 class Transport(Protocol):
     """A way to a daemon."""
 
@@ -42,6 +52,9 @@ class Transport(Protocol):
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService. Raises `HearthError`."""
+
+    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> Answer:
+        """As `call`, without waiting; not made again where the connection breaks. Raises `HearthError`."""
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of DeviceService. Raises `HearthError`."""

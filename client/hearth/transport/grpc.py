@@ -15,7 +15,6 @@ import grpc
 
 from hearth import errors
 from hearth.transport.line import Line, closed
-from hearth_proto import reasons
 from hearth_proto.v1 import device_pb2, status_pb2
 
 if TYPE_CHECKING:
@@ -68,6 +67,20 @@ class GrpcTransport:
         return self._unary(
             self._line, _NODE + method, request, response_type, timeout, _TRIES if method in _SAFE else 1
         )
+
+    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
+        """As `call`, without waiting; not made again where the connection breaks."""
+        channel = self._line.channel()
+        stub: Any = channel.unary_unary(
+            _NODE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response_type.FromString,
+        )
+        try:
+            call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self.metadata)
+        except ValueError:  # gRPC's answer to a closed channel
+            raise self._closed_or_broken() from None
+        return _Answer(call, self.target, partial(self._line.broke, channel))
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of DeviceService."""
@@ -199,29 +212,44 @@ class _Stream(Generic[T]):
         self._call.cancel()
 
 
-class _Upload:
+class _Answer:
+    """One response, waited for later."""
+
     def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call
         self._target = target
         self._broke = broke
 
-    def result(self) -> int:
+    def result(self) -> Any:
         try:
-            return int(self._call.result().received)
+            return self._call.result()
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self._target)
             if error.broken:
                 self._broke()
             raise error from None
         except grpc.FutureCancelledError:
-            raise errors.TransferError("the upload was cancelled.", reason="CANCELLED") from None
+            raise self._cancelled() from None
 
     def cancel(self) -> None:
         self._call.cancel()
 
+    def _cancelled(self) -> HearthError:
+        return _broken(self._target, "the call was cancelled")  # by the close of its channel
+
+
+class _Upload(_Answer):
+    def result(self) -> int:
+        return int(super().result().received)
+
+    def _cancelled(self) -> HearthError:
+        return errors.TransferError("the upload was cancelled.", reason="CANCELLED")
+
 
 def from_rpc_error(error: Any, target: str) -> HearthError:
     """The error behind a failed call: the daemon's own status where it sent one, else gRPC's code."""
+    from hearth_proto import reasons  # not before something fails
+
     code: grpc.StatusCode = error.code()
     for key, value in error.trailing_metadata() or ():
         if key == reasons.STATUS_DETAILS_KEY:

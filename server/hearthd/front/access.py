@@ -18,13 +18,13 @@ from hearthd.config import Config, tenants
 from hearthd.front.addresses import Address
 from hearthd.front.audit import Audit, AuditError
 from hearthd.front.auth import Authenticator, FailureObserver
-from hearthd.front.http import HttpServer
 from hearthd.front.identity import IdentitySocket, Tickets, identity_path
 from hearthd.front.listen import ListenError
 from hearthd.front.peer_port import Admit, PeerPort
 from hearthd.front.tls import Certificates, TlsError
 
 if TYPE_CHECKING:
+    from hearthd.front.http import HttpServer
     from hearthd.front.link import DeviceLink
     from hearthd.front.metrics import Metrics
     from hearthd.front.sessions import SessionTable
@@ -79,6 +79,8 @@ class Access:
 
     def http(self, address: Address, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics) -> HttpServer:
         """The HTTP server for an address: on loopback without TLS, and open unless it is configured otherwise."""
+        from hearthd.front.http import HttpServer  # not before it is wanted: aiohttp is a fifth of the front's imports
+
         free = self.auth.directory.open or (address.loopback and self._config.auth.http_on_loopback)
         certificates = None if address.loopback else self.certificates
         return HttpServer(supervisor, sessions, metrics, self.auth, guarded=not free, certificates=certificates)

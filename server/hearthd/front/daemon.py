@@ -6,9 +6,8 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -28,7 +27,6 @@ from hearthd.front.group_service import GroupService
 from hearthd.front.host_memory import share_of_host
 from hearthd.front.launcher import ForkServerLauncher, Launcher
 from hearthd.front.link import DeviceLink
-from hearthd.front.listen import ListenError
 from hearthd.front.listeners import Listeners
 from hearthd.front.metrics import Metrics
 from hearthd.front.notify import Notifier
@@ -37,16 +35,10 @@ from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import PeerTargets
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
-from hearthd.malloc import keep_freed_memory
 from hearthd.spec import Backend
 
 log = structlog.get_logger("hearthd")
 
-_KEEP_BYTES = 64 << 20
-"""Freed memory that the front keeps for the next chunks: a few transfers' worth."""
-_ARENAS = 1
-"""gRPC receives in any of its threads. With a heap for each, every one of them grows to what it ever held at once and
-keeps that for itself; from a single one, the next chunk takes the place of the last whoever receives it."""
 _SAME_SIGNAL = 0.2
 """Seconds within which a second signal is the first one, sent to the process and to its group."""
 _LAST_WORDS = 0.5
@@ -143,10 +135,12 @@ class Daemon:
             self.access.open()
             services = (self.node_service.handler(), self.device_service.handler())
             self.addresses = await self._listeners.open(services)
+            self.supervisor.start()
+            http = await self._listeners.open_http()  # while they start: its imports take a while
+            self.addresses = replace(self.addresses, http=http)
         except BaseException:
             await self.stop(at_once=True)
             raise
-        self.supervisor.start()
         self._tasks = [
             asyncio.create_task(self._reap(), name="leases"),
             asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
@@ -262,32 +256,3 @@ class Daemon:
         if not stopping.done():
             await asyncio.gather(*(device.stop(at_once=True) for device in self.supervisor))
         await stopping
-
-
-def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> int:
-    """Runs the daemon until it is told to stop; its exit code: 0, 1 for a failure, 2 for a configuration that cannot
-    work here."""
-    import uvloop
-
-    keep_freed_memory(_KEEP_BYTES, arenas=_ARENAS)
-
-    from hearthd.config import ConfigError, tenants
-
-    try:
-        tenants(config)
-        backend, devices = backends.choose(config)
-    except ConfigError as error:
-        on_error(f"hearthd: {error}")
-        return 2
-    launcher = ForkServerLauncher(backend)
-    launcher.warm_up()
-
-    async def main() -> None:
-        await Daemon(config, backend, devices, launcher).run()
-
-    try:
-        uvloop.run(main())
-    except ListenError as error:
-        on_error(f"hearthd: {error}")
-        return 1
-    return 0

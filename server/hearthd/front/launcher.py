@@ -24,7 +24,8 @@ from hearthd.scratch import Scratch
 from hearthd.spec import DeviceSpec
 
 PRELOAD = ("hearthd.device.process",)
-PRELOAD_CUDA = ("cupy", "hearthd.device.cuda.server")
+PRELOAD_OF = {"cuda": ("cupy", "hearthd.device.cuda.server"), "cpu": ("hearthd.device.cpu.server",)}
+"""By backend. What is not imported there is imported by every device process for itself."""
 
 _LINK_BUFFER = 2 << 20
 """Bytes a link's socket holds, as far as the system lets us: a chunk of a transfer and what goes with it."""
@@ -66,7 +67,7 @@ class ForkServerLauncher:
 
     def __init__(self, backend: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*PRELOAD, *(PRELOAD_CUDA if backend == "cuda" else ())])
+        self._context.set_forkserver_preload([*PRELOAD, *PRELOAD_OF[backend]])
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
 
     def warm_up(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -16,10 +16,12 @@ from hearthd.config import Config
 from hearthd.front import device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
-from hearthd.front.http import HttpServer
 from hearthd.front.metrics import Metrics
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from hearthd.front.http import HttpServer
 
 _GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", 32 << 20),
@@ -51,8 +53,8 @@ class Listeners:
         self._server: grpc.aio.Server | None = None
 
     async def open(self, services: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> Addresses:
-        """Listens where the configuration says; where that is, in the end. Raises `ListenError`: `close` what is open
-        by then."""
+        """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
+        is open by then."""
         config = self._config.listen
         server = grpc.aio.server(options=_GRPC_OPTIONS)
         self._server = server
@@ -61,7 +63,7 @@ class Listeners:
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (node_service.NAME, device_service.NAME, health.NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        grpc_address = http_address = ""
+        grpc_address = ""
         if config.grpc:
             grpc_address = str(self._listen_tcp(server, parse_address(config.grpc)))
         unix = self._config.unix_path
@@ -69,11 +71,15 @@ class Listeners:
             self._listen_unix(server, unix)
             await self._access.listen_beside(unix)
         await server.start()
-        if config.http:
-            address = parse_address(config.http)
-            self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics)
-            http_address = str(await self._http.start(address))
-        return Addresses(grpc_address, http_address, unix)
+        return Addresses(grpc=grpc_address, unix=unix)
+
+    async def open_http(self) -> str:
+        """The same for HTTP."""
+        if not self._config.listen.http:
+            return ""
+        address = parse_address(self._config.listen.http)
+        self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics)
+        return str(await self._http.start(address))
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         listen.check_free(address, "grpc")

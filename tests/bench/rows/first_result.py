@@ -14,8 +14,12 @@ _EXPECTED = f"first {2.0 * ((1 << 16) - 1)}"
 
 
 def measure(context: Context) -> list[Row]:
-    """Hearth and CuPy in turn; the first of each fills the compile caches and the page cache, and is not counted."""
-    programs = {"hearth": [str(_PROGRAMS / "first_hearth.py"), context.daemon.unix]}
+    """Hearth, CuPy and what both begin with in turn; the first of each fills the compile caches and the page cache, and
+    is not counted."""
+    programs = {
+        "hearth": [str(_PROGRAMS / "first_hearth.py"), context.daemon.unix],
+        "numpy": [str(_PROGRAMS / "first_numpy.py")],
+    }
     if context.cuda:
         programs["cupy"] = [str(_PROGRAMS / "first_cupy.py")]
     samples: dict[str, list[float]] = {name: [] for name in programs}
@@ -25,15 +29,21 @@ def measure(context: Context) -> list[Row]:
             if turn:
                 samples[name].append(seconds)
     what, ours = "new process to its first result", Summary.of(samples["hearth"])
+    common = Row("first", "of that, the interpreter and NumPy alone", "s", Summary.of(samples["numpy"]), "lower")
     if not context.cuda:
-        return [Row("first", what, "s", ours, "lower")]
+        return [Row("first", what, "s", ours, "lower"), common]
     theirs = Summary.of(samples["cupy"])
-    return [Row("first", what, "s", ours, "lower", "fresh CuPy process", theirs, 1 / 5, 1 / 10)]
+    return [Row("first", what, "s", ours, "lower", "fresh CuPy process", theirs, 1 / 5, 1 / 10), common]
 
 
 def _once(context: Context, command: list[str]) -> float:
+    environment = processes.environment(context.folder)
+    # As installed packages have it. A checkout has its bytecode only where Python may write it; where it may not, every
+    # start would compile Hearth's client anew, and CuPy's not.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(context.folder / "bytecode")
     started = time.perf_counter()
-    child = processes.Child(command, processes.environment(context.folder))
+    child = processes.Child(command, environment)
     try:
         said = child.line(lambda text: text.startswith("first "), 60)
         seconds = time.perf_counter() - started

@@ -1,0 +1,22 @@
+"""One of the failures that an error lists.
+
+Apart from `errors.py`, which every client imports: a dataclass takes longer to make than all of those classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One command that failed after it was sent."""
+
+    command: str
+    """What it was, e.g. ``launch saxpy``."""
+    stream: int
+    """The number of the logical stream it was submitted to."""
+    reason: str
+    message: str
+    merged: int = 0
+    """How many older failures this entry stands for, beyond itself."""

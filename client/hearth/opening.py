@@ -1,0 +1,114 @@
+"""Opening a session: the daemon is asked before what works with its answer is imported, which takes about as long.
+
+So nothing is imported here that is not needed to ask; see `_answered`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING
+
+from hearth.credentials import of_session, opening
+from hearth.errors import HearthError, UnsupportedError
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto.v1 import node_pb2
+
+if TYPE_CHECKING:
+    from hearth.credentials import Credentials
+    from hearth.node_session import NodeSession
+    from hearth.target import Target
+    from hearth.transport.base import Answer
+
+_OPEN_TRIES = 3
+_ISOLATION = {
+    None: node_pb2.ISOLATION_UNSPECIFIED,
+    False: node_pb2.ISOLATION_SHARED,
+    True: node_pb2.ISOLATION_DEDICATED,
+}
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
+
+
+def open_session(
+    target: Target,
+    credentials: Credentials,
+    timeout: float,
+    client_name: str | None,
+    *,
+    dedicated: bool | None = None,
+    launch_timeout: float = 0.0,
+) -> NodeSession:
+    """Connects and opens a session. Raises `ConnectError` saying what was tried, or what the daemon answers."""
+    from hearth import __version__
+    from hearth.transport.grpc import GrpcTransport
+
+    if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
+        raise UnsupportedError(
+            "this process was forked from one that had connected already; gRPC's threads do not survive that, and a "
+            "new connection would hang.",
+            reason="UNSUPPORTED",
+            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+        )
+    _Grpc.used = True
+    transport = GrpcTransport(
+        target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
+    )
+    request = node_pb2.OpenSessionRequest(
+        protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+        client_version=__version__,
+        client_name=client_name or default_name(),
+        isolation=_ISOLATION[dedicated],
+        launch_timeout_ns=int(launch_timeout * 1e9),
+    )
+    for left in reversed(range(_OPEN_TRIES)):
+        transport.metadata = opening(credentials, target)  # a ticket is good for one call
+        try:
+            opened = _answered(transport.ask("OpenSession", request, node_pb2.OpenSessionResponse, timeout))
+            break
+        except HearthError as error:
+            if error.broken and left:
+                continue  # a session that was opened and never heard of ends with its lease
+            from hearth.diagnosis import explain
+
+            transport.close()
+            raise explain(error, target, credentials) from None
+    from hearth.node_session import NodeSession
+
+    transport.metadata = of_session(opened.session_token)
+    return NodeSession(transport, opened, timeout)
+
+
+def _answered(answer: Answer) -> node_pb2.OpenSessionResponse:
+    """The daemon's answer; while it is on its way, what its devices need here is imported. Raises `HearthError`."""
+    try:
+        import hearth.device
+        import hearth.node_session  # noqa: F401
+
+        opened: node_pb2.OpenSessionResponse = answer.result()
+    except BaseException:  # KeyboardInterrupt, for one: nobody will take the answer
+        answer.cancel()
+        raise
+    return opened
+
+
+def default_name() -> str:
+    """``host:pid program``, for the daemon's logs."""
+    program = "python"
+    if getattr(sys, "argv", None) and sys.argv[0]:
+        program = os.path.basename(sys.argv[0])  # noqa: PTH119 - see `hearth.target.is_socket`
+    return f"{platform.node()}:{os.getpid()} {program}"
+
+
+class _Grpc:
+    """What this process did with gRPC, and what the one did that it was forked from."""
+
+    used = False
+    inherited = False
+
+
+def _after_fork() -> None:
+    _Grpc.inherited = _Grpc.inherited or _Grpc.used
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,49 @@
+"""`hearthd serve`: the forkserver is started first, so that its imports run beside the front's own.
+
+So nothing is imported here that is not needed for that; the rest of the front is, when the forkserver is on its way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from hearthd.config import Config, ConfigError, tenants
+from hearthd.front import backends
+from hearthd.front.launcher import ForkServerLauncher
+from hearthd.malloc import keep_freed_memory
+
+_KEEP_BYTES = 64 << 20
+"""Freed memory that the front keeps for the next chunks: a few transfers' worth."""
+_ARENAS = 1
+"""gRPC receives in any of its threads. With a heap for each, every one of them grows to what it ever held at once and
+keeps that for itself; from a single one, the next chunk takes the place of the last whoever receives it."""
+
+
+def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> int:
+    """Runs the daemon until it is told to stop; its exit code: 0, 1 for a failure, 2 for a configuration that cannot
+    work here."""
+    keep_freed_memory(_KEEP_BYTES, arenas=_ARENAS)
+    try:
+        tenants(config)
+        backend, devices = backends.choose(config)
+    except ConfigError as error:
+        on_error(f"hearthd: {error}")
+        return 2
+    launcher = ForkServerLauncher(backend)
+    launcher.warm_up()
+
+    import uvloop
+
+    from hearthd.front.daemon import Daemon
+    from hearthd.front.listen import ListenError
+
+    async def main() -> None:
+        await Daemon(config, backend, devices, launcher).run()
+
+    try:
+        uvloop.run(main())
+    except ListenError as error:
+        on_error(f"hearthd: {error}")
+        return 1
+    return 0

@@ -1,0 +1,87 @@
+"""What a new client process does before its first result: times cannot be tested, what takes them can."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from typing import Any
+
+from .harness import DaemonProcess, environment
+
+PROGRAM = """
+import sys
+at_ask = []
+
+import hearth
+connect = hearth.connect
+from hearth.transport.grpc import GrpcTransport
+
+ask = GrpcTransport.ask
+def asking(self, method, *rest):
+    at_ask.append([method, [name for name in sys.modules if name.startswith("hearth.")]])
+    return ask(self, method, *rest)
+GrpcTransport.ask = asking
+
+import numpy as np
+SOURCE = '''
+extern "C" __global__ void twice(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = 2 * x[i];
+}
+'''
+standard = set(sys.modules)
+with connect(sys.argv[1], name="first") as node:
+    gpu = node.device(0)
+    x, y = gpu.asarray(np.arange(1 << 16, dtype=np.float32)), gpu.empty(1 << 16, np.float32)
+    gpu.RawKernel(SOURCE, "twice")((256,), (256,), (x, y, np.int32(1 << 16)))
+    assert y.get()[-1] == 2.0 * ((1 << 16) - 1)
+    loaded = set(sys.modules)
+print({"asked": at_ask, "loaded": loaded, "by_hearth": loaded - standard})
+"""
+
+NOT_NEEDED = {
+    "hearth.bindings", "hearth.described", "hearth.diagnosis", "hearth.failure", "hearth.graph", "hearth.group",
+    "hearth.pending", "hearth.prepared", "hearth.profile", "hearth.properties", "hearth.tensor_map", "hearth.trace",
+    "hearth.transfer_streams", "hearth_proto.reasons", "json", "pathlib", "random", "urllib.parse",
+}  # fmt: skip
+"""Modules that a first result does without, and that together take as long as all that it needs of Hearth."""
+
+
+def first_result(daemon: DaemonProcess) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, daemon.unix], capture_output=True, text=True, env=environment(), timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = ast.literal_eval(done.stdout)
+    return found
+
+
+def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
+    found = first_result(daemon)
+    assert not NOT_NEEDED & found["by_hearth"], sorted(NOT_NEEDED & found["by_hearth"])
+    assert "grpc" in found["loaded"]
+    assert "hearth.device" in found["by_hearth"]
+
+
+def test_the_daemon_is_asked_before_the_rest_is_imported(daemon: DaemonProcess) -> None:
+    ((method, there),) = first_result(daemon)["asked"]
+    assert method == "OpenSession"
+    assert not {"hearth.device", "hearth.array", "hearth.connection", "hearth.node_session"} & set(there), there
+
+
+def test_it_takes_no_call_but_the_session_and_one_stream(daemon: DaemonProcess) -> None:
+    def calls() -> dict[str, float]:
+        handled: dict[str, float] = {}
+        for line in daemon.get("/metrics").body.splitlines():
+            if line.startswith("grpc_server_started_total{") or line.startswith("grpc_server_handled_total{"):
+                name, _, value = line.rpartition(" ")
+                handled[name] = float(value)
+        return handled
+
+    before = calls()
+    first_result(daemon)
+    more = {name: value - before.get(name, 0) for name, value in calls().items() if value != before.get(name, 0)}
+    methods = sorted(name.partition('grpc_method="')[2].partition('"')[0] for name in more)
+    assert methods and set(methods) == {"OpenSession", "Execute", "CloseSession"} and set(more.values()) == {1}, more

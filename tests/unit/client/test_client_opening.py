@@ -1,0 +1,55 @@
+"""How a session is opened: who asks first and imports then, and what becomes of an answer that nobody takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hearth import opening
+from hearth_proto.v1 import node_pb2
+
+
+class Answer:
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+        self.cancelled = False
+
+    def result(self) -> Any:
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_an_answer_is_taken() -> None:
+    answer = Answer(node_pb2.OpenSessionResponse(session_id="it"))
+    assert opening._answered(answer).session_id == "it" and not answer.cancelled
+
+
+def test_an_answer_that_an_interrupt_keeps_from_being_taken_is_cancelled() -> None:
+    answer = Answer(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        opening._answered(answer)
+    assert answer.cancelled
+
+
+def test_an_import_that_fails_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Answer(node_pb2.OpenSessionResponse())
+    monkeypatch.setitem(__import__("sys").modules, "hearth.node_session", None)
+    with pytest.raises(ImportError):
+        opening._answered(answer)
+    assert answer.cancelled
+
+
+@pytest.mark.parametrize(
+    ("argv", "program"), [(["/some/where/train.py"], "train.py"), ([""], "python"), ([], "python"), (["-c"], "-c")]
+)
+def test_a_client_without_a_name_is_called_by_its_program(
+    monkeypatch: pytest.MonkeyPatch, argv: list[str], program: str
+) -> None:
+    monkeypatch.setattr("sys.argv", argv)
+    host, _, rest = opening.default_name().partition(":")
+    assert host and rest.split(" ", 1)[1] == program
