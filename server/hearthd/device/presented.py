@@ -22,11 +22,11 @@ MOST_PRESENTED = 512
 these an operation is presented only when its turn has come. An operation has so many seconds from then on, and those
 before it are to be done by then."""
 
-REFILL = 64
-"""So much room there is before more of a row is presented: as one message, and not one for each that is done."""
-
 MOST_AT_ALL = 4096
 """The same, those included whose turn has come: of so many streams at once."""
+
+REFILL = 64
+"""So much room there is before more of a row is presented: as one message, and not one for each that is done."""
 
 REMEMBERED = 1024
 """Operations that were launched lately: the same number again is refused."""

@@ -17,7 +17,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import collective_refusals
 from hearthd.front.channel import Channel
-from hearthd.front.collectives import Key, Part, Place, Send, fail
+from hearthd.front.collectives import GROUP, Key, Part, Place, Send, fail
 from hearthd.front.coordinator import Coordinator
 from hearthd.front.link import DeviceLink
 
@@ -109,7 +109,7 @@ class CollectiveRouter:
         place = Place(0, link.ordinal, link.generation)
         devices = tuple(map(int, body["devices"]))
         group = str(body.get("group") or "")
-        key = Key(f"group:{group}" if group else channel.session_id, devices, int(body["sequence"]))
+        key = Key(GROUP + group if group else channel.session_id, devices, int(body["sequence"]))
         refusal = (
             collective_refusals.unknown_group(group)
             if group

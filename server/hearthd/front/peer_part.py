@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import node_pb2, status_pb2
-from hearthd.front.collectives import GROUP
+from hearthd.front.collectives import GROUP, encode
 from hearthd.front.flight_recorder import FlightRecorder, Ring
 from hearthd.front.group_tickets import Members, devices_of, natural
 from hearthd.front.peer_frames import Body
@@ -110,7 +110,7 @@ def tell(link: Any, body: Body) -> None:
 
 
 def status_of(refusal: Refusal) -> str:
-    return base64.b64encode(refusal.to_status().SerializeToString()).decode()
+    return encode(refusal)
 
 
 def failed(group: str, why: str) -> Refusal:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from peers import FakeCommunicators, PeerRig, collective, operation
+from peers import PeerRig, PeerServer, collective, operation
 from rig import Rig
 
 from hearth_proto.reasons import Reason
@@ -151,16 +151,8 @@ def test_an_unload_waits_and_holds_nobody_back(rig: Rig[Strict]) -> None:
     assert rig.server.loaded == ["load", "load", "unload"]
 
 
-class Peers(Strict):
+class Peers(PeerServer, Strict):
     """With communicators that no kernel may run beside while they are given up."""
-
-    def __init__(self, spec: DeviceSpec) -> None:
-        super().__init__(spec)
-        self.peers = FakeCommunicators()
-
-    @property
-    def communicators(self) -> Any:
-        return self.peers
 
 
 def wait_for(condition: Callable[[], object]) -> None:
