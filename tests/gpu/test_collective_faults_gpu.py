@@ -60,6 +60,8 @@ def play(kind: str, group: hearth.Group, victim: int, pid: int, rng: random.Rand
             strike(pid, signal.SIGSTOP if kind == "stopped" else signal.SIGKILL, stack)
             # What is under way ends at once; what the lost one had not come to yet, at the end of its own time.
             began = time.monotonic()
+        if kind == "stopped":  # its GPU goes on with all that it was given before
+            group.all_reduce(arrays, timeout=LIMIT_S)
         survivors.go_on(began, LIMIT_S)
         return stack.pop_all()
 

@@ -70,7 +70,7 @@ class Backlog:
     """One session's. Belongs to the device-handle thread."""
 
     __slots__ = (
-        "active", "ahead", "awaited", "closing", "copies", "counted", "ended", "forgiven", "frame", "frames",
+        "active", "ahead", "awaited", "chance_at", "closing", "copies", "counted", "ended", "forgiven", "frame", "frames",
         "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "place", "room",
         "session", "since", "slices", "sparse", "transfers", "under", "used", "wanting", "work",
     )  # fmt: skip
@@ -119,6 +119,8 @@ class Backlog:
         """When the last slice was done, or the first of a row begun."""
         self.late_at = 0.0
         """When the oldest slice has taken too long."""
+        self.chance_at = 0.0
+        """When it is given a slice whatever it owes, where one has taken too long."""
         self.pace = Pace()
         self.used = 0.0
         """Seconds of device time."""
@@ -173,6 +175,11 @@ class Backlog:
     def in_turn(self) -> bool:
         """Whether the turns of others wait for it."""
         return (self.open is not None and self.open.turn) or any(each.turn and not each.late for each in self.slices)
+
+    @property
+    def late(self) -> bool:
+        """Whether a slice of it takes too long."""
+        return any(each.late for each in self.slices)
 
     @property
     def on_device(self) -> int:

@@ -10,7 +10,7 @@ from hearthd.device.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.context import Device
 from hearthd.device.meter import Meter
 from hearthd.device.policy.sleep import sooner
-from hearthd.device.policy.slices import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
+from hearthd.device.policy.slices import AHEAD, BESIDE_S, CHANCE_S, PATIENCE_S, QUANTUM_S, SLICE_S
 from hearthd.device.tracks import NEVER, Track
 from hearthd.fair import Fair
 
@@ -124,6 +124,8 @@ class Slicing:
             if each.slices and not each.slices[-1].late:
                 left = max(each.late_at - now, 0.0)
                 asleep = sooner(left, asleep)
+            if each.wanting and each.late:
+                asleep = sooner(max(each.chance_at - now, 0.0), asleep)
         holder = self._holder
         if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
             left = holder.since + holder.slices[0].count * holder.pace.seconds - now
@@ -166,8 +168,12 @@ class Slicing:
     def _give_all(self) -> None:
         holder = self._fair.turn()
         for backlog in tuple(self._wanting):  # those first whose commands are few
-            if (backlog.sparse or backlog.copies) and backlog.open is None and backlog is not holder:
+            if backlog.open is not None or backlog is holder:
+                continue
+            if backlog.sparse or backlog.copies:
                 self._give_beside(backlog)
+            if backlog.open is None and backlog.late:
+                self._give_chance(backlog)
         for backlog in tuple(self._opened):
             if backlog.open is None:
                 continue
@@ -202,6 +208,13 @@ class Slicing:
         most = backlog.pace.most(backlog.on_device)
         if most > 0:
             self._open(backlog, most, launches=launches, turn=False)
+
+    def _give_chance(self, backlog: Backlog) -> None:
+        """Lets a session whose kernel takes too long go once in a while, whatever it owes."""
+        now = self.meter.clock()
+        if now >= backlog.chance_at:
+            backlog.chance_at = now + CHANCE_S
+            self._open(backlog, max(backlog.pace.most(0), 1), launches=True, turn=False)
 
     # ---- slices ----
 

@@ -7,7 +7,8 @@ one tenant alike. A process is told when it may give the device work (`TURN`), a
 - Who has nothing to do may begin at once when it has, as long as it has credit, and may go on for `BESIDE_S` beside
   whoever has the turn: who launches and waits notices nothing of turns. After that it has to have the turn itself.
 - A turn begins when the work of the one before is off the device, or has kept others waiting for `PATIENCE_S`: a long
-  kernel overruns, and is charged.
+  kernel overruns, and is charged. As it is charged as much as it is given while that runs, it is let through for a
+  moment every `PATIENCE_S`: what its kernel waits for may be behind it.
 - Collectives go whenever all their ranks are there, whoever has the turn (`hearthd.device.sharing`), so that no two
   devices wait for each other's turns.
 
@@ -57,7 +58,7 @@ class Place(NamedTuple):
 
 
 class _Process:
-    __slots__ = ("beside", "overdue", "place", "state", "told")
+    __slots__ = ("beside", "chance", "overdue", "place", "state", "told")
 
     def __init__(self) -> None:
         self.place = Place()
@@ -68,6 +69,8 @@ class _Process:
         """Until when it may go on without a turn."""
         self.overdue = 0.0
         """When nobody waits any more for what it has on the device without a turn."""
+        self.chance = 0.0
+        """Until when it is let through because its work takes that long."""
 
 
 class Turns(Generic[K]):
@@ -162,6 +165,8 @@ class Turns(Generic[K]):
     def _may(self, key: K, process: _Process, holder: K | None, now: float) -> bool:
         if process.state and key == holder:
             return True
+        if process.state == WANTS | WORKS and self._overran(process, now):
+            return True
         if self._fair.credit(key) <= 0:
             return False
         if not process.state:
@@ -169,6 +174,18 @@ class Turns(Generic[K]):
         if key == self._holder or now >= process.beside:
             return False
         self._due(process.beside)
+        return True
+
+    def _overran(self, process: _Process, now: float) -> bool:
+        """Whether its work takes so long that it is let through, whatever it owes."""
+        if now >= process.chance:
+            if process.told & MAY:
+                return False
+            if now < process.overdue:
+                self._due(process.overdue)
+                return False
+            process.chance = now + SHORTEST_S
+        self._due(process.chance)
         return True
 
     def _due(self, when: float) -> None:

@@ -151,6 +151,26 @@ def test_a_kernel_without_end_keeps_nobody_waiting_for_long(crowd: Crowd) -> Non
     assert crowd.count(stuck) == 2
 
 
+def test_a_kernel_that_waits_for_what_is_behind_it_gets_it(crowd: Crowd) -> None:
+    """It is charged as long as it runs, as much as it is given; what stands behind it goes on all the same."""
+    stuck = crowd.join(tenant="stuck", nanoseconds=4_000_000_000, launches=1, window=100)
+    flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=4, window=8)
+    assert not crowd.call(channel=stuck.channel, allocate=c.Allocate(buffer=2, size=1)).HasField("error")
+    stream = c.Command(create_stream=c.CreateStream(stream=1))
+    assert not crowd.call(channel=stuck.channel, create_stream=stream.create_stream).HasField("error")
+    crowd.run(0.2, flood)
+    crowd.post(stuck)
+    crowd.run(0.5, flood)  # so much does it owe by now
+    for _ in range(20):
+        crowd.post(stuck, Command(stream=1, fill=c.Fill(buffer=2, size=1, pattern=b"1")))
+    began = time.perf_counter()
+    while stuck.acked < 20 and time.perf_counter() < began + 10:
+        crowd.run(0.02, flood)
+    assert time.perf_counter() - began < 2.5, "the kernel ended before"
+    assert flood.done * 0.001 > 0.1 * (time.perf_counter() - began)
+    assert crowd.count(stuck) == 1
+
+
 def test_copies_go_beside_the_kernels_of_others(crowd: Crowd) -> None:
     kernels = crowd.join(tenant="kernels", nanoseconds=1_000_000, launches=4, window=16)
     copies = crowd.join(tenant="copies", window=16)

@@ -179,6 +179,23 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
     assert now == pytest.approx(began + PATIENCE_S)
 
 
+def test_who_overruns_is_let_through_now_and_then() -> None:
+    """Its kernel may wait for what stands behind it; it is charged all the while, so it never has credit again."""
+    simulation = Simulation()
+    simulation.join("flood", Place("flood"), 0.001)
+    simulation.join("stuck", Place("stuck"))
+    let_through = 0
+    for _ in range(5000):
+        had = simulation.flags["stuck"] & MAY
+        simulation.report("stuck", WANTS | WORKS)
+        simulation.run(0.001)
+        if simulation.now > 1.0:
+            let_through += not had and bool(simulation.flags["stuck"] & MAY)
+    assert simulation.now > 4.9
+    assert let_through >= 0.5 * (simulation.now - 1.0) / PATIENCE_S
+    assert simulation.floods["flood"].used > 0.9 * simulation.now
+
+
 def test_an_idle_holder_passes_its_turn_at_once() -> None:
     simulation = Simulation()
     for key in "abc":

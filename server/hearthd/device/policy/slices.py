@@ -13,6 +13,10 @@ QUANTUM_S = 3e-3
 PATIENCE_S = 0.1
 """How long a slice may take before others are let go beside it."""
 
+CHANCE_S = 0.01
+"""How often a session with a slice that has taken too long is given another, whatever it owes: what its kernel waits
+for may be behind it, and while the kernel runs the session is charged as much as it is given."""
+
 BESIDE_S = SLICE_S
 """How long a slice beside the turn of another costs no more than it should take by itself."""
 
