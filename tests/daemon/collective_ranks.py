@@ -37,6 +37,9 @@ def several(cache: Path, count: int, harmed: bool = False, **config: Any) -> Ite
             with Ranks(process, count) as ranks:  # each process loads NCCL with its first group, which takes seconds
                 ranks.work()
         yield process
+    except BaseException:
+        print(process.log()[-30_000:])
+        raise
     finally:
         code = process.stop()
         log, left = process.log(), process.left_behind()

@@ -70,8 +70,8 @@ class Backlog:
     """One session's. Belongs to the device-handle thread."""
 
     __slots__ = (
-        "active", "ahead", "awaited", "chance_at", "closing", "copies", "counted", "ended", "forgiven", "frame", "frames",
-        "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "place", "room",
+        "active", "ahead", "awaited", "chance_at", "closing", "copies", "counted", "ended", "forgiven", "frame",
+        "frames", "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "place", "room",
         "session", "since", "slices", "sparse", "transfers", "under", "used", "wanting", "work",
     )  # fmt: skip
 

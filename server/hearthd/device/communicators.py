@@ -1,14 +1,13 @@
-"""The communicators of one device process: joined and aborted on helper threads, watched while they have work.
+"""The communicators of one device process: joined on helper threads, watched while they have work.
 
 An operation that is not done by its deadline, and a communicator that says it has failed, are reported to the front,
-which has every rank give the communicator up and says why; where it stays silent, this process does so by itself. What
-was under way on it then becomes an error of its stream.
+which has every rank give the communicator up (`giving_up`) and says why; where it stays silent, this process does so
+by itself. What was under way on it then becomes an error of its stream.
 """
 
 from __future__ import annotations
 
 import base64
-import math
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_lane import Lane
 from hearthd.device.context import Device
 from hearthd.device.exchange import Communicator, Exchange
+from hearthd.device.giving_up import GivenUp, GivingUp
 from hearthd.device.membership import Membership, decode_status, encode_status, given_up, not_started
 from hearthd.device.policy.sleep import sooner
 from hearthd.device.tracks import Track
@@ -32,12 +32,6 @@ CHECK_S = 0.05
 
 VERDICT_S = 0.5
 """How long the front may take to say what becomes of a communicator that was reported to it."""
-
-ABORT_S = 5.0
-"""An abort that takes longer will not come to an end."""
-
-RETIRED = 4
-"""Communicators that wait to be given up for as long as the device is busy; NCCL's have some hundred MiB each."""
 
 KEPT = 256
 """Communicators that are over, and why: operations may still wait for their turn on them."""
@@ -60,10 +54,7 @@ class Memberships:
         """Made here, for communicators that this rank has not joined yet."""
         self._making: dict[str, bool] = {}
         """Communicators that a helper thread works on, and whether they are still wanted."""
-        self._aborting: dict[str, float] = {}
-        """Those that a helper thread aborts, and by when that has to be over."""
-        self._retired = 0
-        """How many wait to be given up."""
+        self._giving_up = GivingUp(device, post, send)
         self._shared: tuple[Track, Lane[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -176,7 +167,7 @@ class Memberships:
     def _joined(self, comm: str, communicator: Communicator, group: bool) -> None:
         self._ids.pop(comm, None)
         if not self._making.pop(comm):  # it was given up meanwhile
-            self._retire(comm, communicator, None)
+            self._giving_up.end(GivenUp(comm, communicator, None, own=False), under_way=False)
             return
         tracks = self._device.tracks
         if group:
@@ -232,43 +223,9 @@ class Memberships:
         self._device.telemetry.collectives_failed += len(flights)
         for flight in flights:
             flight.fail(refusal(flight))
-        track = member.track if member.group else None
-        if flights:
-            self._abort(member.comm, member.communicator, track)
-        else:
-            self._retire(member.comm, member.communicator, track)
+        given_up = GivenUp(member.comm, member.communicator, member.track, own=member.group)
+        self._giving_up.end(given_up, under_way=bool(flights))
         self._device.kick(None)
-
-    def _retire(self, comm: str, communicator: Communicator, track: Track | None) -> None:
-        """Gives up one that has nothing under way: at rest. To free what it has, the driver waits for every kernel that
-        runs, and lets no other call through meanwhile."""
-        self._retired += 1
-
-        def start(done: Callable[[], None]) -> None:
-            self._retired -= 1
-            self._abort(comm, communicator, track, done)
-
-        self._device.quiet.beside(start, urgent=self._retired > RETIRED)
-
-    def _abort(
-        self, comm: str, communicator: Communicator, track: Track | None, done: Callable[[], None] = lambda: None
-    ) -> None:
-        self._aborting[comm] = time.monotonic() + ABORT_S
-
-        def abort() -> None:
-            try:
-                communicator.abort()
-            except Exception as error:
-                traceback.print_exception(error, file=sys.stderr)
-            self._post(partial(self._aborted, comm, track, done))
-
-        self._helper(abort)
-
-    def _aborted(self, comm: str, track: Track | None, done: Callable[[], None]) -> None:
-        done()
-        self._aborting.pop(comm, None)
-        if track is not None:
-            self._device.tracks.after_all([track], partial(self._device.tracks.release, track))
 
     # ---- the loop ----
 
@@ -276,15 +233,12 @@ class Memberships:
         """Looks for what has failed or is overdue, and says how far all have come. Cheap to call often: it looks now
         and then."""
         now = time.monotonic()
-        if now < self._next_check or not (self._live or self._aborting):
+        if now < self._next_check or not (self._live or self._giving_up.watching):
             return
         self._next_check = now + CHECK_S
         for member in list(self._live.values()):
             self._check(member, now)
-        for comm, deadline in list(self._aborting.items()):
-            if deadline < now:
-                self._aborting[comm] = math.inf
-                self._send({"op": "wedged", "comm": comm})
+        self._giving_up.check(now)
 
     def _tell_progress(self, member: Membership, *, at_once: bool = False) -> None:
         done = member.flights.progress(time.monotonic(), at_once=at_once)
@@ -309,7 +263,7 @@ class Memberships:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if not self._busy and all(deadline == math.inf for deadline in self._aborting.values()):
+        if not (self._busy or self._giving_up.watching):
             return asleep
         left = max(self._next_check - time.monotonic(), 0.0)
         return sooner(left, asleep)

@@ -41,8 +41,18 @@ class Communicator(Protocol):
         """Why the communicator is no longer usable, or an empty string. Device-handle thread; never waits."""
         ...
 
+    @property
+    def stops(self) -> bool:
+        """Whether it can be stopped before it is aborted."""
+        ...
+
+    def stop(self) -> None:
+        """Ends what is under way, also when a peer is gone, and frees nothing. Any thread; takes as long as what stands
+        before it on the device."""
+        ...
+
     def abort(self) -> None:
-        """Ends what is under way, also when a peer is gone. Any thread; may block."""
+        """Ends what is under way, also when a peer is gone, and frees what it has. Any thread; may block."""
         ...
 
 

@@ -8,6 +8,7 @@ library API only move the wait). The device-handle thread must not wait, so the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -43,12 +44,18 @@ class Quiet:
         """Since when somebody has been waiting for a job."""
         self._asked = False
         self._beside: dict[object, float] = {}
-        """What other threads do while the device rests, and until when launches are held back for it."""
+        """What other threads do while the device rests, and until when launches are held back for it; -inf: they are
+        not any more."""
 
     @property
     def occupied(self) -> bool:
-        """Whether another thread does something that no kernel is to run beside."""
+        """Whether another thread does something that no kernel is to run beside, least of all one that may wait for a
+        peer."""
         return bool(self._beside)
+
+    @property
+    def _held_beside(self) -> bool:
+        return any(until > -math.inf for until in self._beside.values())
 
     @property
     def waiting(self) -> int:
@@ -76,19 +83,28 @@ class Quiet:
         else:
             job(lambda: None)
 
+    def meanwhile(self, job: Callable[[Job], None]) -> None:
+        """The same, and at once, whatever runs."""
+        if self._server.loading_waits:
+            self._occupy(job)
+        else:
+            job(lambda: None)
+
     def _occupy(self, job: Callable[[Job], None]) -> None:
         token = object()
         self._beside[token] = self._clock() + BESIDE_S
         self._tracks.hold(True)
 
         def done() -> None:
-            if self._beside.pop(token, None) is not None:
-                self._let_through()
+            del self._beside[token]
+            if not self._held_beside:
+                self._tracks.hold(False)
+            self._kick()  # collectives wait as long as it takes
 
         job(done)
 
     def _let_through(self) -> None:
-        if not self._beside and self._tracks.held:
+        if self._tracks.held and not self._held_beside:
             self._tracks.hold(False)
             self._kick()
 
@@ -96,10 +112,11 @@ class Quiet:
         """Holds launches back or lets them through, as it is time; seconds until that changes, None: it does not."""
         if self._beside:
             now = self._clock()
-            for token in [token for token, until in self._beside.items() if until <= now]:
-                del self._beside[token]
-            if self._beside:
-                return min(self._beside.values()) - now
+            for token, until in self._beside.items():
+                if -math.inf < until <= now:
+                    self._beside[token] = -math.inf
+            if self._held_beside:
+                return min(until for until in self._beside.values() if until > now) - now
             self._let_through()
         if self._since is None:
             return None
@@ -131,6 +148,6 @@ class Quiet:
         self._since = None
         for job in jobs:
             job()
-        if self._tracks.held and not self._beside:
+        if self._tracks.held and not self._held_beside:
             self._tracks.hold(False)
         self._kick()

@@ -35,6 +35,7 @@ class FakeCommunicator:
         self.abort_blocks = threading.Event()
         self.abort_blocks.set()
         self.aborting = threading.Event()
+        self.stopped = threading.Event()
         self._free = threading.Semaphore(0)
         self._aborted = False
 
@@ -59,6 +60,16 @@ class FakeCommunicator:
 
     def failed(self) -> str:
         return self.failure
+
+    stops = False
+    """Whether it can be stopped first, as NCCL's since 2.28.7."""
+
+    def stop(self) -> None:
+        assert self.stops
+        self._aborted = True
+        self.failure = self.failure or "stopped"
+        self.stopped.set()
+        self._free.release(1000)
 
     def abort(self) -> None:
         self.aborting.set()

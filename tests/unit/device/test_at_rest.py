@@ -13,7 +13,7 @@ from rig import Rig
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device import quiet
+from hearthd.device import giving_up, quiet
 from hearthd.device.cpu.server import CpuServer
 from hearthd.spec import DeviceSpec
 
@@ -195,6 +195,82 @@ def test_a_communicator_that_nobody_uses_is_given_up_at_rest(peers: PeerRig) -> 
     wait_for(lambda: server.running)
     server.gate.set()
     assert peers.reason(peers.sync(5)) == ""
+
+
+def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
+    """A communicator with an operation that does not end, and a kernel of somebody else that does not either; the Sync
+    behind the operation."""
+    load(peers, 1)  # type: ignore[arg-type]
+    assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
+    busy = peers.join("a-1")
+    vars(busy).update(facts)
+    peers.batch(c.Command(create_stream=c.CreateStream(stream=5)), collective(1, operation(destination=2)))
+    peers.go(peers.hear("present"), 1, "a-1")
+    peers.server.gate.clear()  # type: ignore[attr-defined]
+    peers.batch(launch(1, 3, stream=5))
+    return busy, peers.sync()
+
+
+def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) -> None:
+    busy, sync = busy_beside_a_kernel(peers, stops=True)
+    peers.abort(comm="a-1")
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.stopped.wait(10)
+    peers.batch(launch(1, 3))  # others are let through meanwhile
+    wait_for(lambda: peers.server.running == 2)  # type: ignore[attr-defined]
+    assert not busy.aborting.is_set()
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    assert busy.aborting.wait(10)
+    assert peers.reason(peers.sync(5)) == ""
+
+
+def test_one_that_cannot_be_stopped_is_aborted_beside_whatever_runs(peers: PeerRig) -> None:
+    """NCCL may wait there for all that runs: nothing new is to be among that."""
+    busy, sync = busy_beside_a_kernel(peers)
+    busy.abort_blocks.clear()
+    other = peers.join("a-2")
+    peers.abort(comm="a-1")
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.aborting.wait(10)
+    peers.batch(launch(1, 3), c.Command(create_stream=c.CreateStream(stream=6)))
+    peers.batch(collective(2, operation(destination=2), stream=6))
+    peers.go(peers.hear("present"), 1, "a-2")
+    peers.gauges()
+    assert peers.server.running == 1 and not other.given  # type: ignore[attr-defined]
+    busy.abort_blocks.set()
+    wait_for(lambda: peers.server.running == 2)  # type: ignore[attr-defined]
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    wait_for(lambda: other.given)
+    other.release()
+    assert peers.reason(peers.sync(5)) == ""
+
+
+def test_one_that_cannot_even_be_stopped_is_aborted(peers: PeerRig, capfd: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        raise RuntimeError("this NCCL cannot")
+
+    busy, sync = busy_beside_a_kernel(peers, stops=True, stop=stop)
+    peers.abort(comm="a-1")
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.aborting.wait(10)
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    assert peers.reason(peers.sync(5)) == ""
+    assert "this NCCL cannot" in capfd.readouterr().err
+
+
+def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving_up, "ABORT_S", 0.05)
+    gate = threading.Event()
+    busy, _ = busy_beside_a_kernel(peers, stops=True, stop=lambda: gate.wait(30))
+    peers.abort(comm="a-1")
+    time.sleep(0.3)
+    peers.gauges()
+    assert not peers.heard("wedged")
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    assert peers.hear("wedged")["comm"] == "a-1"
+    gate.set()
+    busy.release()
+    assert busy.aborting.wait(10)
 
 
 def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(

@@ -55,6 +55,12 @@ class CpuCommunicator:
     def failed(self) -> str:
         return self._failure
 
+    stops = False
+
+    def stop(self) -> None:
+        """`abort` frees nothing that anybody waits for."""
+        self.abort()
+
     def abort(self) -> None:
         self._failure = self._failure or f"The communicator of rank {self._end.rank} was aborted."
         self._end.close()  # waits for an operation of this rank that is under way, which fails now

@@ -14,6 +14,7 @@ from cupy.cuda import nccl
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cuda import nccl_revoke
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
 from hearthd.device.cuda.nccl_operations import BYTES, Call, calls, check, named, reducible
 from hearthd.device.cuda.streams import Stream
@@ -68,6 +69,10 @@ class NcclCommunicator:
     def aborted(self) -> bool:
         return self._aborted
 
+    @property
+    def stops(self) -> bool:
+        return nccl_revoke.function() is not None
+
     def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
         failure = self._failure
         if failure:
@@ -91,6 +96,19 @@ class NcclCommunicator:
                     if _status(error) != _IN_PROGRESS:
                         self._failure = _why(error)
             return self._failure
+
+    def stop(self) -> None:
+        """ncclCommRevoke: its kernels end, and nothing more can be enqueued; it returns when all have."""
+        revoke = nccl_revoke.function()
+        assert revoke is not None
+        with self._lock:
+            if self._aborted:
+                return
+            self._failure = self._failure or "the communicator was stopped"
+        runtime.setDevice(self._device)
+        status = revoke(self._communicator.comm, 0)
+        if status:
+            raise RuntimeError(f"ncclCommRevoke: NCCL error {status}")
 
     def abort(self) -> None:
         with self._lock:
