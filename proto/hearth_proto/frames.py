@@ -49,6 +49,7 @@ class Kind(enum.IntEnum):
     ABORT = 17  # channel, id: the transfer is over before its end; payload: a Status
     COLLECTIVE = 18  # payload: JSON, see hearthd.front.collectives
     FORGET = 19  # channel, id; payload: JSON, a snapshot or publication that is over
+    LANE_END = 20  # towards the device process; channel, id: end the channel's lane; answered by LANE_ENDED
 
     # towards the front
     READY = 32  # payload: DeviceProperties
@@ -67,10 +68,17 @@ class Kind(enum.IntEnum):
     EXPORTED = 45  # channel, id; payload: JSON
     IMPORTED = 46  # channel, id; payload: JSON
     DENIED = 47  # channel; payload: JSON {operation, right}: a command that its session has not the right to
+    LANE_ENDED = 48  # channel, id; payload: JSON {last}: the last batch that has come over the lane or before it
+    RECEIVED = 49  # channel; payload: an ExecuteRequest, what a client says on its lane to have received
+
+    # lanes, where channel is 0
+    TICKET = 64  # the client's first frame; payload: LaneOffer.ticket
+    LIVE = 65  # the device process's first: batches may come here
 
 
 class Flag(enum.IntFlag):
     LAST = 1  # the last UPLOAD or CHUNK of its transfer
+    LANED = 2  # a RESPONSE or ACK that went to the client over its lane: for the front to keep, not to pass on
 
 
 class FrameError(ValueError):

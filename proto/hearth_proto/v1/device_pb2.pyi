@@ -75,7 +75,7 @@ class ExecuteResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., result: _Optional[_Union[_commands_pb2.Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("generation", "last_seq", "max_batch_bytes", "max_batches_in_flight", "resumed", "durable", "max_unacked_bytes")
+    __slots__ = ("generation", "last_seq", "max_batch_bytes", "max_batches_in_flight", "resumed", "durable", "max_unacked_bytes", "lane")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class Attached(_message.Message):
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     MAX_UNACKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     last_seq: int
     max_batch_bytes: int
@@ -90,7 +91,18 @@ class Attached(_message.Message):
     resumed: bool
     durable: _containers.RepeatedScalarFieldContainer[int]
     max_unacked_bytes: int
-    def __init__(self, generation: _Optional[int] = ..., last_seq: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ..., resumed: bool = ..., durable: _Optional[_Iterable[int]] = ..., max_unacked_bytes: _Optional[int] = ...) -> None: ...
+    lane: LaneOffer
+    def __init__(self, generation: _Optional[int] = ..., last_seq: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ..., resumed: bool = ..., durable: _Optional[_Iterable[int]] = ..., max_unacked_bytes: _Optional[int] = ..., lane: _Optional[_Union[LaneOffer, _Mapping]] = ...) -> None: ...
+
+class LaneOffer(_message.Message):
+    __slots__ = ("path", "ticket", "valid_ns")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    VALID_NS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    ticket: bytes
+    valid_ns: int
+    def __init__(self, path: _Optional[str] = ..., ticket: _Optional[bytes] = ..., valid_ns: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("seq",)
