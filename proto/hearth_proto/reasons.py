@@ -8,6 +8,7 @@ of their `google.rpc` namesakes, so that the client needs no further package to 
 
 from __future__ import annotations
 
+import base64
 import enum
 from collections.abc import Mapping, Sequence
 
@@ -226,6 +227,19 @@ def from_status(status: status_pb2.Status) -> Refusal:
         except DecodeError:
             continue
     return Refusal(reason, status.message, fix=fix, details=details, retry_after_s=retry)
+
+
+def to_text(refusal: Refusal) -> str:
+    """The refusal as text, for what is JSON between processes."""
+    return base64.b64encode(refusal.to_status().SerializeToString()).decode()
+
+
+def from_text(text: object) -> Refusal:
+    """The reverse. Raises ValueError for what is none."""
+    try:
+        return from_status(status_pb2.Status.FromString(base64.b64decode(str(text), validate=True)))
+    except DecodeError as error:
+        raise ValueError(f"no status: {error}") from None
 
 
 def stream_failures(status: status_pb2.Status) -> list[status_pb2.CommandFailure]:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_lane import Lane
 from hearthd.device.context import Device
 from hearthd.device.exchange import Communicator, Exchange
 from hearthd.device.giving_up import GivenUp, GivingUp
-from hearthd.device.membership import Membership, decode_status, encode_status, given_up, not_started
+from hearthd.device.membership import Membership, given_up, not_started, verdict
 from hearthd.device.policy.sleep import sooner
 from hearthd.device.tracks import Track
 
@@ -132,7 +132,7 @@ class Memberships:
         if member is None:
             return
         encoded = message.get("status")
-        refusal = decode_status(encoded) if encoded else None
+        refusal = verdict(encoded) if encoded else None
         why = str(message.get("reason") or "no reason was given")
         self._end(member, (lambda _flight: refusal) if refusal is not None else partial(given_up, why, 0), refusal)
 
@@ -189,7 +189,7 @@ class Memberships:
             traceback.print_exception(error, file=sys.stderr)
             why = f"device {self._device.spec.ordinal} could not join: {error}"
             error = Refusal(Reason.COMMUNICATOR_FAILED, why, fix="look at the daemon's log")
-        self._send({"op": "join_failed", "comm": comm, "status": encode_status(error)})
+        self._send({"op": "join_failed", "comm": comm, "status": to_text(error)})
 
     def _forget_id(self, comm: str) -> None:
         unique_id = self._ids.pop(comm, None)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import status_pb2
+from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.device.collective_flight import Flight
 from hearthd.device.collective_lane import Lane
 from hearthd.device.exchange import Communicator
@@ -77,15 +73,9 @@ def not_started(why: str, timed_out: bool) -> Refusal:
     )
 
 
-def encode_status(refusal: Refusal) -> str:
-    """As a frame carries it."""
-    return base64.b64encode(refusal.to_status().SerializeToString()).decode()
-
-
-def decode_status(encoded: object) -> Refusal:
+def verdict(encoded: object) -> Refusal:
     """What the front says of an operation."""
     try:
-        status = status_pb2.Status.FromString(base64.b64decode(str(encoded or "?"), validate=True))
-    except (DecodeError, ValueError):
+        return from_text(encoded or "?")
+    except ValueError:
         return Refusal(Reason.COMMUNICATOR_FAILED, "the front refused the collective and gave no reason")
-    return from_status(status)

@@ -7,13 +7,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.collective_lane import Lane
 from hearthd.device.collective_parts import Part, locate
 from hearthd.device.collective_pending import Key, Pending, Row
 from hearthd.device.communicators import CHECK_S, Memberships, Send
 from hearthd.device.context import Device
-from hearthd.device.membership import decode_status, encode_status
+from hearthd.device.membership import verdict
 from hearthd.device.policy.sleep import sooner
 from hearthd.device.session import Session
 
@@ -207,7 +207,7 @@ class Presented:
 
     def withdraw(self, key: Key, refusal: Refusal) -> None:
         """Tells the others that this rank will not come."""
-        self._send({"op": "withdraw", **key.address(), "status": encode_status(refusal)})
+        self._send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
 
     def _unpresent(self, pending: Pending) -> None:
         if pending.made:
@@ -241,7 +241,7 @@ class Presented:
         else:
             pending = self._pending.get(Key(channel, group, devices, sequence))
             if pending is not None and pending.comm is None and pending.error is None:
-                pending.error = decode_status(message.get("status"))
+                pending.error = verdict(message.get("status"))
         self._kick(session_of(channel))
 
     def _go(self, key: Key, pending: Pending | None, comm: str, index: int) -> None:

@@ -10,7 +10,6 @@ The front knows who has what and says when it is over (`forget`); here is counte
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Callable
@@ -18,8 +17,7 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Refusal
-from hearth_proto.v1 import status_pb2
+from hearth_proto.reasons import Refusal, to_text
 from hearthd.device.buffer import Buffer, ReadOnly
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
@@ -93,11 +91,11 @@ class Publishing:
             elif what == "bear":
                 self._bear(number)
         except Refusal as refusal:
-            self._refuse(Kind.EXPORTED, frame.id, refusal.to_status())
+            self._refuse(Kind.EXPORTED, frame.id, refusal)
         except DeviceFault:
             raise
         except Exception as error:
-            self._refuse(Kind.EXPORTED, frame.id, internal_error(what, error).to_status())
+            self._refuse(Kind.EXPORTED, frame.id, internal_error(what, error))
 
     def _publish(self, frame: Frame, number: int, handle: int, name: str) -> None:
         session = self._session_of(frame.channel)
@@ -166,11 +164,11 @@ class Publishing:
         try:
             self._attach(frame, body, descriptor)
         except Refusal as refusal:
-            self._refuse(Kind.IMPORTED, frame.id, refusal.to_status())
+            self._refuse(Kind.IMPORTED, frame.id, refusal)
         except DeviceFault:
             raise
         except Exception as error:
-            self._refuse(Kind.IMPORTED, frame.id, internal_error("attach", error).to_status())
+            self._refuse(Kind.IMPORTED, frame.id, internal_error("attach", error))
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -244,9 +242,9 @@ class Publishing:
     def _answer(self, kind: Kind, call: int, body: dict[str, Any]) -> None:
         self._device.outbox.put(kind, json.dumps(body).encode(), id=call)
 
-    def _refuse(self, kind: Kind, call: int, status: status_pb2.Status) -> None:
+    def _refuse(self, kind: Kind, call: int, refusal: Refusal) -> None:
         if call:
-            self._answer(kind, call, {"error": base64.b64encode(status.SerializeToString()).decode()})
+            self._answer(kind, call, {"error": to_text(refusal)})
 
     def _tell(self, **news: list[int]) -> None:
         """What has ended here by itself: attachments, names, or all that the process had of a memory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import commands_pb2, status_pb2
+from hearth_proto.reasons import Reason, Refusal, from_text
+from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
@@ -216,7 +215,7 @@ class SnapshotCommands:
             return
         body = json.loads(frame.payload)
         error = body.get("error")
-        refusal = from_status(status_pb2.Status.FromString(base64.b64decode(error))) if error else None
+        refusal = from_text(error) if error else None
         answer(body, refusal)
 
     def restore(self, session: Session, frame: Frame) -> None:

@@ -12,17 +12,13 @@ there; `matching.py` says whether what they want is the same.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
-
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import status_pb2
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front import collective_refusals
 from hearthd.front.collective_order import Order
 from hearthd.front.flight_recorder import FlightRecorder
@@ -139,22 +135,9 @@ class Failure(NamedTuple):
     """The rank that has withdrawn, where no other has been told so."""
 
 
-def encode(refusal: Refusal) -> str:
-    """As a `status` of the conversation."""
-    return base64.b64encode(refusal.to_status().SerializeToString()).decode()
-
-
-def decode(status: object) -> Refusal:
-    """The reverse. Raises ValueError for what is none."""
-    try:
-        return from_status(status_pb2.Status.FromString(base64.b64decode(str(status), validate=True)))
-    except DecodeError as error:
-        raise ValueError(f"the status cannot be read: {error}") from None
-
-
 def fail(key: Key, part: Part, refusal: Refusal) -> Send:
     """Tells one rank that its operation will not run."""
-    return Send(part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": encode(refusal)})
+    return Send(part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)})
 
 
 def fail_all(match: Match, refusal: Refusal) -> list[Send]:

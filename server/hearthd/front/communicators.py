@@ -14,10 +14,10 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearthd.front import collective_refusals
 from hearthd.front.collective_order import Order
-from hearthd.front.collectives import Key, Match, Place, Send, decode, encode, fail_all, lies_in
+from hearthd.front.collectives import Key, Match, Place, Send, fail_all, lies_in
 from hearthd.front.communicator import REMEMBERED, Communicator, Identity
 from hearthd.front.flight_recorder import FlightRecorder
 
@@ -238,7 +238,7 @@ class Communicators:
 
     def _drop(self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()) -> list[Send]:
         del self._by_id[comm.id], self._by_identity[comm.identity]
-        status = encode(refusal)
+        status = to_text(refusal)
         return [
             comm.frame("abort", rank, reason=why, status=status)
             for rank in range(len(comm.places))
@@ -256,6 +256,6 @@ class Communicators:
 
 def _reason(body: Mapping[str, Any]) -> str:
     try:
-        return decode(body.get("status", "")).message or "no reason given"
+        return from_text(body.get("status", "")).message or "no reason given"
     except ValueError:
         return "no reason given"

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.front.collective_order import Order
-from hearthd.front.collectives import Key, Matcher, Place, Send, decode
+from hearthd.front.collectives import Key, Matcher, Place, Send
 from hearthd.front.communicators import Communicators
 from hearthd.front.flight_recorder import FlightRecorder
 
@@ -48,7 +48,7 @@ class Coordinator:
     def withdraw(self, key: Key, rank: int, body: Mapping[str, Any]) -> list[Send]:
         """A rank that has presented, or was to present, an operation will not take part. Raises KeyError or ValueError
         where `body` is no `withdraw`."""
-        refusal = decode(body["status"])
+        refusal = from_text(body["status"])
         return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
 
     def _go_on(self, sends: list[Send]) -> list[Send]:

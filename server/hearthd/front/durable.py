@@ -10,7 +10,6 @@ last is whole. The next process gets the file, and brings the buffers back befor
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import ctypes
 import errno
@@ -23,7 +22,7 @@ from typing import Any
 import structlog
 
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
 from hearthd.front.link import DeviceLink
@@ -125,7 +124,7 @@ class Vault:
         try:
             answer = self._do(link, channel, body)
         except Refusal as refusal:
-            answer = {"error": base64.b64encode(refusal.to_status().SerializeToString()).decode()}
+            answer = {"error": to_text(refusal)}
         if frame.id:
             payload = json.dumps(answer, separators=(",", ":")).encode()
             link.send(Kind.SNAPSHOT, payload, channel=frame.channel, id=frame.id)

@@ -7,12 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
-
 from hearth_proto.frames import Kind
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import node_pb2, status_pb2
-from hearthd.front.collectives import GROUP, encode
+from hearth_proto.reasons import Reason, Refusal, from_text, to_text
+from hearth_proto.v1 import node_pb2
+from hearthd.front.collectives import GROUP
 from hearthd.front.flight_recorder import FlightRecorder, Ring
 from hearthd.front.group_tickets import Members, devices_of, natural
 from hearthd.front.peer_frames import Body
@@ -110,7 +108,7 @@ def tell(link: Any, body: Body) -> None:
 
 
 def status_of(refusal: Refusal) -> str:
-    return encode(refusal)
+    return to_text(refusal)
 
 
 def failed(group: str, why: str) -> Refusal:
@@ -143,10 +141,7 @@ def encoded(value: Any, most: int = 64 << 10) -> str:
 
 def refusal_in(status: str) -> Refusal:
     """What a peer refuses, or why it gives a group up: its words, for a session of this daemon."""
-    try:
-        told = from_status(status_pb2.Status.FromString(base64.b64decode(status)))
-    except (DecodeError, ValueError) as error:
-        raise ValueError(f"the status cannot be read: {error}") from None
+    told = from_text(status)
     details = {text_of(key, 64): text_of(value) for key, value in list(told.details.items())[:MAX_DETAILS]}
     return Refusal(told.reason, text_of(told.message), fix=text_of(told.fix), details=details)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from link import DeviceLink
 
 from hearth_proto.frames import Kind
-from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.spec import DeviceSpec
 
@@ -97,7 +96,7 @@ def test_a_peer_that_never_comes_to_the_exchange(ranks: list[Rank]) -> None:
     first.go(presented[0], 1, "a-2")
     failed = first.hear("failed")
     assert failed["timed_out"] and (failed["comm"], failed["sequence"]) == ("a-2", 2)
-    status = base64.b64encode(LOST.to_status().SerializeToString()).decode()
+    status = to_text(LOST)
     for link in ranks:
         link.tell("abort", comm="a-2", reason="rank 1 did not finish", status=status)
     fail = {key: presented[1][key] for key in ("channel", "group", "devices", "sequence")}
@@ -120,7 +119,7 @@ def test_a_peer_that_gives_up_in_mid_exchange(ranks: list[Rank]) -> None:
     ranks[0].go(presented[0], 1, "a-4")
     ranks[1].tell("abort", comm="a-4", reason="", status="")
     assert ranks[0].hear("failed")["comm"] == "a-4"
-    status = base64.b64encode(LOST.to_status().SerializeToString()).decode()
+    status = to_text(LOST)
     ranks[0].tell("abort", comm="a-4", reason="", status=status)
     assert ranks[0].reason(read=c.Read(buffer=1, size=4)) == Reason.COLLECTIVE_TIMEOUT
     ranks[1].go(presented[1], 1, "a-4")  # late

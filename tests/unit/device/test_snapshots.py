@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -17,7 +16,7 @@ from rig import Rig
 
 from hearth_proto import descriptors
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.process import DeviceProcess
 from hearthd.front.shelf import Shelf
@@ -50,7 +49,7 @@ class Fronted(Rig[LockingServer]):
 
     def say(self, frame: Frame, answer: dict[str, Any] | Refusal) -> None:
         if isinstance(answer, Refusal):
-            answer = {"error": base64.b64encode(answer.to_status().SerializeToString()).decode()}
+            answer = {"error": to_text(answer)}
         self.send(Kind.SNAPSHOT, json.dumps(answer).encode(), channel=1, id=frame.id)
 
     def grant(self) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import status_pb2
+from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.front.collectives import Key, Match, Part, Place, Send
 
 SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}
@@ -33,7 +31,7 @@ def complete(*members: int, owner: str = "s", sequence: int = 1, deadline: float
 
 
 def status_of(send: Send) -> Refusal:
-    return from_status(status_pb2.Status.FromString(base64.b64decode(send.body["status"])))
+    return from_text(send.body["status"])
 
 
 def refusal_in(send: Send) -> Refusal:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hearth_proto.frames import Kind
-from hearth_proto.reasons import Refusal, from_status
-from hearth_proto.v1 import node_pb2, status_pb2
+from hearth_proto.reasons import Refusal, from_text
+from hearth_proto.v1 import node_pb2
 from hearthd.front.collective_router import CollectiveRouter
 from hearthd.front.group_tickets import Member, Members
 from hearthd.front.peer_groups import PeerGroups
@@ -192,7 +192,7 @@ async def pair(**port: Any) -> AsyncIterator[Pair]:
 
 
 def refusal_in(body: dict[str, Any]) -> Refusal:
-    return from_status(status_pb2.Status.FromString(base64.b64decode(body["status"])))
+    return from_text(body["status"])
 
 
 def quick(beat: float = 0.05, silence: float = 0.3) -> Callable[[], PeerLink]:

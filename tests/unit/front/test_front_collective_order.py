@@ -9,9 +9,9 @@ from front_collective_parts import key, ops, part, place, reason_of, refusal_in
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collective_order import Order
-from hearthd.front.collectives import Key, Send, encode
+from hearthd.front.collectives import Key, Send
 from hearthd.front.coordinator import Coordinator
 
 
@@ -34,7 +34,7 @@ class Ranks:
 
     def withdraw(self, device: int, operation: Key, refusal: Refusal) -> list[Send]:
         rank = operation.members.index(device)
-        return self.hear(self.coordinator.withdraw(operation, rank, {"status": encode(refusal)}))
+        return self.hear(self.coordinator.withdraw(operation, rank, {"status": to_text(refusal)}))
 
     def hear(self, sends: list[Send]) -> list[Send]:
         """What is said of operations; what is said of communicators is answered."""
@@ -151,7 +151,7 @@ def test_a_rank_that_withdraws_while_the_communicator_is_made() -> None:
     coordinator = Coordinator(nonce="n")
     for device in (0, 1):
         coordinator.present(key(0, 1), device, place(device), part(), 0.0)
-    sends = coordinator.withdraw(key(0, 1), 0, {"status": encode(REFUSED)})
+    sends = coordinator.withdraw(key(0, 1), 0, {"status": to_text(REFUSED)})
     assert ops(sends) == [(1, "fail")]
 
 

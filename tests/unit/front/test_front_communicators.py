@@ -9,8 +9,8 @@ from front_collective_parts import complete, key, ops, place, refusal_in, status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives import Key, Match, Part, Place, Send, encode
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.front.collectives import Key, Match, Part, Place, Send
 from hearthd.front.communicators import MAX_IDLE, Communicators
 from hearthd.front.flight_recorder import FlightRecorder
 
@@ -103,7 +103,7 @@ def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
     communicators.submit(complete())
     communicators.submit(complete(sequence=2))
     communicators.message(place(0), message("id", unique_id="u"))
-    status = encode(Refusal(Reason.INTERNAL, "no NCCL"))
+    status = to_text(Refusal(Reason.INTERNAL, "no NCCL"))
     sends = communicators.message(place(1), message("join_failed", status=status))
     assert ops(sends) == [(0, "abort"), (0, "fail"), (1, "fail"), (0, "fail"), (1, "fail")]
     refusal = refusal_in(sends[1])

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives import Key, Place, Send, encode
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.front.collectives import Key, Place, Send
 from hearthd.front.coordinator import Coordinator
 
 SESSIONS = ("s", "t")
@@ -122,7 +122,7 @@ class Ranks(RuleBasedStateMachine):
             return
         body: dict[str, Any] = {"comm": asked["comm"]}
         if not well:
-            body |= {"op": "join_failed", "status": encode(Refusal(Reason.INTERNAL, "no"))}
+            body |= {"op": "join_failed", "status": to_text(Refusal(Reason.INTERNAL, "no"))}
         elif asked["op"] == "create_id":
             body |= {"op": "id", "unique_id": "u"}
         else:

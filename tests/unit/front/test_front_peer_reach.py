@@ -12,7 +12,7 @@ import pytest
 import structlog
 from front_fake_peers import FakeFront, fronts, run
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front import peer_targets
 from hearthd.front.group_tickets import Member
@@ -165,11 +165,10 @@ def test_a_long_refusal_of_a_peer_is_cut_short() -> None:
     )
 
     async def work() -> None:
-        import base64
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             short = Refusal(words.reason, words.message, fix=words.fix, details=dict(list(words.details.items())[:2]))
-            status = base64.b64encode(short.to_status().SerializeToString()).decode()
+            status = to_text(short)
             writer.write(encode({"t": "refused", "status": status}))
             await reader.read()
             writer.close()
