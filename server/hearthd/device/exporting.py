@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearth_proto.v1 import status_pb2
 from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
@@ -37,7 +36,7 @@ class Exporting:
         known: Mapping[int, Shared],
         map_place: Callable[[Any, Shared, Session | None], MappedPlace],
         answer: Callable[[int, dict[str, Any]], None],
-        refuse: Callable[[int, status_pb2.Status], None],
+        refuse: Callable[[int, Refusal], None],
     ) -> None:
         self._device = device
         self._known = known
@@ -81,7 +80,7 @@ class Exporting:
     def _give_up(self, shared: Shared, refusal: Refusal) -> None:
         waiting, shared.waiting = shared.waiting, []
         for call, _ in waiting:
-            self._refuse(call, refusal.to_status())
+            self._refuse(call, refusal)
 
     def _copy(self, shared: Shared, session: Session) -> None:
         """Puts it into memory that other processes can map."""
@@ -124,7 +123,7 @@ class Exporting:
             try:
                 self._hand_over(shared, call, file)
             except Refusal as refusal:
-                self._refuse(call, refusal.to_status())
+                self._refuse(call, refusal)
 
     def _follow(self, session: Session, buffer: Buffer, place: MappedPlace) -> bool:
         """Behind what uses the buffer where it was. What a graph holds stays there: the graph knows the address."""

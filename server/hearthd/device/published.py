@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hearth_proto.reasons import Reason, Refusal
-from hearth_proto.v1 import commands_pb2, status_pb2
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer, ReadOnly
 from hearthd.device.operation import Origin
 from hearthd.device.places import Place
@@ -36,11 +36,11 @@ class Shared:
 class Replies:
     """Where an operation of ours answers: to the front, which asked, and not to the session's client."""
 
-    def __init__(self, refuse: Callable[[int, status_pb2.Status], None] = lambda call, status: None) -> None:
+    def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
         self._refuse = refuse
 
     def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
-        self._refuse(call, result.error)
+        self._refuse(call, from_status(result.error))
 
     def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin) -> None: ...

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.any_pb2 import Any
 from google.rpc import error_details_pb2, status_pb2
 
-from hearth_proto.reasons import CODES, Code, Reason, Refusal, from_status, stream_failures
+from hearth_proto.reasons import CODES, Code, Reason, Refusal, from_status, from_text, stream_failures, to_text
 from hearth_proto.v1.status_pb2 import CommandFailure, Status
 
 
@@ -57,3 +57,19 @@ def test_a_reason_from_the_future_keeps_its_name() -> None:
     info = error_details_pb2.ErrorInfo(reason="NOT_INVENTED_YET", domain="hearth.v1")
     status.details[0].value = info.SerializeToString()
     assert from_status(status).details["reason"] == "NOT_INVENTED_YET"
+
+
+def test_as_text_it_comes_back() -> None:
+    refusal = Refusal(Reason.QUOTA_EXCEEDED, "5 GiB were asked for", fix="ask for less", details={"allowed": 4})
+    again = from_text(to_text(refusal))
+    assert (again.reason, again.message, again.fix, again.details) == (
+        refusal.reason, refusal.message, refusal.fix, refusal.details
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["?", "", None, 5, "AAAA", "é"])
+def test_what_is_no_text_of_one_is_a_value_error_or_says_nothing(text: object) -> None:
+    try:
+        assert from_text(text).message == ""
+    except ValueError:
+        pass
