@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from hearth.cli.percentiles import quantile
 
 Samples = dict[str, list[float]]
 """What a worker measured: name -> samples."""
@@ -79,14 +80,6 @@ class Row:
             "verdict": self.verdict,
             "note": self.note,
         }
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between the neighbours, as NumPy's default."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def merge(parts: Iterable[Samples]) -> Samples:

@@ -1,0 +1,1 @@
+"""The `hearth` command. Nothing of it is imported by `import hearth`, and it needs nothing that the client does not."""

@@ -1,0 +1,75 @@
+"""The arguments that say which daemon, and who asks: those of `hearth.connect`, for every command."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hearth.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from hearth.node import Node
+
+_LONGEST_S = 3600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """TARGET and the options of `connect`."""
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help='"host:7421", "https://host:7421", "unix:/run/hearth/hearth.sock"; else HEARTH_TARGET, else the usual '
+        "socket, else 127.0.0.1:7421",
+    )
+    options = parser.add_argument_group("connection")
+    token = options.add_mutually_exclusive_group()
+    token.add_argument("--token", help="else HEARTH_TOKEN; others on this host can read a command line")
+    token.add_argument("--token-file", metavar="FILE", help="the token stands in it; else HEARTH_TOKEN_FILE")
+    options.add_argument("--ca", metavar="FILE", help="PEM: who issued the daemon's certificate; else HEARTH_CA")
+    options.add_argument("--certificate", metavar="FILE", help="PEM, for mutual TLS; else HEARTH_CERTIFICATE")
+    options.add_argument("--key", metavar="FILE", help="PEM; else HEARTH_KEY")
+    options.add_argument("--insecure", action="store_true", help="send a token to another host without TLS")
+    options.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS", help="to connect (%(default)g)")
+
+
+def connect(arguments: argparse.Namespace) -> Node:
+    """A session on the daemon that the arguments name. Raises what `hearth.connect` raises."""
+    from hearth.node import connect as connect_to
+
+    return connect_to(
+        arguments.target,
+        timeout=arguments.timeout,
+        token=_token(arguments),
+        ca=arguments.ca,
+        certificate=arguments.certificate,
+        key=arguments.key,
+        insecure=arguments.insecure,
+    )
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    given: str | None = arguments.token
+    if arguments.token_file is None:
+        return given
+    try:
+        return Path(arguments.token_file).read_text()
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"the token file {arguments.token_file!r} cannot be read: "
+            f"{getattr(error, 'strerror', None) or 'it is no text'}.",
+            reason="INVALID_ARGUMENT",
+            fix="put the token alone into a file that you may read.",
+        ) from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0 and up to {_LONGEST_S:g}")
+    return seconds

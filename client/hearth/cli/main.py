@@ -1,0 +1,74 @@
+"""Entry point of `hearth`: the commands, and how each of them ends.
+
+A command is a module with `add_to(commands)`, which describes its arguments and sets `run`; what it works with is
+imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hearth import __version__
+from hearth.cli import bench
+from hearth.cli.complaint import complain
+from hearth.errors import ArgumentError, HearthError
+
+RUNTIME_ERROR = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130
+"""As a shell says that SIGINT ended a command."""
+
+_COMMANDS = (bench,)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their arguments."""
+    parser = _Parser(prog="hearth", description="Works with a Hearth daemon.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"hearth {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; its exit status. Raises `SystemExit` where argparse ends it."""
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # gRPC's own log of a refused certificate, say: it is told in a line
+    try:
+        parsed = build_parser().parse_args(arguments)
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # `hearth bench | head`: nobody reads on
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at the end
+        return RUNTIME_ERROR
+    except HearthError as error:
+        complain(str(error))
+        return USAGE_ERROR if _ours(error) else RUNTIME_ERROR
+    return status
+
+
+def _ours(error: HearthError) -> bool:
+    """Whether what was typed is wrong wherever it is sent. What a daemon has not is no wrong use."""
+    return isinstance(error, ArgumentError) and error.reason == "INVALID_ARGUMENT"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

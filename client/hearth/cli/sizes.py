@@ -1,0 +1,29 @@
+"""Sizes as people write them: "64MiB", "1.5 GiB", "1GB", "4096"."""
+
+from __future__ import annotations
+
+import re
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_FACTORS = {
+    "": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9,
+    "tb": 10**12,
+}  # fmt: skip
+_WRITTEN = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes. Raises `ValueError`."""
+    match = _WRITTEN.fullmatch(text.strip())
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f'{text!r} is no size; write "64MiB", "1GiB" or bytes')
+    return int(float(match[1]) * factor)
+
+
+def size_name(size: int) -> str:
+    """The largest unit that it is a whole number of, or one decimal of."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{size / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size} bytes"
