@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hearth.errors import ClosedError, HearthError, TimeoutError
 from hearth.execute import Execute
+from hearth.lane_user import LaneUser
 from hearth.memory import burials
 from hearth.reply import Reply
 from hearth.session import Session
@@ -29,12 +30,11 @@ _IDLE_S = 1.0
 """How late a buffer may be given back in the one race that `nudge` loses: it takes no lock."""
 _AWAY_S = 1.0
 """How long who closes waits for a connection that broke."""
-
 _TURN_S = 0.5e-3
 """How long commands may lie in the queue, though they could be sent, before who submits lets others have a turn."""
 
 
-class Attachment:
+class Attachment(LaneUser):
     """A session's work on one device, from one attach to the loss of the device or the close of the session; where the
     connection breaks, it goes on over the next."""
 
@@ -47,7 +47,7 @@ class Attachment:
         requests: Iterator[int] | None = None,
     ) -> None:
         self._requests_minted = requests if requests is not None else itertools.count(1)
-        self.session = Session(limits, next(self._requests_minted))
+        super().__init__(Session(limits, next(self._requests_minted)))
         self._prints = prints
         if prints is not None:
             self.session.on_output = prints.add
@@ -58,8 +58,6 @@ class Attachment:
         self._on_end = on_end
         self._on_late_error = on_late_error
         self._graveyard: Graveyard | None = None
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # the sender waits for commands or for the window
         self._change = threading.Condition(self._lock)  # others wait for room, for the attach, for quiet
         self._sender_waits = False
         self._waiting_since = 0.0
@@ -102,6 +100,7 @@ class Attachment:
             self.alive = False
             report = self.session.fail(error)
             self.over.set()
+            self._leave_lane()
             self._work.notify_all()
             self._change.notify_all()
         if self.execute is not None:
@@ -114,7 +113,7 @@ class Attachment:
         connection that broke."""
         session, deadline = self.session, time.monotonic() + timeout
         with self._lock:
-            self._bury()
+            self.bury()
             self._wake_sender()
             while not session.idle and session.error is None and (left := deadline - time.monotonic()) > 0:
                 if session.attached:
@@ -139,7 +138,9 @@ class Attachment:
             if session.full or session.error is not None:
                 self._await_room()
             session.launch(record)
-            if self._sender_waits and session.sendable:
+            if self._laned is not None:
+                self._laned.push_work()
+            elif self._sender_waits and session.sendable:
                 self._sender_waits = False
                 self._work.notify()
 
@@ -153,9 +154,9 @@ class Attachment:
             if self.session.full or self.session.error is not None:
                 self._await_room()
             if self._graveyard is not None and self._graveyard.dead:
-                self._bury()
+                self.bury()
             self.session.count_up(key, n, command)
-            self._wake_sender()
+            self._wake_sender(False)
 
     def request(self, command: commands_pb2.Command, *, reports: bool = False, barrier: bool = False) -> Reply:
         """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
@@ -171,10 +172,10 @@ class Attachment:
             if self.session.full or self.session.error is not None:
                 self._await_room()
             if self._graveyard is not None and self._graveyard.dead:
-                self._bury()  # first: what was freed is there again for what is allocated now
+                self.bury()  # first: what was freed is there again for what is allocated now
             first = not self.session.queued
             self.session.add(data, request, reply, barrier=barrier)
-            self._wake_sender()
+            self._wake_sender(reply is not None)
             if first:
                 self._waiting_since = time.monotonic()
             elif time.monotonic() - self._waiting_since > _TURN_S and reply is None and self.session.sendable:
@@ -209,8 +210,10 @@ class Attachment:
         finally:
             self._watchers -= 1
 
-    def _wake_sender(self) -> None:
-        if self._sender_waits and (self.session.sendable or self.session.receipt_due):
+    def _wake_sender(self, awaited: bool = True) -> None:
+        if self._laned is not None:
+            self._laned.push_awaited() if awaited else self._laned.push_work()
+        elif self._sender_waits and (self.session.sendable or self.session.receipt_due):
             self._sender_waits = False
             self._work.notify()
 
@@ -220,12 +223,15 @@ class Attachment:
         # Called by the garbage collector, perhaps in a thread that holds the lock: it must not wait for it.
         if self._lock.acquire(blocking=False):
             try:
+                if self._laned is not None:
+                    self._laned.nudge()
                 self._sender_waits = False
                 self._work.notify()
             finally:
                 self._lock.release()
 
-    def _bury(self) -> None:
+    def bury(self) -> None:
+        """Queues what was freed; with the lock held."""
         if self._graveyard is None or self.session.error is not None:
             return
         for command in burials(self._graveyard.dead):
@@ -245,8 +251,12 @@ class Attachment:
             while True:
                 if session.error is not None or stream != self._stream:
                     return None
+                if self._receipt_opens:
+                    return session.receipts.request()
+                if self._await_lane():
+                    continue
                 if session.attached:
-                    self._bury()
+                    self.bury()
                 request = session.next_request(idle)
                 if request is not None:
                     break
@@ -259,18 +269,21 @@ class Attachment:
 
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
         with self._lock:
-            session = self.session
-            session.receive(response)
-            if session.fail_later is not None:
-                return session.fail_later
-            self._wake_sender()
-            if self._watchers:
-                self._change.notify_all()
-        return None
+            self.session.receive(response)
+            if self.session.fail_later is None:
+                self._wake_sender()
+                self.changed()
+            return self.session.fail_later
 
     def suspend(self, error: HearthError) -> None:
         with self._lock:
+            self._leave_lane()
             self.session.suspend(error)
+            self._change.notify_all()
+
+    def changed(self) -> None:
+        """Something came over the lane; with the lock held."""
+        if self._watchers:
             self._change.notify_all()
 
 

@@ -232,7 +232,9 @@ class Connection:
             reason="UNSUPPORTED",
             fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
-        self._attachment = None
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.forked()
         if self._space is not None:
             self._space.lost = True
             self._space.graveyard.nudge = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError
@@ -17,14 +17,18 @@ from hearth.patience import Patience
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
+    from hearth.laned import Laned
     from hearth.session import Session
     from hearth.transport.base import Responses, Transport
+    from hearth.transport.lane import Lane
 
 ATTACH_S = 3.0
 """A stream that was opened and is not attached by then is given up for another."""
 _ABSENT_S = 1.0
 """How long a daemon may be certain to have ended before nobody waits for it any more: it might be another's turn."""
 _REMEMBERED = 1000
+_FRUITLESS = 5
+"""After so many lanes in a row over which nothing came, no more are opened."""
 
 
 class Driver(Protocol):
@@ -48,6 +52,16 @@ class Driver(Protocol):
     def end(self, error: HearthError) -> None:
         """The attachment is over."""
 
+    def hold(self) -> None:
+        """A lane is offered: nothing is sent for a while."""
+
+    def quiet(self) -> bool:
+        """Whether the lane may be opened now: the daemon has said all that it has to say on this stream. If so,
+        nothing is sent until `carry`."""
+
+    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
+        """Goes on over the lane; None: over the stream. `on_end` is called by the lane's thread, after its last."""
+
 
 class Execute:
     """Opened once; its thread ends with the attachment."""
@@ -62,6 +76,10 @@ class Execute:
         self._lease = lease
         self._lock = threading.Lock()
         self._responses: Responses | None = None
+        self._offer: device_pb2.LaneOffer | None = None
+        self._laned: Laned | None = None
+        self._fruitless = 0
+        """Lanes in a row that ended before anything came over them."""
 
     def open(self) -> None:
         """Sends the first attach; what is answered goes to the driver."""
@@ -97,7 +115,7 @@ class Execute:
         stream = iter(responses)
         try:
             while True:
-                error = self._receive(stream)
+                error = self._cause(self._receive(stream))
                 if not error.broken or not self._driver.session.attached or self._driver.over.is_set():
                     break
                 stream = self._again(error)
@@ -111,17 +129,48 @@ class Execute:
 
     def _receive(self, stream: Iterator[device_pb2.ExecuteResponse]) -> HearthError:
         """Takes the responses to their end; why they ended."""
-        deliver = self._driver.deliver
         try:
             for response in stream:
-                error = deliver(response)
+                error = self._deliver(response)
                 if error is not None:
                     return error
         except HearthError as ended:
             return ended
-        error = ConnectError("the daemon ended the stream.", reason="DEVICE_UNAVAILABLE", fix="connect again.")
-        error.broken = True
+        return _broken("the daemon ended the stream.")
+
+    def _deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
+        """Takes one response; what it ends the attachment or the stream with."""
+        if self._laned is not None and not _may_come_beside(response):
+            return _broken("the daemon went on beside the lane.")  # it comes again, in its place
+        if response.attached.lane.path and self._transport.lanes and self._fruitless < _FRUITLESS:
+            self._offer = response.attached.lane
+            self._driver.hold()
+        error = self._driver.deliver(response)
+        if error is None and self._offer is not None and self._driver.quiet():
+            self._open_lane(self._offer)
         return error
+
+    def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
+        self._offer = None
+        lane = self._transport.lane(offer)
+        with self._lock:
+            responses = self._responses
+        assert responses is not None
+        self._laned = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
+
+    def _cause(self, ended: HearthError) -> HearthError:
+        """Why it goes on no more, where the stream `ended` like that."""
+        laned, self._laned, self._offer = self._laned, None, None
+        if laned is None:
+            return ended
+        self._fruitless = 0 if laned.fruitful else self._fruitless + 1
+        if self._responses is not None:
+            self._responses.leave()
+        if laned.error is not None:
+            return laned.error
+        if isinstance(ended, DeviceLostError) and not self._driver.session.device_lost:
+            return _broken(ended.message)  # what was lost with it is told to who attaches again
+        return ended
 
     def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
         """Goes on in another stream. Raises what the daemon says against it; `ConnectError` when the lease is over."""
@@ -152,15 +201,13 @@ class Execute:
         try:
             stream = iter(responses)
             for response in stream:
-                error = self._driver.deliver(response)
+                error = self._deliver(response)
                 if error is not None:
                     raise error
                 return stream
         finally:
             overdue.cancel()
-        error = ConnectError("the daemon ended the stream.", reason="DEVICE_UNAVAILABLE", fix="connect again.")
-        error.broken = True
-        raise error
+        raise _broken("the daemon ended the stream.")
 
     def _lost(self, broken: HearthError, seconds: float) -> ConnectError:
         return ConnectError(
@@ -171,3 +218,15 @@ class Execute:
             f"device is freed when it stays away for its lease, {self._lease:g} s.",
             details={"lease_s": f"{self._lease:g}"},
         )
+
+
+def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
+    """Whether it is no matter that it did not come over the lane: an ack is true whenever it comes, a loss is the
+    end."""
+    return response.HasField("ack") or response.event.WhichOneof("kind") == "device_lost"
+
+
+def _broken(what: str) -> ConnectError:
+    error = ConnectError(what, reason="DEVICE_UNAVAILABLE", fix="connect again.")
+    error.broken = True
+    return error

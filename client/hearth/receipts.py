@@ -54,6 +54,11 @@ class Receipts:
         )
 
     @property
+    def untold(self) -> bool:
+        """Whether the daemon has not been told of all responses."""
+        return self.responses != self._told
+
+    @property
     def small(self) -> bool:
         """Whether there is something to tell that can wait until nothing else is to be sent."""
         return bool(self._untold)

@@ -9,6 +9,7 @@ serializes all calls.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,11 +18,10 @@ from hearth import wire
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
 from hearth.outgoing import BATCH_BYTES, Limits, Outgoing
 from hearth.receipts import Receipts
-from hearth_proto.v1 import device_pb2
+from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.reply import ReplyLike
-    from hearth_proto.v1 import commands_pb2
 
 
 class Session(Outgoing):
@@ -49,7 +49,9 @@ class Session(Outgoing):
         self.receipts = Receipts()
         self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
         self._unacked_bytes = 0
-        self._again: deque[bytes] = deque()  # of those, what the daemon did not get
+        self.again: deque[tuple[int, bytes]] = deque()  # of those, what the daemon did not get
+        self._owed: set[int] = set()  # requests that the daemon had when the stream broke
+        self._had = 0
         self._broken_by: HearthError | None = None
         self._first_request = first_request
         self._replies: dict[int, ReplyLike] = {}
@@ -93,7 +95,7 @@ class Session(Outgoing):
         """Whether there is a batch to send, or to send again."""
         if not self.attached or self.error is not None:
             return False
-        if self._again:
+        if self.again:
             return True
         return (
             self.queued > 0
@@ -123,19 +125,31 @@ class Session(Outgoing):
         )
         return device_pb2.ExecuteRequest(attach=attach).SerializeToString()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether all has come that the daemon had to say about what it had got before a break."""
+        return self.acked >= self._had and self._owed.isdisjoint(self._replies)
+
     def next_request(self, idle: bool = False) -> bytes | None:
         """What to send now: what the daemon should hear, else a batch; None while there is nothing to send or the
         window is full. `idle`: there was nothing to send for a while, so that small news may go."""
+        return None if (numbered := self.next_numbered(idle)) is None else numbered[1]
+
+    def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
+        """The same behind its batch's number, 0 for what is none."""
         if self.receipt_due or (idle and self.receipts.small and self.attached and self.error is None):
-            return self.receipts.request()
-        return self.next_batch()
+            return 0, self.receipts.request()
+        return self._next()
 
     def next_batch(self) -> bytes | None:
         """The next batch: one that has to be sent again, or as much of the queue as fits."""
+        return None if (numbered := self._next()) is None else numbered[1]
+
+    def _next(self) -> tuple[int, bytes] | None:
         if not self.sendable:
             return None
-        if self._again:
-            return self._again.popleft()
+        if self.again:
+            return self.again.popleft()
         room = min(BATCH_BYTES, self.limits.max_batch_bytes) - wire.FRAMING
         left = self.limits.max_unacked_bytes - self._unacked_bytes
         commands = self.gather(min(room, left), alone=left >= room or not self._unacked)
@@ -143,10 +157,10 @@ class Session(Outgoing):
             return None
         seq = self.next_seq
         self.next_seq += 1
-        request = wire.batch_request(seq, commands)
-        self._unacked.append((seq, request))
-        self._unacked_bytes += len(request)
-        return request
+        numbered = seq, wire.batch_request(seq, commands)
+        self._unacked.append(numbered)
+        self._unacked_bytes += len(numbered[1])
+        return numbered
 
     # ---- in: responses ----
 
@@ -171,7 +185,7 @@ class Session(Outgoing):
         """The stream broke, with `error`: nothing goes out until another one is attached."""
         self.attached = False
         self._broken_by = error
-        self._again.clear()
+        self.again.clear()
 
     def fail(self, error: HearthError) -> bool:
         """Ends the attachment: every reply gets `error`, the queue is dropped. A second call does nothing.
@@ -188,7 +202,7 @@ class Session(Outgoing):
         told = any(reply.reports and not reply.abandoned for reply in replies)
         self.drop()
         self._unacked.clear()
-        self._again.clear()
+        self.again.clear()
         self._unacked_bytes = 0
         for reply in replies:
             reply.set_error(error)
@@ -224,7 +238,15 @@ class Session(Outgoing):
         else:
             self.attached = True
             self._broken_by = None
-            self._again.extend(request for seq, request in self._unacked if seq > attached.last_seq)
+            self.again.extend(numbered for numbered in self._unacked if numbered[0] > attached.last_seq)
+            self._had = attached.last_seq
+            self._owed = set(self._replies).difference(self._unheard())
+
+    def _unheard(self) -> set[int]:
+        """Requests that the daemon has not got."""
+        batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.again)
+        queued = (commands_pb2.Command.FromString(command) for command, _ in self._queue)
+        return {command.request for command in itertools.chain(*(batch.commands for batch in batches), queued)}
 
     def _acknowledge(self, seq: int) -> None:
         if seq >= self.next_seq:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from hearth.transport.lane import Lane
     from hearth_proto.v1 import device_pb2
 
 
@@ -15,6 +16,9 @@ class Responses(Protocol):
     def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]: ...
     def cancel(self) -> None:
         """Ends the stream from this side; who iterates stops."""
+
+    def leave(self) -> None:
+        """The same, where nothing is wrong with the connection that it is on."""
 
 
 class Chunks(Protocol):
@@ -49,6 +53,8 @@ class Transport(Protocol):
     """A way to a daemon."""
 
     target: str
+    lanes: bool
+    """Whether lanes that the daemon offers are taken."""
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService. Raises `HearthError`."""
@@ -61,6 +67,9 @@ class Transport(Protocol):
 
     def execute(self, requests: Iterator[bytes]) -> Responses:
         """Opens an Execute stream that sends `requests`."""
+
+    def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
+        """Opens a lane beside an Execute stream; None where that does not work. Waits for it, but not long."""
 
     def upload(self, requests: Iterator[bytes]) -> Upload:
         """Sends serialized `UploadRequest` messages."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 
 from hearth import errors
+from hearth.transport.lane import Lane, open_lane
 from hearth.transport.line import Line, closed
 from hearth_proto.v1 import device_pb2, status_pb2
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _DEVICE = "/hearth.v1.DeviceService/"
 _NODE = "/hearth.v1.NodeService/"
+_UNIX = "unix:"
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_receive_message_length", 32 << 20),
@@ -56,6 +58,7 @@ class GrpcTransport:
         self.target = target
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What unary calls show of who makes them."""
+        self.lanes = target.startswith(_UNIX)
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
         self._line = Line(self._open, target)
@@ -127,6 +130,10 @@ class GrpcTransport:
         )
         return _Stream(self._start(stub, requests), self.target, partial(self._line.broke, channel))
 
+    def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
+        """Opens a lane beside an Execute stream; None where that does not work."""
+        return open_lane(offer.path, offer.ticket)
+
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Sends serialized `UploadRequest` messages."""
         channel = self._bulk.channel()
@@ -164,7 +171,7 @@ class GrpcTransport:
     def absent(self) -> bool:
         """Whether nobody listens where the daemon was: it has ended, and its sessions with it. Known of Unix sockets
         only, which no other host stands behind."""
-        path = self.target.removeprefix("unix:")
+        path = self.target.removeprefix(_UNIX)
         if path == self.target:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -198,17 +205,22 @@ class _Stream(Generic[T]):
         self._call = call
         self._target = target
         self._broke = broke
+        self._left = False
 
     def __iter__(self) -> Iterator[T]:
         try:
             yield from self._call
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self._target)
-            if error.broken:
+            if error.broken and not self._left:
                 self._broke()
             raise error from None
 
     def cancel(self) -> None:
+        self._call.cancel()
+
+    def leave(self) -> None:
+        self._left = True  # its channel, which others use, stays
         self._call.cancel()
 
 

@@ -118,8 +118,11 @@ class Arrivals:
         except DecodeError:
             self._protocol_error(session, "it is no ExecuteRequest")
             return None
+        if frame.id and batch.seq != frame.id:
+            self._protocol_error(session, f"its seq is {batch.seq}; that of its frame {frame.id}")
+            return None
         if batch.seq <= session.last_seq and batch.seq:
-            self._device.outbox.put(Kind.ACK, channel=session.channel)  # sent again: it has run, and holds no place
+            self._device.outbox.repeated(session.channel, frame.id)
             return None
         if batch.seq != session.last_seq + 1:
             self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
@@ -214,6 +217,7 @@ class Arrivals:
         event = device_pb2.Event(protocol_error=refusal.to_status())
         response = device_pb2.ExecuteResponse(event=event)
         self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
+        self._device.outbox.refused(session.channel, why)
 
 
 def _changes(commands: Iterable[commands_pb2.Command]) -> Changes | None:

@@ -24,7 +24,7 @@ class Descriptors:
         self._journal = journal
         self._receivers: dict[str, Receiver] = {}
         end.setblocking(False)
-        loop.add_reader(end.fileno(), self._readable)
+        loop.add_reader(end.fileno(), lambda _events: self.receive())
 
     def on(self, kind: str, receiver: Receiver) -> None:
         """`receiver` takes the messages of this kind, and owns their descriptors."""
@@ -34,7 +34,9 @@ class Descriptors:
         """Sends one message. Raises OSError where the front takes no more just now."""
         descriptors.send(self._end, {**body, "kind": kind}, files)
 
-    def _readable(self, _events: int) -> None:
+    def receive(self) -> None:
+        """Takes all that has come. The loop does so too; who has been told something else by the front, and needs what
+        the front has sent here before it, asks for that."""
         while True:
             try:
                 message = descriptors.receive(self._end)

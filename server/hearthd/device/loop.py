@@ -57,9 +57,10 @@ class Loop:
         self._callbacks[fd] = callback
         self._epoll.register(fd, select.EPOLLIN)
 
-    def watch_writes(self, fd: int, wanted: bool) -> None:
-        """Whether the callback is also told when `fd` takes more bytes."""
-        self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+    def watch(self, fd: int, *, reads: bool = True, writes: bool = False) -> None:
+        """Whether the callback is told when `fd` is readable, and when it takes more bytes; that it has failed, it is
+        told in any case."""
+        self._epoll.modify(fd, select.EPOLLIN * reads | select.EPOLLOUT * writes)
 
     def remove_reader(self, fd: int) -> None:
         if self._callbacks.pop(fd, None) is not None:

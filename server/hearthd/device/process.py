@@ -27,6 +27,7 @@ from hearthd.device.descriptors import Descriptors
 from hearthd.device.executor import Executor
 from hearthd.device.grants import Grants
 from hearthd.device.journal import Journal
+from hearthd.device.lanes import Lanes
 from hearthd.device.loop import Loop
 from hearthd.device.marking import Activity, Marks
 from hearthd.device.modules import cache_directory
@@ -134,6 +135,7 @@ class DeviceProcess:
         self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
+        self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
         self._controls: dict[int, Callable[[Frame], None]] = {}
         self.control(Kind.TURN, self._executor.sharing.turn)
         self.control(Kind.LIMIT, device.grants.told)
@@ -196,14 +198,14 @@ class DeviceProcess:
         asleep = 0.0 if progress else tracks.sleep()
         if wake is not None:
             asleep = sooner(wake, asleep)
-        return self._executor.sleep(asleep)
+        return self._outbox.sleep(self._lanes.sleep(self._executor.sleep(asleep)))
 
     def _send(self) -> None:
         self._executor.collectives.flush()
         self._outbox.send()
 
     def _watch_writes(self, wanted: bool) -> None:
-        self.loop.watch_writes(self._link.fileno(), wanted)
+        self.loop.watch(self._link.fileno(), writes=wanted)
 
     def _readable(self, _events: int) -> None:
         try:
@@ -234,11 +236,18 @@ class DeviceProcess:
             self._executor.collectives.message(frame.payload, self._executor.session)
             self._executor.pump_kicked()  # every device launches collectives in the order in which it is told to
         elif frame.kind == Kind.SHUTDOWN:
+            self._lanes.close()
             self.loop.stop()
+        elif frame.kind == Kind.LANE_END:
+            self._lanes.end(frame)
         elif frame.kind in self._controls and self._executor.session(frame.channel) is None:
             self._controls[frame.kind](frame)
         else:
+            if frame.kind == Kind.CLOSE:
+                self._lanes.drop(frame.channel)
             self._executor.frame(frame)
+            if frame.kind == Kind.OPEN:
+                self._lanes.opened(frame.channel)
 
     def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> None:
         """Says why, and ends the process at once: a lost context cannot be repaired, and a kernel not be stopped.

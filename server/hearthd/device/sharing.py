@@ -73,6 +73,11 @@ class Sharing:
         self._slicing.stir(backlog)
         self._wake(backlog)
 
+    def last_batch(self, session: Session) -> int:
+        """The number of the last batch that has been looked at, or waits and came with its number."""
+        frames = self._backlogs[session.channel].frames
+        return max(session.last_seq, *(frame.id for frame in frames if frame.kind == Kind.BATCH), 0)
+
     def behind(self, session: Session, frame: Frame) -> bool:
         """Whether a message of an upload had to be put behind commands that wait."""
         behind = self._backlogs[session.channel].behind(frame)

@@ -35,6 +35,11 @@ class Batches:
         if self.queue is not None:
             self.queue.take(size)
 
+    def went_by(self, last: int) -> None:
+        """All up to this one have come to the device process, the later ones past the front: of no size here."""
+        while self.last < last:
+            self.give(0)
+
     def acknowledge(self, seq: int) -> bool:
         """All up to this one have been executed; whether that is news."""
         if seq <= self.acked:

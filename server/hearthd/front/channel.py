@@ -6,11 +6,14 @@ import asyncio
 from typing import Protocol
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.batches import Batches
+from hearthd.front.lane import Lane
+from hearthd.front.refusals import malformed
 from hearthd.front.replies import Replies
 from hearthd.front.transfer_table import TransferTable
 from hearthd.front.wire import Link
@@ -20,6 +23,10 @@ log = structlog.get_logger("hearthd.channel")
 EVENT_TAG = 0x22
 """First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
 _LOGGED_CHARACTERS = 16 << 10
+_LANE_FIX = (
+    "While there is a lane, send batches there only: ExecuteRequest.batch in BATCH frames whose id is its seq, "
+    "ExecuteRequest.received in those with id 0."
+)
 
 
 class ResponseSink(Protocol):
@@ -57,6 +64,8 @@ class Channel:
         self.batches = Batches()
         self.replies: Replies | None = None
         """Kept for a client that attached resumably, whether its stream is there or not."""
+        self.lane: Lane | None = None
+        """The client's way past the front; while it has one, nothing goes to the sink but its end."""
         self.durable: list[int] = []
         """Buffers of lost generations that are back under their handles."""
         self.transfers = TransferTable(link, number)
@@ -78,33 +87,70 @@ class Channel:
         self.batches.give(len(payload))
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
-    def on_ack(self, seq: int) -> None:
+    def on_ack(self, seq: int, laned: bool = False) -> None:
+        """`laned`: the client has it by its lane."""
         if not seq:  # for one that was sent again
-            self.batches.take_back()
-            if self.sink is not None:
-                self.sink.on_room()
-        elif self.batches.acknowledge(seq) and self.sink is not None:
-            self.sink.on_ack(seq)
+            self._on_no_batch(laned)
+        elif self.batches.acknowledge(seq):
+            if self.lane is not None:
+                self.lane.on_ack(laned)
+            elif self.sink is not None:
+                self.sink.on_ack(seq)
 
-    def on_response(self, payload: bytes) -> None:
+    def on_response(self, payload: bytes, laned: bool = False) -> None:
+        """`laned`: the client has it by its lane."""
         if payload and payload[0] == EVENT_TAG:
-            self._on_event(payload)
-        self.say(payload)
+            self._on_event(payload, laned)
+        self.say(payload, laned)
 
-    def say(self, payload: bytes) -> None:
+    def say(self, payload: bytes, laned: bool = False) -> None:
         """Sends a response to the client, and again where it does not come."""
+        if self.lane is not None:
+            self.lane.on_response(payload, laned)
+            if self.sink is not None and self.replies is not None and self.replies.overrun is not None:
+                self.sink.on_lost(self.replies.overrun, b"")
+            return
         if self.replies is not None:
             self.replies.keep(payload)
         if self.sink is not None:
             self.sink.on_response(payload)
 
-    def _on_event(self, payload: bytes) -> None:
-        event = device_pb2.ExecuteResponse.FromString(payload).event
-        kind = event.WhichOneof("kind")
-        if kind == "protocol_error":
+    def came(self, received: device_pb2.Received) -> None:
+        """The client says what has come to it. Raises for what cannot be."""
+        if self.lane is not None:
+            self.lane.came(received.responses)
+        elif self.replies is not None:
+            self.replies.release(received.responses)
+        for progress in received.transfers:
+            self.transfers.came(progress.transfer, progress.bytes)
+
+    def on_received(self, payload: bytes) -> None:
+        """The client has said that on its lane."""
+        try:
+            request = device_pb2.ExecuteRequest.FromString(payload)
+            if request.WhichOneof("kind") != "received":
+                raise malformed("A lane carried what is neither a batch nor received.", _LANE_FIX)
+            self.came(request.received)
+        except DecodeError as error:
+            self._lose_sink(malformed(f"A lane carried what is no ExecuteRequest: {error}.", _LANE_FIX))
+        except Refusal as refusal:
+            self._lose_sink(refusal)
+
+    def _lose_sink(self, refusal: Refusal) -> None:
+        if self.sink is not None:
+            self.sink.on_lost(refusal, b"")
+
+    def _on_no_batch(self, laned: bool) -> None:
+        if not laned:  # else it never had a place here
             self.batches.take_back()
             if self.sink is not None:
                 self.sink.on_room()
+
+    def _on_event(self, payload: bytes, laned: bool) -> None:
+        event = device_pb2.ExecuteResponse.FromString(payload).event
+        kind = event.WhichOneof("kind")
+        if kind == "protocol_error":
+            self._on_no_batch(laned)
         elif kind == "output" and self.sink is None:
             self._unheard.append(event.output.text)
             if self.replies is None:
@@ -127,6 +173,51 @@ class Channel:
             await self.batches.settled()
         if self.loss is not None:
             raise self.loss
+
+    # ---- its lane ----
+
+    @property
+    def laned(self) -> bool:
+        """Whether its client is there and goes by a lane."""
+        return self.lane is not None and self.sink is not None
+
+    def open_lane(self, bounds: dict[str, int], connection: int) -> None:
+        """Hands a client's connection to the device process. Raises OSError where that cannot be done."""
+        assert self.replies is not None
+        lane = Lane(self.link, self.number, self.batches, self.replies)
+        self.link.give_lane(self.number, bounds, connection)
+        self.lane = lane
+
+    async def lane_ended(self) -> bool:
+        """Has its lane ended, where there is one, and returns when all copies have come or the device process is lost;
+        whether a batch has come over it. Until `leave_lane` nothing else changes."""
+        used = False
+        lane: Lane | None = None
+        while self.lane is not None and self.lane is not lane and self.loss is None:
+            lane = self.lane
+            used = await lane.ended()
+        return used
+
+    async def take_lane_back(self) -> list[bytes]:
+        """The client has given its lane up before it was live: what it has not heard. Raises for one that has used it,
+        and the loss."""
+        lane = self.lane
+        used = await self.lane_ended()
+        if self.loss is not None:
+            raise self.loss
+        if used:
+            raise malformed("A batch came on the Execute stream of a client that has a lane.", _LANE_FIX)
+        if lane is None or self.lane is not lane:  # another stream has the channel
+            return []
+        self.leave_lane()
+        return lane.unheard()
+
+    def leave_lane(self) -> None:
+        """The Execute stream carries everything again; what the client has not heard is among `replies`."""
+        if self.lane is not None:
+            self.lane = None
+            if self.replies is not None:
+                self.replies.join()
 
     # ---- calls ----
 
@@ -155,7 +246,10 @@ class Channel:
 
     def end(self, refusal: Refusal, event: bytes = b"") -> None:
         """Ends the Execute stream and the transfers with `refusal`; the channel itself stays until it is closed."""
-        if event and self.replies is not None:
+        if self.lane is not None and event:
+            self.lane.put_aside(event)
+            event = b""
+        elif event and self.replies is not None:
             self.replies.keep(event)
         if self.sink is not None:
             self.sink.on_lost(refusal, event)

@@ -25,6 +25,7 @@ from hearthd.front.durable import Vault
 from hearthd.front.group_info import GroupInfo
 from hearthd.front.group_service import GroupService
 from hearthd.front.host_memory import share_of_host
+from hearthd.front.lanes import Lanes
 from hearthd.front.launcher import ForkServerLauncher, Launcher
 from hearthd.front.link import DeviceLink
 from hearthd.front.listeners import Listeners
@@ -101,7 +102,10 @@ class Daemon:
                 max_unacked_bytes=config.limits.max_unacked_bytes,
             ),
         )
-        self.device_service = device_service.DeviceService(self.sessions, self.supervisor, limits, self.metrics)
+        self.lanes = Lanes(self.metrics)
+        self.device_service = device_service.DeviceService(
+            self.sessions, self.supervisor, limits, self.metrics, self.lanes
+        )
         self.groups.port = self.access.peers(self.groups.admit)
         group_service = GroupService(
             self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
@@ -118,7 +122,7 @@ class Daemon:
             group_info,
         )
         self._notifier = Notifier()
-        self._listeners = Listeners(config, self.access, self.supervisor, self.sessions, self.metrics)
+        self._listeners = Listeners(config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes)
         self._drain = Drain(self.sessions, self.device_service, self._notifier, self._listeners.not_ready)
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0

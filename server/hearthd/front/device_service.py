@@ -16,6 +16,7 @@ from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import attach, calls, execute, refusals, transfer_streams
 from hearthd.front.channel import Channel
+from hearthd.front.lanes import Lanes
 from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import CallObserver, Requests, decoder, guarded
@@ -58,11 +59,14 @@ class Limits:
 class DeviceService:
     """The work on devices."""
 
-    def __init__(self, sessions: SessionTable, supervisor: Supervisor, limits: Limits, traffic: Traffic) -> None:
+    def __init__(
+        self, sessions: SessionTable, supervisor: Supervisor, limits: Limits, traffic: Traffic, lanes: Lanes
+    ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
         self._limits = limits
         self._traffic = traffic
+        self._lanes = lanes
         self.attachments: set[execute.Attachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
         self.greeting: Callable[[], device_pb2.Event] | None = None
@@ -158,20 +162,23 @@ class DeviceService:
             self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.using(session):
             if request.resume:
-                channel = attach.take_up(session, request)
+                channel = await attach.take_up(session, request)
             else:
                 channel = await device.channel(session, attaching=True)
-                attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
+                await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
             window = self._limits.window
             attachment = execute.Attachment(context, session, channel, window, self._traffic.execute_traffic)
             channel.taken_up(attachment)
             self.attachments.add(attachment)
+            offer: device_pb2.LaneOffer | None = None
             try:
                 if request.resume:
                     attachment.resume(request.last_seq_acked)
                 self._greet(attachment)
                 if not request.resume:
                     await attachment.prepare()
+                if self._may_have_lane(session, channel, context):
+                    offer = self._lanes.offer(attachment)
                 await context.write(
                     device_pb2.ExecuteResponse(
                         attached=device_pb2.Attached(
@@ -182,13 +189,26 @@ class DeviceService:
                             max_unacked_bytes=window.max_unacked_bytes,
                             resumed=request.resume,
                             durable=channel.durable,
+                            lane=offer,
                         )
                     ).SerializeToString()
                 )
                 await attachment.run()
             finally:
+                self._lanes.withdraw(offer)
                 self.attachments.discard(attachment)
                 attachment.detach()
+
+    def _may_have_lane(self, session: Session, channel: Channel, context: Context) -> bool:
+        """Whether the front need not see the batches of an attachment before they come to the device process."""
+        return (
+            channel.replies is not None
+            and channel.loss is None
+            and channel.link.takes_lanes
+            and session.queue.unbounded
+            and not self._sessions.draining
+            and context.peer().startswith("unix:")
+        )
 
     # ---- transfers ----
 

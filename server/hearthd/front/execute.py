@@ -50,6 +50,7 @@ class Attachment:
         self._out: deque[bytes] = deque()
         self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
         self._wake_out: asyncio.Future[None] | None = None
+        self._rested: asyncio.Future[None] | None = None
         self._end: Refusal | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last_words = _LAST_WORDS
@@ -122,7 +123,7 @@ class Attachment:
     @property
     def untouched(self) -> bool:
         """See `ResponseSink`."""
-        return not self._took
+        return not self._took and self._channel.lane is None
 
     def announce(self, event: bytes) -> None:
         """Sends an event of the front's own."""
@@ -153,9 +154,37 @@ class Attachment:
             self.on_lost(self._channel.loss, b"")
 
     def detach(self) -> None:
-        """Lets another stream have the channel."""
+        """Lets another stream have the channel. A lane does not outlive its stream, which says that the client is there
+        and is what ends where the client may do no more."""
         if self._channel.sink is self:
             self._channel.sink = None
+            if self._channel.lane is not None:
+                self._channel.lane.end()
+
+    async def hand_over(self, connection: int) -> None:
+        """The client goes on by a lane, whose other end is `connection`. Raises OSError where the stream is not its
+        client's any more, or the device process takes none."""
+        await self._rest()
+        channel = self._channel
+        if self._end is not None or channel.sink is not self or self._half_closed or self._intake.held:
+            raise ConnectionError("the stream is not at rest")
+        channel.open_lane(self._window.of_a_lane(), connection)
+
+    async def _rest(self) -> None:
+        """Returns when the client has said that it has all responses: one on its way here would be counted behind those
+        that come by the lane. Acks are on their way by then."""
+        replies = self._channel.replies
+        while self._end is None and replies is not None:
+            if self._ack_timer is not None:
+                self._make_ack_due()
+            elif replies.all_came and self._wake_out is not None and not self._wake_out.done():
+                return
+            self._rested = asyncio.get_running_loop().create_future()
+            await self._rested
+
+    def _wake_rested(self) -> None:
+        if self._rested is not None and not self._rested.done():
+            self._rested.set_result(None)
 
     async def run(self) -> None:
         """Carries the stream until either side ends it; raises the refusal that ended it."""
@@ -201,6 +230,10 @@ class Attachment:
             self._took = True
             if message[:1] == _RECEIVED_TAG and self._on_received(message):
                 continue
+            if self._channel.lane is not None:
+                await self._take_lane_back()
+                if self._end is not None:
+                    return
             if len(message) > most:
                 raise refusals.too_large("A message of Execute", len(message), most, "max_batch_bytes")
             await take(message)
@@ -209,18 +242,23 @@ class Attachment:
     def _on_received(self, message: bytes) -> bool:
         """Lets go of what has come, where the message says so; else the device process answers it as what is no batch.
         Raises for a number that cannot be."""
-        replies = self._channel.replies
         try:
             request = device_pb2.ExecuteRequest.FromString(message)
         except DecodeError:
             return False
-        if replies is None or request.WhichOneof("kind") != "received":
+        if self._channel.replies is None or request.WhichOneof("kind") != "received":
             return False
-        replies.release(request.received.responses)
-        for progress in request.received.transfers:
-            self._channel.transfers.came(progress.transfer, progress.bytes)
+        self._channel.came(request.received)
         self._intake.advance()
+        self._wake_rested()
         return True
+
+    async def _take_lane_back(self) -> None:
+        """Goes on here for a client that gave its lane up before it was live. Raises for one that has used it."""
+        for payload in await self._channel.take_lane_back():
+            self._queue(payload)
+        if self._channel.batches.acked > self._ack_sent:
+            self._make_ack_due()
 
     # ---- out ----
 
@@ -243,9 +281,11 @@ class Attachment:
             if self._intake.held:
                 self._intake.advance()
             if not out and not self._ack_due:
-                if self._end is not None or (self._half_closed and not batches and self._ack_sent >= batches.acked):
+                heard = self._channel.lane is not None or (not batches and self._ack_sent >= batches.acked)
+                if self._end is not None or (self._half_closed and heard):
                     return
                 self._wake_out = asyncio.get_running_loop().create_future()
+                self._wake_rested()
                 await self._wake_out
 
     def _queue(self, payload: bytes) -> None:

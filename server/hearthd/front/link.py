@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 
-from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Refusal, from_status
+from hearth_proto.frames import Flag, Frame, Kind
+from hearth_proto.reasons import Refusal, from_text
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.channel import Channel
 from hearthd.front.descriptors import Descriptors
@@ -22,7 +21,7 @@ from hearthd.front.sessions import Session
 
 log = structlog.get_logger("hearthd.link")
 
-_ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED)
+_ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED, Kind.LANE_ENDED)
 """Frames that answer an `ask` by their id, or come by themselves, with id 0, and go to who listens."""
 _NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED)
 
@@ -59,6 +58,7 @@ class DeviceLink(FrameSocket):
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.ACK: self._on_ack,
             Kind.RESPONSE: self._on_response,
+            Kind.RECEIVED: self._on_received,
             Kind.RESULT: self._on_result,
             Kind.CHUNK: self._on_chunk,
             Kind.CREDIT: self._on_credit,
@@ -94,7 +94,7 @@ class DeviceLink(FrameSocket):
         """
         payload: dict[str, Any] = json.loads(await self._ask(kind, json.dumps(body).encode(), channel))
         if "error" in payload:
-            raise from_status(status_pb2.Status.FromString(base64.b64decode(payload["error"])))
+            raise from_text(payload["error"])
         return payload
 
     async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
@@ -140,6 +140,23 @@ class DeviceLink(FrameSocket):
         finally:
             self._answers.pop(ident, None)
 
+    # ---- lanes ----
+
+    @property
+    def takes_lanes(self) -> bool:
+        """Whether a client's connection can be handed to it."""
+        return self.loss is None and self.descriptors is not None
+
+    def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
+        """Hands a client's connection over. Raises OSError where that cannot be done just now."""
+        if self.loss is not None or self.descriptors is None:
+            raise ConnectionError("the device process is gone")
+        self.descriptors.send("lane", {"channel": channel, **bounds}, [connection])
+
+    async def end_lane(self, channel: int) -> int:
+        """The last batch that it has of the channel, its lane being closed and all copies before; raises the loss."""
+        return int((await self.ask(Kind.LANE_END, {}, channel))["last"])
+
     # ---- receiving ----
 
     def _dispatch(self, frame: Frame) -> None:
@@ -155,12 +172,17 @@ class DeviceLink(FrameSocket):
     def _on_ack(self, frame: Frame) -> None:
         channel = self.channels.get(frame.channel)
         if channel is not None:
-            channel.on_ack(frame.id)
+            channel.on_ack(frame.id, bool(frame.flags & Flag.LANED))
 
     def _on_response(self, frame: Frame) -> None:
         channel = self.channels.get(frame.channel)
         if channel is not None:
-            channel.on_response(frame.payload)
+            channel.on_response(frame.payload, bool(frame.flags & Flag.LANED))
+
+    def _on_received(self, frame: Frame) -> None:
+        channel = self.channels.get(frame.channel)
+        if channel is not None:
+            channel.on_received(frame.payload)
 
     def _on_chunk(self, frame: Frame) -> None:
         channel = self.channels.get(frame.channel)

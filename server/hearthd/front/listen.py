@@ -45,9 +45,10 @@ def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
 class UnixSocket:
     """The right to a Unix socket's path, held by a lock beside it for as long as the daemon lives."""
 
-    def __init__(self, path: str, *, public: bool = False) -> None:
-        """`public`: other users of the host may connect."""
+    def __init__(self, path: str, *, public: bool = False, setting: str = "listen.unix") -> None:
+        """`public`: other users of the host may connect. `setting`: where the path comes from."""
         self.path = Path(path)
+        self._setting = setting
         self._directory_mode = 0o755 if public else 0o700
         self._lock_path = Path(f"{path}.lock")
         self._lock = -1
@@ -69,7 +70,7 @@ class UnixSocket:
             self._ours = True
         except OSError as error:
             self.release()
-            raise ListenError(f"listen.unix: {self.path} cannot be used: {error.strerror or error}") from None
+            raise self.unusable(error) from None
         except ListenError:
             self.release()
             raise
@@ -95,7 +96,9 @@ class UnixSocket:
         if not self.path.exists() and not self.path.is_symlink():
             return
         if not self.path.is_socket():
-            raise ListenError(f"listen.unix: {self.path} exists and is no socket; remove it or configure another path")
+            raise ListenError(
+                f"{self._setting}: {self.path} exists and is no socket; remove it or configure another path"
+            )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
             try:
@@ -109,8 +112,11 @@ class UnixSocket:
 
     def _taken(self) -> ListenError:
         return ListenError(
-            f"listen.unix: a daemon already serves {self.path}; stop it, or give this one another path with --unix"
+            f"{self._setting}: a daemon already serves {self.path}; stop it, or give this one another path with --unix"
         )
+
+    def unusable(self, error: OSError) -> ListenError:
+        return ListenError(f"{self._setting}: {self.path} cannot be used: {error.strerror or error}")
 
     def release(self) -> None:
         """Removes the socket and lets go of the path."""

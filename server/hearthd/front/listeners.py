@@ -1,4 +1,4 @@
-"""Where the daemon is reached: gRPC on TCP and on a Unix socket, HTTP beside it; opened and closed as one."""
+"""Where the daemon is reached: gRPC on TCP and on a Unix socket, lanes and HTTP beside it; opened and closed as one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hearthd.config import Config
 from hearthd.front import device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
+from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import Supervisor
@@ -40,13 +41,20 @@ class Listeners:
     """Of one daemon. The health service is theirs, too: it is what others find out by whether to come here."""
 
     def __init__(
-        self, config: Config, access: Access, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics
+        self,
+        config: Config,
+        access: Access,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        metrics: Metrics,
+        lanes: Lanes,
     ) -> None:
         self._config = config
         self._access = access
         self._supervisor = supervisor
         self._sessions = sessions
         self._metrics = metrics
+        self._lanes = lanes
         self._health: health.Health | None = None
         self._http: HttpServer | None = None
         self._unix: listen.UnixSocket | None = None
@@ -70,6 +78,8 @@ class Listeners:
         if unix:
             self._listen_unix(server, unix)
             await self._access.listen_beside(unix)
+            if self._config.lane_path:
+                self._lanes.open(self._config.lane_path, public=self._access.by_user)
         await server.start()
         return Addresses(grpc=grpc_address, unix=unix)
 
@@ -109,6 +119,7 @@ class Listeners:
         """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
         if self._health is not None:
             await self._health.stop()
+        await self._lanes.close()
         server, self._server = self._server, None
         # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
         stops = [server.stop(grace)] if server is not None else []

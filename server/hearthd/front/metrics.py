@@ -25,7 +25,8 @@ _OWN = frozenset({
     "hearth_gpu_utilization_ratio", "hearth_gpu_temperature_celsius", "hearth_gpu_power_watts",
     "hearth_gpu_sm_clock_hertz", "hearth_tenant_sessions", "hearth_tenant_device_seconds",
     "hearth_tenant_queued_commands", "hearth_tenant_queued_bytes", "hearth_audit_lost_events", "hearth_communicators",
-    "hearth_collective_failures", "hearth_communicator_aborts", "hearth_collectives_waiting",
+    "hearth_collective_failures", "hearth_communicator_aborts", "hearth_collectives_waiting", "hearth_lanes",
+    "hearth_lanes_opened", "hearth_lane_refusals",
 })  # fmt: skip
 
 
@@ -55,6 +56,10 @@ class Metrics:
             "hearth_front_sent_bytes", "Bytes sent on Execute and transfer streams.", stream, registry=self.registry
         )
         batches = Counter("hearth_front_batches", "Batches passed to device processes.", registry=self.registry)
+        self._lanes = Counter("hearth_lanes_opened", "Lanes that were handed over.", registry=self.registry)
+        self._lane_refusals = Counter(
+            "hearth_lane_refusals", "Connections that became no lane.", ("reason",), registry=self.registry
+        )
         self._batches_inc = batches.inc
         self._execute_in, self._execute_out = received.labels("execute").inc, sent.labels("execute").inc
         self._transfer_in, self._transfer_out = received.labels("transfer").inc, sent.labels("transfer").inc
@@ -68,6 +73,12 @@ class Metrics:
     def call_handled(self, service: str, method: str, code: str, seconds: float) -> None:
         self._handled.labels(service, method, code).inc()
         self._seconds.labels(service, method).observe(seconds)
+
+    def lane_opened(self) -> None:
+        self._lanes.inc()
+
+    def lane_refused(self, reason: str) -> None:
+        self._lane_refusals.labels(reason).inc()
 
     def execute_traffic(self, batches: int, received: int, sent: int) -> None:
         if batches:
@@ -121,6 +132,8 @@ def _own(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
     yield info
     yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))
     yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
+    lanes = sum(channel.laned for session in sessions for channel in session.channels.values())
+    yield GaugeMetricFamily("hearth_lanes", "Lanes that are open.", value=lanes)
     up = GaugeMetricFamily("hearth_device_up", "1 while the device serves.", labels=["device"])
     generation = GaugeMetricFamily(
         "hearth_device_generation", "Number of the process that serves the device.", labels=["device"]

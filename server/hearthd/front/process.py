@@ -116,11 +116,15 @@ class Process:
             await asyncio.sleep(interval)
 
     def working(self) -> set[str]:
-        """Sessions that had work here lately: something is not answered, or came since the last ping."""
+        """Sessions that had work here lately: something is not answered, or came since the last ping, or may have come
+        by a lane."""
         return {
             channel.session_id
             for number, channel in self.link.channels.items()
-            if channel.calls or len(channel.batches) or channel.batches.last != self._given.get(number, 0)
+            if channel.calls
+            or channel.lane is not None
+            or len(channel.batches)
+            or channel.batches.last != self._given.get(number, 0)
         }
 
     # ---- its end ----

@@ -16,6 +16,11 @@ class Queue:
         self._room: asyncio.Future[None] | None = None
 
     @property
+    def unbounded(self) -> bool:
+        """Whether nobody ever waits."""
+        return not self._most_commands and not self._most_bytes
+
+    @property
     def full(self) -> bool:
         """Whether who wants to add has to wait. What is alone always goes, however large."""
         return bool(

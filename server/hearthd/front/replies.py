@@ -8,12 +8,15 @@ from itertools import islice
 
 from hearth_proto.reasons import Reason, Refusal
 
+_TIMES_MOST = 16
+"""Beyond so many times what should wait, even small ones are too many: over a lane nothing holds their client back."""
+
 
 class Replies:
     """Numbered from 1, kept in order until the client says that they came (`Received.responses`).
 
-    `most` and `most_bytes` are where no more work is taken; beyond `hard` bytes all is given up, for then the client
-    has sent work without ever reading.
+    `most` and `most_bytes` are where no more work is taken; beyond `hard` bytes, or many times `most`, all is given up,
+    for then the client has sent work without ever reading.
     """
 
     def __init__(self, most_bytes: int, most: int, hard: int) -> None:
@@ -23,6 +26,7 @@ class Replies:
         self.overrun: Refusal | None = None
         """Set once they were given up: the attachment cannot be resumed."""
         self._kept: deque[bytes] = deque()
+        self._aside: deque[bytes] = deque()
         self._most_bytes = most_bytes
         self._most = most
         self._hard = hard
@@ -33,32 +37,57 @@ class Replies:
         return self.received + len(self._kept)
 
     @property
+    def all_came(self) -> bool:
+        """Whether the client has said so."""
+        return not self._kept
+
+    @property
     def full(self) -> bool:
         """Whether no more work may be taken before the client has said what came."""
         return self.bytes >= self._most_bytes or len(self._kept) >= self._most
 
     def keep(self, payload: bytes) -> None:
         """One more."""
+        self._take(self._kept, payload)
+
+    def put_aside(self, payload: bytes) -> None:
+        """One more, which has no number before `join`: others that the client may have come before it."""
+        self._take(self._aside, payload)
+
+    def join(self) -> None:
+        """What was put aside comes next."""
+        self._kept.extend(self._aside)
+        self._aside.clear()
+
+    def _take(self, into: deque[bytes], payload: bytes) -> None:
         if self.overrun is not None:
             return
-        self._kept.append(payload)
+        into.append(payload)
         self.bytes += len(payload)
-        if self.bytes > self._hard:
+        number = len(self._kept) + len(self._aside)
+        if self.bytes > self._hard or number > _TIMES_MOST * self._most:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
-                f"{self.bytes} bytes of results and events wait for the client to say that they came; the most is "
-                f"{self._hard}.",
+                f"{number} results and events ({self.bytes} bytes) wait for the client to say that they came; the most "
+                f"is {self._hard} bytes.",
                 fix="Read the stream while sending, say what came (ExecuteRequest.received), and use transfers for "
                 "large reads.",
                 details={"requested": self.bytes, "allowed": self._hard},
             )
             self._kept.clear()
+            self._aside.clear()
             self.bytes = 0
 
-    def release(self, received: int) -> None:
-        """So many have come to the client. Raises `INVALID_ARGUMENT` for a number that cannot be."""
+    def release(self, received: int, *, lossy: bool = False) -> None:
+        """So many have come to the client. Raises `INVALID_ARGUMENT` for a number that cannot be.
+
+        `lossy`: more may have come to it than are known here, all before those that were put aside."""
         if self.overrun is not None:
             raise self.overrun
+        if lossy and received > self.number:
+            self.bytes -= sum(map(len, self._kept))
+            self._kept.clear()
+            self.received = received
         if not self.received <= received <= self.number:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,

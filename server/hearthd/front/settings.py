@@ -84,6 +84,20 @@ class Sessions(Section):
     durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for durable buffers, in all; 0: a quarter of the host's
 
 
+class Lanes(Section):
+    """The way past the front for clients on this host: straight to the device process."""
+
+    enabled: bool = True
+    path: str = "auto"  # of a Unix socket; "auto": beside gRPC's, with ".lane" behind its name
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value != "auto" and not Path(value).is_absolute():
+            raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
+        return value
+
+
 class Launch(Section):
     timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
 
@@ -174,6 +188,7 @@ class Config(Section):
     listen: Listen = Listen()
     devices: Devices = Devices()
     sessions: Sessions = Sessions()
+    lanes: Lanes = Lanes()
     launch: Launch = Launch()
     collectives: Collectives = Collectives()
     compile: Compile = Compile()
@@ -235,6 +250,13 @@ class Config(Section):
     def unix_path(self) -> str:
         """The Unix socket's path; empty: none."""
         return default_unix_path(os.environ) if self.listen.unix == "auto" else self.listen.unix
+
+    @property
+    def lane_path(self) -> str:
+        """The path of the Unix socket for lanes; empty: there are none. Only who comes over gRPC's is offered one."""
+        if not self.lanes.enabled or not self.unix_path:
+            return ""
+        return f"{self.unix_path}.lane" if self.lanes.path == "auto" else self.lanes.path
 
     @property
     def cache_dir(self) -> str:

@@ -23,6 +23,19 @@ class Link(Protocol):
         """Returns when there is room to write; raises the loss when the device process is gone."""
         ...
 
+    @property
+    def takes_lanes(self) -> bool:
+        """Whether a client's connection can be handed to it."""
+        ...
+
+    def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
+        """Hands a client's connection over. Raises OSError where that cannot be done just now."""
+        ...
+
+    async def end_lane(self, channel: int) -> int:
+        """The last batch that it has of the channel, its lane being closed and all copies before; raises the loss."""
+        ...
+
     async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
         """The device's answer to one command; raises `Refusal` where the device process is lost meanwhile."""
         ...

@@ -1,8 +1,10 @@
-"""Launch + synchronize: one after the other, the median over many."""
+"""Launch + synchronize: one after the other, the median over many; over gRPC alone, and over a lane."""
 
 from __future__ import annotations
 
+import os
 import queue
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +19,14 @@ _MESSAGE = b"x" * 160
 
 
 def measure(context: Context) -> list[Row]:
-    """Against an echo on the same kind of socket; and against CuPy in its own process."""
+    """Against an echo on the same kind of socket; over a lane, where clients on the same host go, also against CuPy in
+    its own process."""
     count = {"count": context.pick(400, 1500)}
     sides = {
-        "tcp": Side("rows.roundtrip:hearth", {"target": context.daemon.tcp, **count}),
-        "unix": Side("rows.roundtrip:hearth", {"target": context.daemon.unix, **count}),
+        "tcp": Side("rows.roundtrip:hearth", {"target": context.daemon.tcp, "lanes": False, **count}),
+        "unix": Side("rows.roundtrip:hearth", {"target": context.daemon.unix, "lanes": False, **count}),
+        "lane": Side("rows.roundtrip:hearth", {"target": context.daemon.unix, "lanes": True, **count}),
+        "echo lane": Side("rows.roundtrip:sockets", count),
         "echo tcp": Side("rows.roundtrip:echo", {"target": context.echo_tcp, **count}),
         "echo unix": Side("rows.roundtrip:echo", {"target": context.echo_unix, **count}),
     }
@@ -42,9 +47,13 @@ def measure(context: Context) -> list[Row]:
         )
         for name, label in (("tcp", "TCP"), ("unix", "Unix"))
     ]
+    what = "launch + synchronize, lane"
+    rows.append(
+        Row("roundtrip", what, "us", measured["lane"], "lower", "echo, bare Unix socket", measured["echo lane"])
+    )
     if context.cuda:
         what = "launch + synchronize, same host"
-        ours, theirs = measured["unix"], measured["cupy"]
+        ours, theirs = measured["lane"], measured["cupy"]
         rows.append(Row("roundtrip", what, "us", ours, "lower", "CuPy launch + synchronize", theirs, 6, 3))
     return rows
 
@@ -60,11 +69,11 @@ def _times(once: Callable[[], Any], count: int) -> Samples:
     return {"us": samples}
 
 
-def hearth(target: str, count: int) -> Samples:
+def hearth(target: str, lanes: bool, count: int) -> Samples:
     """A client."""
     import hearth
 
-    with hearth.connect(target) as node:
+    with hearth.connect(target, lanes=lanes) as node:
         gpu = node.device(0)
         launch = saxpy_on(gpu)
 
@@ -100,4 +109,25 @@ def echo(target: str, count: int) -> Samples:
 
         samples = _times(once, count)
         outgoing.put(None)
+    return samples
+
+
+def sockets(count: int) -> Samples:
+    """Python at both ends of a Unix socket, each thread waiting in `recv`."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if not child:
+        ours.close()
+        while data := theirs.recv(65536):
+            theirs.sendall(data)
+        os._exit(0)
+    theirs.close()
+
+    def once() -> None:
+        ours.sendall(_MESSAGE)
+        ours.recv(65536)
+
+    with ours:
+        samples = _times(once, count)
+    os.waitpid(child, 0)
     return samples

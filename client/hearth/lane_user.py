@@ -1,0 +1,88 @@
+"""Whether an attachment's work goes over a lane, waits for one, or goes over the Execute stream."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hearth.laned import Laned
+
+if TYPE_CHECKING:
+    from hearth.session import Session
+    from hearth.transport.lane import Lane
+
+HELD_S = 0.25
+"""How long work waits for a lane, where the daemon has to finish first what it had got before a break."""
+
+
+class LaneUser:
+    """What `Execute` asks of an attachment for the sake of lanes."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # the stream's sender waits for commands or for the window
+        self._laned: Laned | None = None
+        self._held_until = 0.0
+        """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
+
+    def hold(self) -> None:
+        with self._lock:
+            self._held_until = time.monotonic() + HELD_S
+
+    def quiet(self) -> bool:
+        with self._lock:
+            if not (self._held and self.session.attached and self.session.quiet):
+                return False
+            self._held_until = math.inf  # to open a lane takes no longer than it may
+            self._work.notify_all()  # the daemon waits for the receipt
+            return True
+
+    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
+        with self._lock:
+            self._held_until = 0.0
+            if lane is not None and self.session.error is None:
+                self._laned = Laned(lane, self, self._lock, on_end)
+                self._laned.start(name)
+            elif lane is not None:
+                lane.release()
+            self._work.notify_all()
+            return self._laned
+
+    def bury(self) -> None:
+        """Queues what was freed; with the lock held."""
+        raise NotImplementedError
+
+    def changed(self) -> None:
+        """Something came over the lane; with the lock held."""
+        raise NotImplementedError
+
+    def forked(self) -> None:
+        """In the child of a fork: takes no lock."""
+        if self._laned is not None:
+            self._laned.forked()
+
+    @property
+    def _held(self) -> bool:
+        return self._held_until > 0 and self._held_until > time.monotonic()
+
+    @property
+    def _receipt_opens(self) -> bool:
+        """Whether a lane that is being opened waits for the daemon to be told what has come over the stream."""
+        return self._laned is None and self._held_until == math.inf and self.session.receipts.untold
+
+    def _await_lane(self) -> bool:
+        """Waits, as the stream's sender, while its work goes another way, or will; whether it has to look again."""
+        if self._laned is None and not self._held:
+            return False
+        self._work.wait(HELD_S)
+        return True
+
+    def _leave_lane(self) -> None:
+        self._held_until = 0.0
+        laned, self._laned = self._laned, None
+        if laned is not None:
+            laned.close()

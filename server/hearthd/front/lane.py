@@ -1,0 +1,85 @@
+"""One lane, as the front knows it: copies of what the client gets there, and what the client has still to be told.
+
+The client counts the results and events that come to it, and resumes by that count. So what did not go over the lane
+(the device process had not taken it over yet, or has lost it; an event of the front's own) is numbered behind all that
+did, and ends the lane: the client comes back for it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Refusal
+from hearthd.front.batches import Batches
+from hearthd.front.replies import Replies
+from hearthd.front.wire import Link
+
+_AHEAD = 1 << 16
+"""So many responses may be said to have come before their copies have: what a client says may overtake them."""
+
+
+class Lane:
+    """Of one channel, from when it is handed over until its client attaches again."""
+
+    def __init__(self, link: Link, number: int, batches: Batches, replies: Replies) -> None:
+        self._link = link
+        self._number = number
+        self._batches = batches
+        self._replies = replies
+        self._first = batches.last
+        self._said = 0
+        self._ending = False
+        self._heard = replies.number  # of the last response that went out on the Execute stream
+
+    def on_response(self, payload: bytes, copied: bool) -> None:
+        """`copied`: it has gone over the lane."""
+        if not copied:
+            self.put_aside(payload)
+            return
+        self._replies.keep(payload)
+        if self._said > self._replies.received:
+            self._release()
+
+    def on_ack(self, copied: bool) -> None:
+        """The client waits for one that did not come to it."""
+        if not copied:
+            self.end()
+
+    def put_aside(self, payload: bytes) -> None:
+        """The client is to be told when it attaches again, which it does now."""
+        self._replies.put_aside(payload)
+        self.end()
+
+    def came(self, responses: int) -> None:
+        """So many have come to the client. Raises `INVALID_ARGUMENT` for a number that cannot be."""
+        if responses > self._replies.number + _AHEAD:
+            self._replies.release(responses)
+        self._said = responses
+        self._release()
+
+    def _release(self) -> None:
+        self._replies.release(min(self._said, self._replies.number))
+
+    def unheard(self) -> list[bytes]:
+        """What has not gone out on the Execute stream."""
+        return list(islice(self._replies, max(0, self._heard - self._replies.received), None))
+
+    # ---- its end ----
+
+    def end(self) -> None:
+        """Has the device process close it. Nobody waits for that."""
+        if not self._ending:
+            self._ending = True
+            self._link.send(Kind.LANE_END, b"{}", channel=self._number)
+
+    async def ended(self) -> bool:
+        """Returns when it is closed and all copies have come, or the device process is lost; whether a batch has come
+        over it."""
+        self._ending = True
+        try:
+            last = await self._link.end_lane(self._number)
+        except Refusal:
+            return True
+        self._batches.went_by(last)
+        return last > self._first

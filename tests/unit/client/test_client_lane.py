@@ -1,0 +1,415 @@
+"""Lanes: work that goes past gRPC, and what happens where a lane breaks, stalls, or never comes to life."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from fake_daemon import FakeDaemon, Response
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lane_daemon import LaneDaemon
+
+import hearth
+from hearth.attachment import Attachment
+from hearth.transport import grpc as transports
+from hearth.transport.lane import open_lane
+from hearth_proto import reasons
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+
+@pytest.fixture
+def daemon() -> Iterator[LaneDaemon]:
+    with TemporaryDirectory() as directory:
+        daemon = LaneDaemon(Path(directory))
+        yield daemon
+        daemon.stop()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def attachment(gpu: hearth.Device) -> Attachment:
+    return gpu._connection.attachment()
+
+
+def note(number: int) -> commands_pb2.Command:
+    """One-way work that the fake daemon writes down."""
+    return commands_pb2.Command(create_stream=commands_pb2.CreateStream(), stream=number)
+
+
+def notes(daemon: FakeDaemon) -> list[int]:
+    return [command.stream for command in daemon.commands if command.WhichOneof("kind") == "create_stream"]
+
+
+def ask() -> commands_pb2.Command:
+    return commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
+
+
+def test_work_goes_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    x = gpu.zeros(3)
+    x.fill(2)
+    assert x.get().sum() == 6
+    for _ in range(200):
+        gpu.synchronize()
+    assert daemon.batches and not daemon.over_grpc
+    assert daemon.told and daemon.told == sorted(daemon.told), "what has come is told over the lane"
+    assert daemon.attaches == 1 and not daemon.tickets
+
+
+def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    gpu.synchronize()
+    work = attachment(gpu)
+    before = len(daemon.batches)
+    work.submit(note(1))
+    assert wait_for(lambda: notes(daemon) == [1])
+    daemon.gate.clear()
+    for number in range(2, 2000):
+        work.submit(note(number))
+    daemon.gate.set()
+    gpu.synchronize()
+    assert notes(daemon) == list(range(1, 2000))
+    assert len(daemon.batches) - before < 500
+
+
+@pytest.mark.parametrize("flaw", ["silent", "no_path", "no_ticket", "no_listener"])
+def test_without_a_lane_work_goes_over_the_stream(
+    daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch, flaw: str, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
+    if flaw == "silent":
+        daemon.silent = True
+    elif flaw == "no_path":
+        daemon.path = str(tmp_path / "nothing.sock")
+    elif flaw == "no_listener":
+        daemon.path = str(tmp_path)
+    else:
+        daemon.tickets = _Deaf()
+    with hearth.connect(daemon.target) as node:
+        for _ in range(3):
+            node.device(0).synchronize()
+    assert daemon.over_grpc >= 3 and daemon.attaches == 1
+
+
+class _Deaf(set[bytes]):
+    """Tickets that are never found."""
+
+    def __contains__(self, ticket: object) -> bool:
+        return False
+
+
+def test_lanes_can_be_declined(daemon: LaneDaemon) -> None:
+    with hearth.connect(daemon.target, lanes=False) as node:
+        node.device(0).synchronize()
+    assert daemon.over_grpc and daemon.tickets and not daemon.lanes
+
+
+def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    channel = gpu._connection.transport._line.channel()  # type: ignore[attr-defined]
+    for number in range(1, 6):
+        gpu.synchronize()
+        lane = daemon.lane
+        assert lane is not None
+        lane.close()
+        assert gpu.memory_usage() is not None
+        assert wait_for(lambda number=number: daemon.attaches == number + 1)
+    execute = attachment(gpu).execute
+    assert execute is not None and len(execute.outages) == 5
+    assert wait_for(lambda: daemon.lane is not None), "another lane after each break"
+    assert not daemon.over_grpc
+    assert gpu._connection.transport._line.channel() is channel, "other devices' streams are on it"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("beside", ["message", "end"])
+def test_what_happens_on_the_stream_beside_a_lane_breaks_the_connection(
+    daemon: LaneDaemon, gpu: hearth.Device, beside: str
+) -> None:
+    gpu.synchronize()
+    stray = Response(event=device_pb2.Event(output=device_pb2.Output(text="stray")))
+    daemon.sink.put(stray if beside == "message" else None)
+    assert wait_for(lambda: daemon.attaches == 2 and daemon.lane)
+    gpu.synchronize()
+    assert attachment(gpu).session.receipts.responses == len(daemon.kept), "the stray one was not counted"
+
+
+def test_garbage_on_a_lane_breaks_it(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    for garbage in (b"\xff" * 40, b"\x01\x00\x00\x00\x21" + bytes(15) + b"\xff", bytes(20)):
+        gpu.synchronize()
+        attaches, lane = daemon.attaches, daemon.lane
+        assert lane is not None
+        lane.connection.sendall(garbage)
+        assert wait_for(lambda attaches=attaches: daemon.attaches == attaches + 1)
+        gpu.synchronize()
+
+
+def test_a_wrong_answer_ends_the_attachment(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    gpu.synchronize()
+    first, lane = attachment(gpu), daemon.lane
+    assert lane is not None
+    lane.answer(Response(ack=device_pb2.Ack(seq=10**6)))
+    assert wait_for(first.over.is_set)
+    assert first.session.error is not None and first.session.error.reason == "MALFORMED_MESSAGE"
+    gpu.synchronize()
+    assert attachment(gpu) is not first
+
+
+def test_a_lost_device_is_told_as_ever(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    x = gpu.zeros(3)
+    daemon.lose_on = "sync"
+    with pytest.raises(hearth.DeviceLostError, match="died") as caught:
+        gpu.synchronize()
+    assert caught.value.details["in_flight"] == "saxpy"
+    gpu.synchronize()
+    with pytest.raises(hearth.BufferLostError):
+        x.get()
+    assert gpu.zeros(3).get().sum() == 0 and not daemon.over_grpc
+
+
+def test_what_nobody_waits_for_is_received(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    gpu.synchronize()
+    session = attachment(gpu).session
+    printed: list[str] = []
+    session.on_output = printed.append
+    with daemon.working:
+        daemon.say(Response(event=device_pb2.Event(output=device_pb2.Output(text="hello"))))
+    assert wait_for(lambda: printed == ["hello"])
+    reply = attachment(gpu).request(ask(), reports=True)
+    reply.abandon()
+    assert wait_for(lambda: reply.done)
+    daemon.fail_next["memory_usage"] = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full")
+    attachment(gpu).request(ask(), reports=True).abandon()
+    assert wait_for(lambda: gpu._connection._deferred)
+    with pytest.raises(hearth.HearthError, match="full"):
+        gpu.synchronize()
+
+
+def test_buffers_that_are_dropped_are_freed(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    x = gpu.zeros(3)
+    x.get()
+    del x
+    gc.collect()
+    assert wait_for(lambda: daemon.count("free") == 1)
+
+
+def test_who_submits_never_waits_for_a_device_that_does_not_read(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    gpu.synchronize()
+    work = attachment(gpu)
+    x = gpu.zeros(1 << 20, dtype="u1")
+    x.get()
+    daemon.gate.clear()
+    data = bytes(1 << 19)
+    started = time.monotonic()
+    replies = []
+    for _ in range(10):
+        work.submit(commands_pb2.Command(write=commands_pb2.Write(buffer=x._memory.handle, data=data)))
+        replies.append(work.request(ask()))
+    assert time.monotonic() - started < 5
+    with pytest.raises(hearth.TimeoutError):
+        replies[0].wait(0.05)
+    daemon.gate.set()
+    for reply in replies[1:]:
+        reply.wait(10)
+    assert daemon.count("write") == 10
+
+
+def test_many_threads(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    gpu.synchronize()
+    failures: list[BaseException] = []
+
+    def use(first: int) -> None:
+        try:
+            for number in range(first, first + 200):
+                work = attachment(gpu)
+                work.submit(note(number))
+                work.request(ask()).wait(10)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(1000 * i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for done in range(150, 900, 150):
+        assert wait_for(lambda done=done: len(notes(daemon)) > done)
+        if lane := daemon.lane:
+            lane.close()
+    for thread in threads:
+        thread.join(30)
+    assert not failures
+    assert sorted(notes(daemon)) == [1000 * i + j for i in range(6) for j in range(200)]
+    for i in range(6):
+        mine = [number for number in notes(daemon) if number // 1000 == i]
+        assert mine == sorted(mine)
+
+
+def test_a_wait_that_is_interrupted(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    gpu.synchronize()
+    daemon.never_answer.add("memory_usage")
+    reply = attachment(gpu).request(ask())
+    timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        reply.wait(10)
+    assert reply.abandoned
+    gpu.synchronize()
+    assert daemon.attaches == 1
+
+
+def test_sending_that_is_interrupted_is_told(
+    daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.synchronize()
+    work = attachment(gpu)
+    whole = work.session.gather
+
+    def interrupted(*arguments: object, **options: object) -> list[bytes]:
+        whole(*arguments, **options)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work.session, "gather", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        work.request(ask())
+    assert work.over.wait(5)
+    assert work.session.error is not None and work.session.error.reason == "CANCELLED"
+    gpu.synchronize()
+
+
+def test_nothing_is_left_of_a_closed_node(daemon: LaneDaemon) -> None:
+    def lanes() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if "lane" in thread.name]
+
+    for _ in range(3):
+        with hearth.connect(daemon.target) as node:
+            node.device(0).synchronize()
+            lane = daemon.lane
+            assert lane is not None and len(lanes()) == 2
+        assert wait_for(lambda lane=lane: lane.over), "the daemon sees it end"
+        assert wait_for(lambda: not lanes())
+    gc.collect()
+
+
+def test_descriptors_are_given_back(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    def open_lanes() -> int:
+        laned = attachment(gpu)._laned
+        return 0 if laned is None else laned._lane._connection.fileno()
+
+    gpu.synchronize()
+    first = open_lanes()
+    for _ in range(20):
+        assert wait_for(lambda: daemon.lane is not None)
+        lane, attaches = daemon.lane, daemon.attaches
+        assert lane is not None
+        lane.close()
+        assert wait_for(lambda attaches=attaches: daemon.attaches > attaches)
+        gpu.synchronize()
+    assert open_lanes() < first + 20, "old ones are closed"
+
+
+def test_a_fork_leaves_the_lane_to_the_parent(daemon: LaneDaemon) -> None:
+    code = f"""
+import os, hearth
+node = hearth.connect({daemon.target!r})
+gpu = node.device(0)
+x = gpu.zeros(3)
+x.get()
+laned = gpu._connection.attachment()._laned
+assert laned is not None
+child = os.fork()
+if child == 0:
+    refused = 0
+    try:
+        gpu.synchronize()
+    except hearth.ClosedError:
+        refused = 5 if laned._lane._connection.fileno() == -1 else 6
+    node.close()
+    os._exit(refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+assert x.get().sum() == 0 and gpu._connection.attachment()._laned is laned
+"""
+    _run(code)
+    assert daemon.attaches == 1 and daemon.closed_tokens == ["t"]
+
+
+def test_a_lane_does_not_keep_a_process(daemon: LaneDaemon) -> None:
+    started = time.monotonic()
+    code = f"import hearth; g = hearth.connect({daemon.target!r}).device(0); x = g.zeros(3); g.synchronize(); x.fill(1)"
+    assert _run(code) == ""
+    assert time.monotonic() - started < 10
+    assert daemon.count("fill") == 2 and daemon.closed_tokens == ["t"] and not daemon.over_grpc
+
+
+def _run(code: str) -> str:
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, timeout=60, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_lane_waits_until_the_daemon_has_finished_what_it_had(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    """An answer that is owed comes over the new stream, or is kept: the lane begins behind it."""
+    gpu.synchronize()
+    work = attachment(gpu)
+    daemon.never_answer.add("memory_usage")
+    owed = work.request(ask())
+    lane = daemon.lane
+    assert wait_for(lambda: daemon.count("memory_usage") == 1) and lane is not None
+    lane.close()
+    assert wait_for(lambda: daemon.attaches == 2)
+    gpu.synchronize()
+    assert daemon.over_grpc and daemon.lane is None, "not for ever: work goes on over the stream"
+    with daemon.working:
+        [command] = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
+        result = commands_pb2.Result(request=command.request)
+        result.done.SetInParent()
+        daemon.kept.append(Response(result=result))
+        daemon.sink.put(daemon.kept[-1])
+    owed.wait(5)
+
+
+_steps = st.lists(st.one_of(st.integers(1, 60), st.just(0)), min_size=1, max_size=12)
+_cut = st.tuples(st.integers(0, 600), st.integers(0, 300))
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=_steps, cuts=st.lists(_cut, max_size=6))
+def test_whatever_is_cut_every_command_runs_once_and_every_reply_comes_once(
+    steps: list[int], cuts: list[tuple[int, int]]
+) -> None:
+    with TemporaryDirectory() as directory:
+        daemon = LaneDaemon(Path(directory))
+        try:
+            daemon.cuts = list(cuts)
+            with hearth.connect(daemon.target) as node:
+                work, number, replies = attachment(node.device(0)), 0, []
+                for step in steps:
+                    for _ in range(step):
+                        number += 1
+                        work.submit(note(number))
+                    replies.append(work.request(ask()))
+                    if not step:
+                        replies[-1].wait(10)
+                for reply in replies:
+                    reply.wait(10)  # to complete one twice would raise where it is completed
+                assert work.session.error is None
+            assert notes(daemon) == list(range(1, number + 1))
+            assert daemon.count("memory_usage") == len(replies) == len(daemon.kept)
+        finally:
+            daemon.stop()
