@@ -23,6 +23,7 @@ GROUPS = {
     "dispatch": "dispatch",
     "collectives": "collectives",
     "sharing": "sharing",
+    "scale": "scale",
     "faults": "faults",
     "memory": "memory",
 }

@@ -137,25 +137,17 @@ class Backlog:
 
     def tracks(self) -> list[Track]:
         """Those of its streams, each once."""
-        streams = self.session.streams.items
-        if len(streams) == 1:
-            return [streams[0].track]
-        return list({stream.track: None for stream in streams.values()})
+        return self.session.streams.tracks
 
     def busy_tracks(self) -> list[Track]:
         """Those that may have work of it, also its part in collectives."""
-        streams = self.session.streams.items
-        if len(streams) == 1 and not streams[0].collectives:
-            return [streams[0].track]
-        used = {stream.track: None for stream in streams.values()}
-        used.update(dict.fromkeys(track for each in streams.values() for track in each.collectives))
-        return list(used)
+        streams = self.session.streams
+        collectives = streams.collectives
+        return list(dict.fromkeys((*streams.tracks, *collectives))) if collectives else streams.tracks
 
     def collectives(self, tracks: Tracks) -> list[Track]:
         """Communicators' tracks with work of it that is not known to be done."""
-        streams = self.session.streams.items.values()
-        used = dict.fromkeys(track for each in streams for track in each.collectives)
-        return [track for track in used if not tracks.done(track)]
+        return [track for track in self.session.streams.collectives if not tracks.done(track)]
 
     @property
     def waiting(self) -> bool:

@@ -171,6 +171,7 @@ class Executor:
 
     def pump(self) -> None:
         """Runs what has arrived, and tries the deferred commands of sessions for which something has happened."""
+        self._memory.clearance.pump()
         self.sharing.pump()
         self.pump_kicked()
 
@@ -184,7 +185,7 @@ class Executor:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if self._kicked:
+        if self._kicked or self._memory.clearance.more:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
@@ -340,7 +341,7 @@ class Executor:
             self.sharing.gone(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
-        self._device.tracks.after_all(session.tracks(), closed)
+        self._memory.clearance.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))
 
 
 def _asked_for_launches(_origin: Origin, _records: bytes) -> None:

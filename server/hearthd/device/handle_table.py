@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
@@ -62,3 +63,17 @@ class Table(Generic[T]):
         del self.items[handle]
         self._recall.forget()  # launches that named it
         return found
+
+    def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
+        """The objects behind the handles, which die; and why there is none behind one of them."""
+        found: list[T] = []
+        items = self.items
+        wrong: int | None = None
+        for handle in handles:
+            item = items.pop(handle, None)
+            if item is not None:
+                found.append(item)
+            elif wrong is None:
+                wrong = handle
+        self._recall.forget()
+        return found, None if wrong is None else self.unknown(wrong)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
+from hearthd.device.clearance import Clearing
 from hearthd.device.context import Device
 from hearthd.device.late_allocation import LATE, LateAllocation, may_wait
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.budget import ceiling
-from hearthd.device.reservations import Reservations
+from hearthd.device.reservations import Reservation, Reservations
 from hearthd.device.session import Session
 from hearthd.device.tracks import Track
 
@@ -24,6 +25,7 @@ class MemoryCommands:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.reservations = Reservations(device)
+        self.clearance = self.reservations.clearance
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
         """At once, also while the stream waits: nothing can refer to the buffers before. What does not fit yet, waits
@@ -77,39 +79,45 @@ class MemoryCommands:
             buffer.address = reservation.memory.address + place
 
     def free(self, origin: Origin, command: commands_pb2.Free) -> Operation | None:
-        """The handles die now, the memory when the work that uses it is done."""
+        """The handles die now, the memory when the work that uses it is done; of many buffers, a piece at a time."""
         session = origin.session
-        buffers: list[Buffer] = []
-        unknown: Refusal | None = None
-        for handle in command.buffers:
-            try:
-                buffers.append(session.buffers.pop(handle))
-            except Refusal as refusal:
-                unknown = refusal
-
+        found, unknown = session.buffers.pop_all(command.buffers)
+        # Of those behind it, only programs that hold a buffer can name it still, and to them its handle is nothing.
+        ahead = tuple(buffer for buffer in found if session.deferred.holds(buffer)) if session.deferred else ()
+        clearing: Clearing[Buffer] | None = None
         session.last_free = number = session.last_free + 1
         session.frees[number] = None
 
         def run() -> bool:
+            nonlocal clearing
+            if clearing is None:
+                clearing = self._clear(session, found)
+                clearing.then(lambda: self._device.kick(session))  # this, and an allocation that may wait for it
+            if not clearing.over:
+                return False
             del session.frees[number]
-            for buffer in buffers:
-                self.release(session, buffer)
-            self._device.kick(session)  # an allocation may wait for it
-            if unknown is not None:
-                raise unknown
+            refusal = clearing.failure or unknown
+            if refusal is not None:
+                raise refusal
             origin.reply()
             return True
 
-        operation = Operation(origin, run, writes=tuple(buffers))
+        operation = Operation(origin, run, writes=ahead)
 
-        def release_all(_: Refusal) -> None:
+        def given_up(_: Refusal) -> None:
             # The session is being closed before its turn: the buffers are in no table any more, so nobody else would.
             session.frees.pop(number, None)
-            for buffer in buffers:
-                self.release(session, buffer)
+            if clearing is None:
+                self._clear(session, found)
 
-        operation.on_failure = release_all
+        operation.on_failure = given_up
         return operation
+
+    def _clear(self, session: Session, buffers: list[Buffer]) -> Clearing[Buffer]:
+        """Releases them, and drops them from the list."""
+        clearing = self.clearance.begin(session, buffers, _home, partial(self.release, session))
+        buffers.clear()
+        return clearing
 
     def release(self, session: Session, buffer: Buffer) -> None:
         """The handle is gone: gives the memory back, behind every use of it, once nobody holds it any more."""
@@ -138,10 +146,14 @@ class MemoryCommands:
             self.reservations.give(session, reservation, buffer)
 
     def close(self, session: Session) -> None:
-        """Frees all that the session has, behind its work under way. What is held goes when its holders let go."""
-        for buffer in session.buffers.items.values():
-            self.release(session, buffer)
+        """Frees all that the session has, behind its work under way, a piece at a time: `clearance.after` tells when it
+        is done. What is held goes when its holders let go."""
         self.reservations.close(session)
+        buffers = session.buffers.items
+        for buffer in [each for each in buffers.values() if each.place is not None or each.durable is not None]:
+            self.release(session, buffers.pop(buffer.handle))  # what others have a part in: they are told now
+        self._clear(session, list(buffers.values()))
+        buffers.clear()
 
     # ---- how memory is kept ----
 
@@ -161,7 +173,29 @@ class MemoryCommands:
             )
         origin.reply()
 
-    def memory_usage(self, origin: Origin, _command: commands_pb2.MemoryUsage) -> None:
+    def memory_usage(self, origin: Origin, _command: commands_pb2.MemoryUsage) -> Operation | None:
+        return self._cleared(origin, self._usage)
+
+    def memory_cleanup(self, origin: Origin, _command: commands_pb2.MemoryCleanup) -> Operation | None:
+        self.reservations.clear(origin.session)
+        return self._cleared(origin, self._trim)
+
+    def _cleared(self, origin: Origin, answer: Callable[[Origin], None]) -> Operation | None:
+        """Answers at once, but not before what has been given back is counted."""
+        clearing = self.clearance.latest(origin.session)
+        if clearing is None:
+            answer(origin)
+            return None
+        clearing.then(lambda: self._device.kick(origin.session))
+
+        def run() -> bool:
+            if clearing.over:
+                answer(origin)
+            return clearing.over
+
+        return Operation(origin, run)
+
+    def _usage(self, origin: Origin) -> None:
         session = origin.session
         info = self._device.server.memory_info()
         most = ceiling(info, self._device.spec.memory_limit)
@@ -180,9 +214,14 @@ class MemoryCommands:
         )
         origin.reply(commands_pb2.Result(memory_usage=usage))
 
-    def memory_cleanup(self, origin: Origin, _command: commands_pb2.MemoryCleanup) -> None:
-        self.reservations.cleanup(origin.session)
+    def _trim(self, origin: Origin) -> None:
+        self._device.server.trim()
         origin.reply()
+
+
+def _home(buffer: Buffer) -> Track | None:
+    reservation: Reservation | None = buffer.reservation
+    return reservation.home if reservation is not None else None
 
 
 def _named(session: Session, command: commands_pb2.Allocate) -> list[Buffer]:

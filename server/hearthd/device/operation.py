@@ -148,7 +148,7 @@ class Origin:
             self.record.failed(refusal.reason)
 
     def keep(self, failure: Failure, spoiled: Sequence[Buffer]) -> None:
-        self.stream.errors.add(failure)
+        self.stream.failed(failure)
         for profile in self.stream.profiles:
             profile.stretch.add(failure)
         if spoiled:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import json
 import os
 import select
@@ -18,6 +17,7 @@ from multiprocessing import forkserver
 
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.collector import Collector
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_pool import CompileWorkers, forked
@@ -136,6 +136,7 @@ class DeviceProcess:
         self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
         self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
+        self._collector = Collector()
         self._controls: dict[int, Callable[[Frame], None]] = {}
         self.control(Kind.TURN, self._executor.sharing.turn)
         self.control(Kind.LIMIT, device.grants.told)
@@ -154,7 +155,7 @@ class DeviceProcess:
     def run(self) -> None:
         """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
         self._device.compiler.warm()
-        gc.freeze()  # what is there now stays: the collector need not look at it in the middle of somebody's launch
+        self._collector.begin()
         try:
             self.loop.run()
         except DeviceFault as fault:
@@ -198,7 +199,8 @@ class DeviceProcess:
         asleep = 0.0 if progress else tracks.sleep()
         if wake is not None:
             asleep = sooner(wake, asleep)
-        return self._outbox.sleep(self._lanes.sleep(self._executor.sleep(asleep)))
+        asleep = self._lanes.sleep(self._executor.sleep(asleep))
+        return self._collector.sleep(self._outbox.sleep(asleep))
 
     def _send(self) -> None:
         self._executor.collectives.flush()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.buffer import Buffer
+from hearthd.device.clearance import Clearance
 from hearthd.device.context import Device
 from hearthd.device.policy.budget import out_of_memory, over_quota, rounded
 from hearthd.device.policy.ordering import Usage
@@ -45,6 +46,8 @@ class Reservations:
         """What each tenant has of the pool, with what its sessions keep for themselves."""
         self._freed_at: dict[Track, int] = {}
         """Where each track's last free stands, until it is known to have happened."""
+        self.clearance = Clearance()
+        """What is on its way back, a piece at a time."""
 
     def take(self, session: Session, size: int, track: Track, buffers: Sequence[Buffer]) -> Reservation:
         """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
@@ -102,11 +105,24 @@ class Reservations:
         reservation.tenant, reservation.payer, reservation.persistent = session.tenant, session, False
 
     def when_settled(self, callback: Callable[[], None]) -> bool:
-        """`callback` when all that has been given back is free for every stream; False: it is so already."""
+        """`callback` when all that has been given back is free for every stream, also what is being given back; False:
+        it is so already."""
+
+        def cleared() -> None:
+            if not self._when_freed(callback):
+                callback()
+
+        return self.clearance.after_all(cleared) or self._when_freed(callback)
+
+    def _when_freed(self, callback: Callable[[], None]) -> bool:
         self._freed_at = {track: at for track, at in self._freed_at.items() if track.done_position < at}
         if self._freed_at:
             self._device.tracks.after_all(self._freed_at, callback)
         return bool(self._freed_at)
+
+    def clear(self, session: Session) -> None:
+        """Gives what the session keeps unused back to the pool, a piece at a time."""
+        self._free_all(session, session.persistent.clear())
 
     def cleanup(self, session: Session) -> None:
         """Gives what the session keeps unused back to the pool, and what the pool has unused to the device."""
@@ -116,8 +132,7 @@ class Reservations:
 
     def close(self, session: Session) -> None:
         """The session is over: it keeps nothing."""
-        for reservation in session.persistent.close():
-            self._free(reservation)
+        self._free_all(session, session.persistent.close())
 
     def _allocate(self, session: Session, size: int, track: Track) -> Memory:
         server, limit = self._device.server, self._device.spec.memory_limit
@@ -139,6 +154,9 @@ class Reservations:
                 raise over_quota(size, quota, held)
         return self._device.grants.allocate(size, track.stream)
 
+    def _free_all(self, session: Session, reservations: list[Reservation]) -> None:
+        self.clearance.begin(session, reservations, _home, self._free)
+
     def _free(self, reservation: Reservation) -> None:
         home = reservation.home
         tracks = self._device.tracks
@@ -147,6 +165,10 @@ class Reservations:
         self._held[reservation.tenant] -= reservation.memory.reserved
         tracks.before(home, ())  # a step of its own: what came before it may long be done
         self._freed_at[home] = tracks.ordering.position(home.index)
+
+
+def _home(reservation: Reservation) -> Track:
+    return reservation.home
 
 
 def _usage(positions: dict[int, int]) -> Usage:

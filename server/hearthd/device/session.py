@@ -19,6 +19,7 @@ from hearthd.device.policy.ordering import Usage
 from hearthd.device.policy.persistent import PersistentBlocks
 from hearthd.device.policy.recall import Recall
 from hearthd.device.stream import EventEntry, LogicalStream, ProfileEntry
+from hearthd.device.stream_table import StreamTable
 from hearthd.device.tracks import Track
 
 Known = tuple[LogicalStream, Plan, bytearray, list[Usage], list[Usage]]
@@ -62,7 +63,7 @@ class Session:
         self.recall: Recall[Known] = Recall()
         """Launches that may be repeated without another look, by their records."""
         self.buffers: Table[Buffer] = Table("buffer", self.recall)
-        self.streams: Table[LogicalStream] = Table("stream", self.recall)
+        self.streams = StreamTable(self.recall)
         self.events: Table[EventEntry] = Table("event", self.recall)
         self.modules: Table[ModuleEntry] = Table("module", self.recall)
         self.functions: Table[FunctionEntry] = Table("function", self.recall)
@@ -119,7 +120,7 @@ class Session:
         self.durable_bytes: int = info.get("durable_bytes", 0)
 
     def add_stream(self, handle: int, track: Track) -> None:
-        self.streams.items[handle] = LogicalStream(handle, track, self.id, self.launch_timeout)
+        self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))
         self.touch(track)
 
     def touch(self, track: Track) -> None:

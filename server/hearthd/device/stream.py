@@ -58,12 +58,14 @@ class LogicalStream:
     """A client's stream. Folded streams share a track, never errors."""
 
     __slots__ = (
+        "_collectives",
         "capture",
-        "collectives",
         "errors",
         "flights",
         "handle",
+        "heir",
         "launch_timeout",
+        "marked",
         "profiles",
         "session",
         "starting",
@@ -77,9 +79,12 @@ class LogicalStream:
         """Whose it is, by id."""
         self.launch_timeout = launch_timeout
         """Seconds, for launches that have no limit of their own; 0: none."""
+        self.marked: dict[LogicalStream, None] | None = None
+        """Where it enters itself when it has failures, or collectives; see `hearthd.device.stream_table`."""
         self.errors = StreamErrors()
-        self.collectives: tuple[Track, ...] = ()
-        """The communicators' tracks, while work of this stream may be under way on them."""
+        self.heir: LogicalStream | None = None
+        """Who reports its failures: it is destroyed."""
+        self._collectives: tuple[Track, ...] = ()
         self.flights: dict[Verdict, None] = {}
         """Its collectives of which nobody knows yet how they end."""
         self.capture: Capturing | None = None
@@ -88,6 +93,32 @@ class LogicalStream:
         """Profiles whose clock starts with the stream's next work."""
         self.profiles: list[ProfileEntry] = []
         """Profiles that are open on it: what fails belongs to them."""
+
+    @property
+    def collectives(self) -> tuple[Track, ...]:
+        """The communicators' tracks, while work of this stream may be under way on them."""
+        return self._collectives
+
+    @collectives.setter
+    def collectives(self, tracks: tuple[Track, ...]) -> None:
+        self._collectives = tracks
+        if tracks:
+            self._mark()
+
+    def failed(self, failure: Failure) -> None:
+        """A command of it has failed, and nobody has been told."""
+        self.errors.add(failure)
+        (self.heir or self)._mark()
+
+    def hand_over(self, heir: LogicalStream) -> None:
+        """It is destroyed: `heir` reports its failures, and those that are still to come."""
+        self.errors.hand_over(heir.errors)
+        self.heir = heir
+        heir._mark()
+
+    def _mark(self) -> None:
+        if self.marked is not None:
+            self.marked[self] = None
 
 
 class EventEntry:

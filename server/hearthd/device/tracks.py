@@ -115,6 +115,9 @@ class Tracks:
         self._armed_at = 0.0
         self.completions = 0
         """Counts what has completed: whoever waits for room or an end looks again when it grows."""
+        self._told = 0
+        """How many of them a `poll` has told of. Whoever reaps one track on its own finds completions that others wait
+        for: they are progress all the same."""
         self.held = False
         self.ordering = Ordering()
         self.all: list[Track] = []
@@ -175,6 +178,10 @@ class Tracks:
     def done(self, track: Track) -> bool:
         """Whether all that it has been given is known to be done."""
         return track.done_position >= self.ordering.position(track.index)
+
+    def idle(self, track: Track) -> bool:
+        """Whether it is known to be done with all, and nobody is still to be called back for it."""
+        return not track.pending and self.done(track)
 
     def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> None:
         """Takes a position for a command and makes the track wait for whoever used its buffers."""
@@ -268,8 +275,7 @@ class Tracks:
         self.watch(first, lambda: self.watch(second, both))
 
     def poll(self) -> bool:
-        """Calls back for what is done; whether anything was."""
-        before = self.completions
+        """Calls back for what is done; whether anything was, now or since the last poll."""
         for track in self.all:
             if track.pending:
                 self.reap(track)
@@ -288,8 +294,9 @@ class Tracks:
                     self._watched.append(watch)
                     continue
                 self._drop(event)
-        if self.completions == before:
+        if self.completions == self._told:
             return False
+        self._told = self.completions
         self._armed_at = time.perf_counter()  # of a row, what comes next comes as soon again
         return True
 
@@ -315,6 +322,8 @@ class Tracks:
 
     def sleep(self) -> float | None:
         """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done."""
+        if self.completions != self._told:
+            return 0.0
         if not (self._watched or any(track.pending for track in self.all)):
             return None
         if self.notified:  # but a deadline comes without a notice

@@ -44,7 +44,7 @@ class WaitCommands:
         def run() -> bool:
             if stream.capture is not None:
                 stream.capture.discard(session)
-            stream.errors.hand_over(session.streams.items[0].errors)
+            stream.hand_over(session.streams.items[0])
             self._profiles.forget(session, stream)
             # Buffers allocated here go back through this track, so whoever gets it next is ordered behind.
             self._device.tracks.release(stream.track)
@@ -152,7 +152,7 @@ class WaitCommands:
 
         def run() -> bool:
             if command.all_streams:
-                streams = list(session.streams.items.values())
+                streams = session.streams.marked
                 tracks = session.tracks()
             else:
                 streams = [origin.stream]
@@ -163,12 +163,13 @@ class WaitCommands:
 
             def answer() -> None:
                 telemetry.sync_wait.observe(time.perf_counter_ns() - began)
-                self._answer(origin, streams)
+                self._answer(origin, session.streams.marked if command.all_streams else streams)
 
             stream = None if command.all_streams else origin.stream
             callback = behind(session, stream, answer) if session.snapshots else answer
             flights = [flight for each in streams for flight in each.flights]
-            self._device.tracks.after_all(tracks, both(flights, callback) if flights else callback)
+            busy = [track for track in tracks if not self._device.tracks.idle(track)]  # an event on each of many costs
+            self._device.tracks.after_all(busy, both(flights, callback) if flights else callback)
             return True
 
         return Operation(origin, run, writes=(origin.stream,), barrier=command.all_streams)

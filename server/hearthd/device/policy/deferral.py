@@ -82,6 +82,10 @@ class Deferred(Generic[C]):
     def __iter__(self) -> Iterator[C]:
         return iter([waiting.command for waiting in self._all])
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether a waiting command, other than a barrier, holds the key."""
+        return key in self._keys
+
     def submit(self, command: C) -> bool:
         """Runs the command now if nothing before it and nothing of its own stands in the way; True if it ran."""
         if not self._all:

@@ -1,0 +1,60 @@
+"""When Python looks for cycles of dead objects: among all that is held only while nobody wants anything.
+
+A full collection looks at every object that the process holds, some tens of milliseconds where a session has 100,000
+buffers, and comes in the middle of whatever is being done. So the automatic ones keep to young objects, which costs
+next to nothing; the full one is done in a quiet moment, and what it finds alive is then out of the collector's sight.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+QUIET_S = 0.2
+"""So long nothing has to have happened."""
+
+DUE = 10
+"""Collections of the two young generations between two full ones: Python's own figure."""
+
+FORCED = 1000
+"""So many, and the full one comes by itself: a process that is never quiet must not grow without bound."""
+
+THOROUGH = 16
+"""Every so many full collections look at what was put out of sight, too."""
+
+
+class Collector:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asleep_at: float | None = None
+        self._count = 0
+
+    def begin(self) -> None:
+        """What is there now stays: the collector need not look at it again."""
+        young, middle, _ = gc.get_threshold()
+        gc.set_threshold(young, middle, FORCED)
+        gc.freeze()
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long. Called whenever it is about to."""
+        slept_at, self._asleep_at = self._asleep_at, None
+        if gc.get_count()[2] < DUE:
+            return asleep
+        now = self._clock()
+        if slept_at is not None and now - slept_at >= QUIET_S:
+            self._collect()
+            return asleep
+        if asleep is not None and asleep < QUIET_S:
+            return asleep
+        self._asleep_at = now
+        return QUIET_S
+
+    def _collect(self) -> None:
+        self._count += 1
+        if self._count % THOROUGH == 0:
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()

@@ -1,0 +1,93 @@
+"""Looking through all objects is put off until nobody wants anything, and is not put off for ever."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from hearthd.device.collector import DUE, FORCED, QUIET_S, Collector
+
+
+class Node:
+    """In a circle with itself: only the collector finds it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.collect()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def aged() -> weakref.ref[Node]:
+    """A dead circle that young collections have passed over while it was alive, so that they do not find it."""
+    node = Node()
+    for _ in range(2):
+        gc.collect(1)
+    return weakref.ref(node)
+
+
+def make_due() -> None:
+    for _ in range(DUE + 1):
+        gc.collect(1)
+
+
+def test_no_full_collection_comes_by_itself_for_a_long_time() -> None:
+    Collector().begin()
+    assert gc.get_threshold()[2] == FORCED and gc.get_freeze_count()
+
+
+def test_nothing_due_changes_no_sleep() -> None:
+    collector = Collector(Clock())
+    assert [collector.sleep(each) for each in (None, 0.0, 5.0)] == [None, 0.0, 5.0]
+
+
+def test_it_waits_for_a_quiet_moment() -> None:
+    clock = Clock()
+    collector = Collector(clock)
+    collector.begin()
+    dead = aged()
+    make_due()
+    assert collector.sleep(None) == QUIET_S
+    clock.now += QUIET_S / 2  # something has happened
+    assert collector.sleep(0.0) == 0.0 and dead() is not None
+    clock.now += QUIET_S
+    assert collector.sleep(0.001) == 0.001 and dead() is not None, "somebody is waited for"
+    assert collector.sleep(None) == QUIET_S
+    clock.now += 2 * QUIET_S
+    assert collector.sleep(None) is None and dead() is None
+    assert collector.sleep(None) is None
+
+
+def test_what_was_put_out_of_sight_is_looked_at_now_and_then() -> None:
+    clock = Clock()
+    collector = Collector(clock)
+    node = Node()
+    collector.begin()
+    dead = weakref.ref(node)
+    del node
+    times = 0
+    while dead() is not None:
+        make_due()
+        assert collector.sleep(None) == QUIET_S
+        clock.now += 2 * QUIET_S
+        collector.sleep(None)
+        times += 1
+        assert times <= 100, "it is never found"
+    assert times > 1
