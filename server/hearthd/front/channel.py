@@ -43,6 +43,9 @@ class ResponseSink(Protocol):
     def on_ack(self, seq: int) -> None:
         """Batches up to this one have been executed."""
 
+    def went_by(self, batches: int, sent: int) -> None:
+        """So many batches were executed, and so many bytes sent, that the client's lane carried."""
+
     def on_room(self) -> None:
         """A message was no batch: its place in the window is free again."""
 
@@ -89,11 +92,14 @@ class Channel:
 
     def on_ack(self, seq: int, laned: bool = False) -> None:
         """`laned`: the client has it by its lane."""
+        before = self.batches.acked
         if not seq:  # for one that was sent again
             self._on_no_batch(laned)
         elif self.batches.acknowledge(seq):
             if self.lane is not None:
                 self.lane.on_ack(laned)
+                if self.sink is not None:
+                    self.sink.went_by(seq - before, 0)
             elif self.sink is not None:
                 self.sink.on_ack(seq)
 
@@ -107,6 +113,8 @@ class Channel:
         """Sends a response to the client, and again where it does not come."""
         if self.lane is not None:
             self.lane.on_response(payload, laned)
+            if self.sink is not None:
+                self.sink.went_by(0, len(payload))
             if self.sink is not None and self.replies is not None and self.replies.overrun is not None:
                 self.sink.on_lost(self.replies.overrun, b"")
             return

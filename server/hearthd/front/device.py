@@ -69,7 +69,7 @@ class Device(Standing):
         while True:
             if session.closing:  # it gets no further worker, which nobody would end
                 raise refusals.session_expired()
-            refusal = self._bars(session)
+            refusal = self.bars(session)
             if refusal is not None:
                 raise refusal
             worker = self.workers.serving.get(self.key(session)) or await self._worker(session)
@@ -77,7 +77,7 @@ class Device(Standing):
             if channel is not None:
                 return channel
 
-    def _bars(self, session: Session) -> Refusal | None:
+    def bars(self, session: Session) -> Refusal | None:
         """Why the session may not use a process with others."""
         return None if session.dedicated else self._owner.barred(session)
 
@@ -176,7 +176,7 @@ class Device(Standing):
         assert key is not None
         self.totals.belongs(process.generation, key.tenant)
         self._grants.use(process.generation, key.tenant, worker.quota)
-        process.link.serves = lambda session: self.key(session) == key and not self._bars(session)
+        process.link.serves = lambda session: self.key(session) == key and not self.bars(session)
         await self._owner.before_serving(process.link)
 
     def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:

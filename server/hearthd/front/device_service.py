@@ -162,6 +162,9 @@ class DeviceService:
             self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.using(session):
             if request.resume:
+                barred = device.bars(session)
+                if barred is not None:  # its channels have been closed; a lane's end may be heard before why
+                    raise barred
                 channel = await attach.take_up(session, request)
             else:
                 channel = await device.channel(session, attaching=True)
@@ -174,6 +177,9 @@ class DeviceService:
             try:
                 if request.resume:
                     attachment.resume(request.last_seq_acked)
+                    account = self._sessions.accounts.of(session.tenant)
+                    if account.exhausted:
+                        attachment.on_lost(account.out_of_time(), b"")
                 self._greet(attachment)
                 if not request.resume:
                     await attachment.prepare()

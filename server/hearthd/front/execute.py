@@ -90,6 +90,9 @@ class Attachment:
         self._ack_due = True
         self._wake_writer()
 
+    def went_by(self, batches: int, sent: int) -> None:
+        self._on_traffic(batches, 0, sent)
+
     def on_room(self) -> None:
         self._intake.advance()
         self._wake_writer()

@@ -9,7 +9,9 @@ from itertools import islice
 from hearth_proto.reasons import Reason, Refusal
 
 _TIMES_MOST = 16
-"""Beyond so many times what should wait, even small ones are too many: over a lane nothing holds their client back."""
+_MANY = 1 << 16
+"""Beyond so many times what should wait, and so many, even small ones are too many: over a lane nothing holds their
+client back."""
 
 
 class Replies:
@@ -65,7 +67,7 @@ class Replies:
         into.append(payload)
         self.bytes += len(payload)
         number = len(self._kept) + len(self._aside)
-        if self.bytes > self._hard or number > _TIMES_MOST * self._most:
+        if self.bytes > self._hard or number > max(_TIMES_MOST * self._most, _MANY):
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
                 f"{number} results and events ({self.bytes} bytes) wait for the client to say that they came; the most "

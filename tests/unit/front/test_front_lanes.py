@@ -415,7 +415,11 @@ def test_a_received_that_cannot_be_ends_the_attachment_only(tmp_path: Path, wron
 
 
 @pytest.mark.parametrize("by", ["bytes", "number"])
-def test_who_never_says_what_came_loses_the_attachment(tmp_path: Path, by: str) -> None:
+def test_who_never_says_what_came_loses_the_attachment(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hearthd.front.replies._MANY", 0)
+
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             window(f, **({"max_queued_hard": 100} if by == "bytes" else {"max_kept": 1}))
