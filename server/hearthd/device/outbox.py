@@ -158,29 +158,35 @@ class Outbox:
 
     def _pressing(self) -> bool:
         """Whether what there is for the front goes now."""
-        return self._urgent or len(self._parts) >= MAX_VECTORS or time.perf_counter() >= self._due
+        return self._urgent or self._watching or len(self._parts) >= MAX_VECTORS or time.perf_counter() >= self._due
 
     def send(self) -> None:
-        """Sends what fits; the rest goes when the socket takes more. Lanes first: somebody waits at their ends."""
-        parts = self._parts
-        pressing = bool(parts) and self._pressing()
+        """Sends what fits; the rest goes when the socket takes more. Lanes before copies of what they carry, for
+        somebody waits at their ends; but what the front alone is told goes first: a client may be about to hear that it
+        has been done, and nothing is done for sure before the front knows (that a durable copy is complete)."""
+        pressing = bool(self._parts) and self._pressing()
         if pressing and self._owing:
             for lane in self._owing:
                 lane.put_ack()
             self._stirred.update(self._owing)
             self._owing.clear()
-        if self._stirred:
+        if self._urgent:
+            self._send_link()
+            pressing = False
+        if self._stirred and not self._urgent:
             stirred, self._stirred = self._stirred, {}
             for lane in stirred:
                 lane.settle()
-        if not pressing:
-            return
-        crowded = self.crowded
+        if pressing:
+            self._send_link()
+
+    def _send_link(self) -> None:
+        crowded, parts = self.crowded, self._parts
         try:
             self._vectors.send(self._link)
         except OSError:
             parts.clear()  # the front is gone; the loop learns of it by the end of the stream
-        self._urgent = bool(parts)
+        self._urgent = self._urgent and bool(parts)
         if bool(parts) != self._watching:
             self._watching = bool(parts)
             self._watch_writes(self._watching)

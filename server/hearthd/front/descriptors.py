@@ -36,6 +36,8 @@ class Descriptors:
 
     def send(self, kind: str, body: dict[str, Any], files: Sequence[int]) -> None:
         """Sends one message. Raises OSError where the process is gone or takes no more just now."""
+        if not self._open:
+            raise ConnectionResetError("the device process has ended")
         descriptors.send(self._end, {**body, "kind": kind}, files)
 
     def close(self) -> None:

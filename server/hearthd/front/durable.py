@@ -221,6 +221,9 @@ class Vault:
             place.hand_over(link, channel)
             async with asyncio.timeout(PATIENCE + size / BYTES_PER_SECOND):
                 answer = await _unless_over(link, link.ask(Kind.RESTORE, body, channel.number))
+        except ConnectionError as error:  # it has ended, and nobody has been told yet
+            log.warning("durable_again", session=session.id, device=link.ordinal, why=str(error))
+            return
         except (OSError, TimeoutError) as error:
             log.error("durable_late", session=session.id, device=link.ordinal, bytes=size, error=repr(error))
             self._give_up(place, link, channel)
