@@ -192,7 +192,12 @@ class Turns(Generic[K]):
         self.due = when if self.due is None else min(self.due, when)
 
     def _charge(self, now: float) -> None:
-        working = [key for key, process in self._processes.items() if process.state & WORKS]
+        working = [
+            key
+            for key, process in self._processes.items()
+            # Who has the turn pays from when it was given it: until it begins, nobody else may either.
+            if process.state & WORKS or (key == self._holder and process.state and process.told & MAY)
+        ]
         for key in working:
             self._fair.charge(key, (now - self._now) / len(working))
         self._now = now
