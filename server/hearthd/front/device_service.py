@@ -162,10 +162,12 @@ class DeviceService:
             self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.using(session):
             if request.resume:
-                barred = device.bars(session)
-                if barred is not None:  # its channels have been closed; a lane's end may be heard before why
-                    raise barred
-                channel = await attach.take_up(session, request)
+                try:
+                    channel = await attach.take_up(session, request)
+                except (
+                    Refusal
+                ) as gone:  # a session that was barred has no channels; a lane's end may be heard before why
+                    raise device.bars(session) or gone from None
             else:
                 channel = await device.channel(session, attaching=True)
                 await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
