@@ -134,6 +134,13 @@ class ConnectError(UnavailableError, ConnectionError):
     """No daemon answers, or the connection to it broke."""
 
 
+def broken(what: str, fix: str = "connect again.") -> ConnectError:
+    """For a connection that broke: what was under way may go on over another."""
+    error = ConnectError(what, reason="DEVICE_UNAVAILABLE", fix=fix)
+    error.broken = True
+    return error
+
+
 class TransferError(HearthError):
     """The bytes of an upload or download did not arrive."""
 

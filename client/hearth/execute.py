@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from hearth.errors import ConnectError, DeviceLostError, HearthError
+from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
 from hearth.patience import Patience
 from hearth_proto.v1 import device_pb2
 
@@ -136,12 +136,12 @@ class Execute:
                     return error
         except HearthError as ended:
             return ended
-        return _broken("the daemon ended the stream.")
+        return broken("the daemon ended the stream.")
 
     def _deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
         """Takes one response; what it ends the attachment or the stream with."""
         if self._laned is not None and not _may_come_beside(response):
-            return _broken("the daemon went on beside the lane.")  # it comes again, in its place
+            return broken("the daemon went on beside the lane.")  # it comes again, in its place
         if response.attached.lane.path and self._transport.lanes and self._fruitless < _FRUITLESS:
             self._offer = response.attached.lane
             self._driver.hold()
@@ -169,7 +169,7 @@ class Execute:
         if laned.error is not None:
             return laned.error
         if isinstance(ended, DeviceLostError) and not self._driver.session.device_lost:
-            return _broken(ended.message)  # what was lost with it is told to who attaches again
+            return broken(ended.message)  # what was lost with it is told to who attaches again
         return ended
 
     def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
@@ -207,7 +207,7 @@ class Execute:
                 return stream
         finally:
             overdue.cancel()
-        raise _broken("the daemon ended the stream.")
+        raise broken("the daemon ended the stream.")
 
     def _lost(self, broken: HearthError, seconds: float) -> ConnectError:
         return ConnectError(
@@ -224,9 +224,3 @@ def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
     """Whether it is no matter that it did not come over the lane: an ack is true whenever it comes, a loss is the
     end."""
     return response.HasField("ack") or response.event.WhichOneof("kind") == "device_lost"
-
-
-def _broken(what: str) -> ConnectError:
-    error = ConnectError(what, reason="DEVICE_UNAVAILABLE", fix="connect again.")
-    error.broken = True
-    return error

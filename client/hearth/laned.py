@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
 
-from hearth.errors import ConnectError, HearthError
+from hearth.errors import HearthError, broken
 from hearth_proto.frames import FrameError, Kind
 from hearth_proto.v1 import device_pb2
 
@@ -222,9 +222,7 @@ def _response(frame: Frame) -> device_pb2.ExecuteResponse:
 
 
 def _broken(cause: object) -> HearthError:
-    error = ConnectError(f"the lane to the device broke ({cause}).", reason="DEVICE_UNAVAILABLE", fix="connect again.")
-    error.broken = True
-    return error
+    return broken(f"the lane to the device broke ({cause}).")
 
 
 def _interrupted(cause: object) -> HearthError:

@@ -287,10 +287,7 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
 
 
 def _broken(target: str, text: str) -> HearthError:
-    error = errors.ConnectError(
+    return errors.broken(
         f"the daemon at {target} does not answer ({text}).",
-        reason="DEVICE_UNAVAILABLE",
         fix="start one with `hearthd serve`, or check the address.",
     )
-    error.broken = True
-    return error

@@ -115,8 +115,8 @@ class Channel:
             self.lane.on_response(payload, laned)
             if self.sink is not None:
                 self.sink.went_by(0, len(payload))
-            if self.sink is not None and self.replies is not None and self.replies.overrun is not None:
-                self.sink.on_lost(self.replies.overrun, b"")
+                if self.replies is not None and self.replies.overrun is not None:
+                    self.sink.on_lost(self.replies.overrun, b"")
             return
         if self.replies is not None:
             self.replies.keep(payload)
