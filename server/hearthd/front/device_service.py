@@ -164,9 +164,8 @@ class DeviceService:
             if request.resume:
                 try:
                     channel = await attach.take_up(session, request)
-                except (
-                    Refusal
-                ) as gone:  # a session that was barred has no channels; a lane's end may be heard before why
+                except Refusal as gone:
+                    # A session that was barred has no channels, and its client may hear of a lane's end before why.
                     raise device.bars(session) or gone from None
             else:
                 channel = await device.channel(session, attaching=True)
