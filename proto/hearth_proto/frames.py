@@ -16,6 +16,9 @@ from typing import NamedTuple
 HEADER = struct.Struct("<IHHIQ")
 """length of the payload, kind, flags, channel, id"""
 
+STRIPE_OFFSET = struct.Struct("<Q")
+"""Where in the transfer a stripe's data begins, in bytes."""
+
 MAX_PAYLOAD = 64 << 20
 """A longer payload ends the link: nothing that is sent needs it, so the stream has lost its framing."""
 
@@ -74,6 +77,14 @@ class Kind(enum.IntEnum):
     # lanes, where channel is 0
     TICKET = 64  # the client's first frame; payload: LaneOffer.ticket
     LIVE = 65  # the device process's first: batches may come here
+
+    # connections for bulk data (OpenBulk), which begin with TICKET and LIVE as well; channel is 0
+    # id: a segment that the client has numbered; payload: JSON {size}, with its memfd, sealed against a change of size,
+    # as the descriptor of the frame's first byte; answered by SEGMENT once it may be named in commands, or by ABORT
+    SEGMENT = 66
+    RELEASE = 67  # id: the client names the segment no more; it goes when the work that uses it is done
+    STRIPE = 68  # either way; id: the transfer; payload: `STRIPE_OFFSET`, then data
+    TAKEN = 69  # either way; id: the transfer; payload: `STRIPE_OFFSET` of a STRIPE that need not be sent again
 
 
 class Flag(enum.IntFlag):

@@ -231,34 +231,46 @@ class Free(_message.Message):
     def __init__(self, buffers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Write(_message.Message):
-    __slots__ = ("buffer", "offset", "data", "transfer", "size", "rows")
+    __slots__ = ("buffer", "offset", "data", "transfer", "size", "rows", "shared")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     offset: int
     data: bytes
     transfer: int
     size: int
     rows: Rows
-    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., transfer: _Optional[int] = ..., size: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ...) -> None: ...
+    shared: Shared
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., transfer: _Optional[int] = ..., size: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("buffer", "offset", "size", "transfer", "rows")
+    __slots__ = ("buffer", "offset", "size", "transfer", "rows", "shared")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     offset: int
     size: int
     transfer: int
     rows: Rows
-    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., transfer: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ...) -> None: ...
+    shared: Shared
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., transfer: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
+
+class Shared(_message.Message):
+    __slots__ = ("segment", "offset")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    offset: int
+    def __init__(self, segment: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Copy(_message.Message):
     __slots__ = ("destination", "destination_offset", "source", "source_offset", "size", "rows", "destination_pitch", "source_pitch")

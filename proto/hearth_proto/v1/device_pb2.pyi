@@ -104,6 +104,38 @@ class LaneOffer(_message.Message):
     valid_ns: int
     def __init__(self, path: _Optional[str] = ..., ticket: _Optional[bytes] = ..., valid_ns: _Optional[int] = ...) -> None: ...
 
+class OpenBulkRequest(_message.Message):
+    __slots__ = ("session_token", "device", "generation", "stripes")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    generation: int
+    stripes: int
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., generation: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
+
+class OpenBulkResponse(_message.Message):
+    __slots__ = ("tickets", "valid_ns", "path", "host", "port", "certificate", "max_chunk_bytes", "max_segment_bytes")
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    VALID_NS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tickets: _containers.RepeatedScalarFieldContainer[bytes]
+    valid_ns: int
+    path: str
+    host: str
+    port: int
+    certificate: bytes
+    max_chunk_bytes: int
+    max_segment_bytes: int
+    def __init__(self, tickets: _Optional[_Iterable[bytes]] = ..., valid_ns: _Optional[int] = ..., path: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., certificate: _Optional[bytes] = ..., max_chunk_bytes: _Optional[int] = ..., max_segment_bytes: _Optional[int] = ...) -> None: ...
+
 class Ack(_message.Message):
     __slots__ = ("seq",)
     SEQ_FIELD_NUMBER: _ClassVar[int]

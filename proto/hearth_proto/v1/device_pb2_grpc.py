@@ -55,6 +55,11 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusResponse.FromString,
                 _registered_method=True)
+        self.OpenBulk = channel.unary_unary(
+                '/hearth.v1.DeviceService/OpenBulk',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.OpenBulkRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.OpenBulkResponse.FromString,
+                _registered_method=True)
         self.Allocate = channel.unary_unary(
                 '/hearth.v1.DeviceService/Allocate',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.AllocateRequest.SerializeToString,
@@ -313,6 +318,14 @@ class DeviceServiceServicer(object):
 
     def TransferStatus(self, request, context):
         """How much of an upload has arrived, for a client that lost its stream: where to go on from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenBulk(self, request, context):
+        """Connections for bulk data, past the front to the device process of an attached session. Refused as UNSUPPORTED where
+        the daemon has none for this client: then bytes go by Upload and Download.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -619,6 +632,11 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     servicer.TransferStatus,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_device__pb2.TransferStatusResponse.SerializeToString,
+            ),
+            'OpenBulk': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenBulk,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.OpenBulkRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.OpenBulkResponse.SerializeToString,
             ),
             'Allocate': grpc.unary_unary_rpc_method_handler(
                     servicer.Allocate,
@@ -959,6 +977,33 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/TransferStatus',
             hearth__proto_dot_v1_dot_device__pb2.TransferStatusRequest.SerializeToString,
             hearth__proto_dot_v1_dot_device__pb2.TransferStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenBulk(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/OpenBulk',
+            hearth__proto_dot_v1_dot_device__pb2.OpenBulkRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.OpenBulkResponse.FromString,
             options,
             channel_credentials,
             insecure,
