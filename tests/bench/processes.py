@@ -166,7 +166,8 @@ def daemon(folder: Path, backend: str, cpu_count: int, settings: Mapping[str, st
         socket = f"{own}/hearth.sock"
         env = environment(folder, {"HEARTH_CACHE_DIR": str(folder / "cache"), **(settings or {})})
         command = ["-m", "hearthd", "serve", "--grpc", "127.0.0.1:0", "--http", "", "--unix", socket]
-        command += ["--backend", backend, "--cpu-count", str(cpu_count), "--log-level", "warning"]
+        command += ["--lanes", "127.0.0.1:0", "--backend", backend, "--cpu-count", str(cpu_count)]
+        command += ["--log-level", "warning"]
         child = Child(command, env)
         try:
             said = child.line(lambda text: text.startswith("hearthd ready"), 120)

@@ -44,7 +44,7 @@ def target() -> Iterator[str]:
         config = Path(folder) / "hearth.toml"
         config.write_text(f"[cache]\ndir = {json.dumps(folder + '/compiled')}\n")
         arguments = ["--config", str(config), "--backend", "cuda", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-        arguments += ["--unix", f"{folder}/hearth.sock"]
+        arguments += ["--lanes", "", "--unix", f"{folder}/hearth.sock"]
         env = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
         command = [sys.executable, "-m", "hearthd", "serve", *arguments]
         with (Path(folder) / "log").open("w") as log:

@@ -69,7 +69,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         arguments = ["--config", str(config), "--backend", "cuda", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hearthd", "serve", *arguments, "--unix", str(socket)],
+                [sys.executable, "-m", "hearthd", "serve", *arguments, "--lanes", "", "--unix", str(socket)],
                 stdout=subprocess.PIPE, stderr=log, text=True, env=environment(),
             )  # fmt: skip
         assert process.stdout is not None

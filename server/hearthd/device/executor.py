@@ -29,8 +29,10 @@ from hearthd.device.operation import Operation, Origin, internal_error, submit
 from hearthd.device.prepared import PreparedCommands
 from hearthd.device.profile import ProfileCommands
 from hearthd.device.publishing import Publishing
+from hearthd.device.segments import Segments
 from hearthd.device.server import DeviceFault
 from hearthd.device.session import BatchEntry, Session
+from hearthd.device.shared_moves import SharedMoves
 from hearthd.device.sharing import Sharing
 from hearthd.device.snapshots import SnapshotCommands
 from hearthd.device.tensor_maps import TensorMapCommands
@@ -60,7 +62,8 @@ class Executor:
         copies = Copies(device)
         self._transfers = Transfers(device, copies)
         self._memory = MemoryCommands(device)
-        moves = MoveCommands(device, copies, self._transfers)
+        self.segments = Segments(device, post)
+        moves = MoveCommands(device, copies, self._transfers, SharedMoves(device, self.segments))
         self._modules = ModuleCommands(device)
         self.binder = Binder(device, self.watchdog)
         self._launches = LaunchCommands(device, self.binder, self)
@@ -134,6 +137,8 @@ class Executor:
             Kind.SNAPSHOT: self.snapshots.answered,
         }
         """Frames that do not stay in the order of a session's commands; all others do."""
+        self.on_close: Callable[[Session], None] = self.segments.close
+        """Told of each session that ends, when nothing more of it runs."""
         self.in_order: dict[int, Callable[[Session, Frame], None]] = {
             Kind.CLOSE: self._close,
             Kind.UPLOAD: self._transfers.upload_frame,
@@ -209,6 +214,7 @@ class Executor:
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "traces_running": self._traces.running,
+            **self.segments.gauges(),
             **self.publishing.gauges(),
         }
         return {**self._device.telemetry.snapshot(gauges["commands_waiting"]), "gauges": gauges}
@@ -318,6 +324,7 @@ class Executor:
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
             operation.abandon(gone)
+        self.on_close(session)
         self._profiles.close(session)
         self._traces.closed(session)
         self._tensor_maps.close(session)

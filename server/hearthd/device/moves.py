@@ -16,24 +16,30 @@ from hearthd.device.nodes import CopyNode, FillNode
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.layout import Piece, check_apart, check_pitch, check_rows, pieces
 from hearthd.device.resources import HostBuffer
+from hearthd.device.shared_moves import SharedMoves
 from hearthd.device.transfers import Transfers
 
 PATTERN_SIZES = (1, 2, 4, 8, 16)
 
 
 class MoveCommands:
-    """`Transfers` carries those whose bytes travel beside the batch."""
+    """`Transfers` carries those whose bytes travel beside the batch, `SharedMoves` those whose bytes lie in memory that
+    the client shares."""
 
-    def __init__(self, device: Device, copies: Copies, transfers: Transfers) -> None:
+    def __init__(self, device: Device, copies: Copies, transfers: Transfers, shared: SharedMoves) -> None:
         self._device = device
         self._copies = copies
         self._transfers = transfers
+        self._shared = shared
 
     # ---- from and to the host ----
 
     def write(self, origin: Origin, command: commands_pb2.Write) -> Operation:
         buffer = origin.session.buffers.find(command.buffer)
-        rows = rows_of("write", command, command.size if command.transfer else len(command.data))
+        shared = command.HasField("shared")
+        rows = rows_of("write", command, command.size if command.transfer or shared else len(command.data))
+        if shared:
+            return self._shared.write(origin, command, buffer, rows)
         if command.transfer:
             return self._transfers.write(origin, command, buffer, rows)
         return Operation(
@@ -70,6 +76,8 @@ class MoveCommands:
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a read needs a request number", fix="set Command.request")
         rows = rows_of("read", command, command.size)
+        if command.HasField("shared"):
+            return self._shared.read(origin, command, buffer, rows)
         if command.transfer:
             return self._transfers.read(origin, command, buffer, rows)
         limit = self._device.spec.max_inline_bytes

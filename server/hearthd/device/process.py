@@ -36,6 +36,7 @@ from hearthd.device.output import Output
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.policy.sleep import sooner
 from hearthd.device.quiet import Quiet
+from hearthd.device.segment_connections import SegmentConnections
 from hearthd.device.server import ComputeServer, DeviceFault
 from hearthd.device.session import Session
 from hearthd.device.staging import Staging
@@ -136,6 +137,7 @@ class DeviceProcess:
         self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
         self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
+        self._segments = SegmentConnections(self.loop, self._executor, journal, self.descriptors)
         self._collector = Collector()
         self._controls: dict[int, Callable[[Frame], None]] = {}
         self.control(Kind.TURN, self._executor.sharing.turn)
@@ -250,6 +252,7 @@ class DeviceProcess:
             self._executor.frame(frame)
             if frame.kind == Kind.OPEN:
                 self._lanes.opened(frame.channel)
+                self._segments.opened(frame.channel)
 
     def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> None:
         """Says why, and ends the process at once: a lost context cannot be repaired, and a kernel not be stopped.

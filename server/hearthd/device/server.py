@@ -5,8 +5,8 @@ All methods are called on the device-handle thread only, return without waiting 
 - `hearth_proto.reasons.Refusal` for what fails without harm to the device (out of memory, a bad image, ...),
 - `DeviceFault` for what the device process cannot survive (a sticky CUDA error).
 
-`Compiler.compile`, `Communicators.unique_id`, `Communicators.join` and `Communicator.abort` are the exceptions: they
-may block and are called on helper threads.
+`Compiler.compile`, `Communicators.unique_id`, `Communicators.join`, `Communicator.abort`, `register_host` and
+`unregister_host` are the exceptions: they may block and are called on helper threads.
 
 Addresses are device addresses as integers, sizes are bytes, times are nanoseconds. Work on a stream runs in the order
 of submission; between streams only `wait` orders.
@@ -120,6 +120,16 @@ class ComputeServer(Protocol):
 
     def free_host(self, buffer: Any) -> None:
         """The copies through it are done."""
+        ...
+
+    def register_host(self, address: int, size: int) -> None:
+        """Page-locks memory that is mapped here: copies may go from it and to it as with a `HostBuffer`, each within
+        what one call has locked. May block; any thread. Raises where the system refuses."""
+        ...
+
+    def unregister_host(self, address: int, size: int) -> None:
+        """The end of that, of exactly what was locked: the caller has seen the last copy end. May block until no kernel
+        runs (`loading_waits`); any thread."""
         ...
 
     # streams and events

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from hearth_proto import rights
-from hearth_proto.reasons import Refusal
+from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import attach, calls, execute, refusals, transfer_streams
+from hearthd.front.bulk_service import BulkService
 from hearthd.front.channel import Channel
 from hearthd.front.lanes import Lanes
 from hearthd.front.publish_service import PublishService
@@ -60,13 +62,20 @@ class DeviceService:
     """The work on devices."""
 
     def __init__(
-        self, sessions: SessionTable, supervisor: Supervisor, limits: Limits, traffic: Traffic, lanes: Lanes
+        self,
+        sessions: SessionTable,
+        supervisor: Supervisor,
+        limits: Limits,
+        traffic: Traffic,
+        lanes: Lanes,
+        bulk: BulkService,
     ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
         self._limits = limits
         self._traffic = traffic
         self._lanes = lanes
+        self._bulk = bulk
         self.attachments: set[execute.Attachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
         self.greeting: Callable[[], device_pb2.Event] | None = None
@@ -104,6 +113,7 @@ class DeviceService:
                 handle = self._check_code(handle)
             handlers[call.rpc] = calls.method_handler(call, self._guard(call.rpc, handle))
         handlers.update(self.publishing.handlers(self._guard))
+        handlers.update(self._bulk.handlers(self._guard))
         return grpc.method_handlers_generic_handler(NAME, handlers)
 
     def announce(self, event: device_pb2.Event) -> None:
@@ -271,6 +281,7 @@ class DeviceService:
             raise refusals.malformed(
                 "The Write has no command in its first message.", "Send target and command in the first message."
             )
+        _check_carried("Write", first.command)
 
         async def work(channel: Channel) -> Any:
             limits = self._limits
@@ -282,7 +293,19 @@ class DeviceService:
         return await self._using(first.target, work, "Write", rights.COMMANDS["write"])
 
     async def _read(self, request: device_pb2.ReadRequest, context: Context) -> None:
+        _check_carried("Read", request.command)
+
         async def work(channel: Channel) -> None:
             await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
 
         await self._using(request.target, work, "Read", rights.COMMANDS["read"])
+
+
+def _check_carried(call: str, command: Message) -> None:
+    """Raises `INVALID_ARGUMENT` for shared memory in a call that carries the bytes itself."""
+    if command.HasField("shared"):
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"The single call {call} carries its bytes itself, and names shared memory.",
+            fix=f"Leave Shared out, or send the {call} in a batch of Execute.",
+        )

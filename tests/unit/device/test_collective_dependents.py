@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from peers import FakeCommunicator, PeerRig, collective, operation
+from peers import WRITTEN, FakeCommunicator, PeerRig, collective, operation
+from segment_client import hand_over
 
 from hearth_proto import descriptors
 from hearth_proto.frames import Kind
@@ -156,6 +157,32 @@ def test_a_publication(rig: Filed) -> None:
     answer = json.loads(rig.until(Kind.EXPORTED, 1).payload)
     status = status_pb2.Status.FromString(base64.b64decode(answer["error"]))
     assert from_status(status).reason == Reason.DEPENDENCY_FAILED
+    settle(rig)
+
+
+@pytest.mark.parametrize("well", [True, False])
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it brings is worth as much as the collective; nobody is told before that is known."""
+    if not locked:
+        monkeypatch.setattr(rig.process._executor.segments._mapper, "_register", None)  # raises
+    client = hand_over(rig.files)
+    assert client.next().kind == Kind.LIVE
+    memory = client.share(1, 64)
+    monkeypatch.undo()
+    command = c.Read(buffer=2, size=64, shared=c.Shared(segment=1))
+    read = rig.start(stream=5, read=command)
+    assert rig.reason(rig.start(stream=0, flush=c.Flush())) == ""
+    rig.gauges()
+    assert not [frame for frame in rig._frames if (frame.kind, frame.id) == (Kind.RESULT, read)]
+    if well:
+        rig.peer.release()
+        assert rig.answer(read).read.size == 64 and memory[:] == bytes([WRITTEN]) * 64
+    else:
+        rig.abort(LOST, rig.comm)
+        assert rig.reason(read) == Reason.COMMUNICATOR_FAILED
+    memory.close()
+    client.end.close()
     settle(rig)
 
 

@@ -31,6 +31,12 @@ class CopyOperations:
     def free_host(self, buffer: CpuHostBuffer) -> None:
         self._host.give(buffer)
 
+    def register_host(self, address: int, size: int) -> None:
+        pass  # a stream's thread copies from and to any memory
+
+    def unregister_host(self, address: int, size: int) -> None:
+        pass
+
     def upload(self, destination: int, source: CpuHostBuffer, offset: int, size: int, stream: CpuStream) -> None:
         stream.submit(lambda: ctypes.memmove(destination, source.address + offset, size))
 

@@ -20,6 +20,9 @@ from hearthd.device.resources import HostInfo
 MAX_ROWS = 1 << 20
 """Rows of one 2-D copy. The driver refuses very tall ones without documenting where it begins to."""
 
+PORTABLE = 1
+"""cudaHostRegisterPortable."""
+
 TO_DEVICE = runtime.memcpyHostToDevice
 TO_HOST = runtime.memcpyDeviceToHost
 WITHIN = runtime.memcpyDeviceToDevice
@@ -29,6 +32,7 @@ class CopyOperations:
     """The part of CudaServer that moves bytes."""
 
     host: HostPool
+    _index: int
     _max_pitch = 0
     _side = 0
 
@@ -46,6 +50,14 @@ class CopyOperations:
 
     def free_host(self, buffer: HostBuffer) -> None:
         self.host.give(buffer)
+
+    def register_host(self, address: int, size: int) -> None:
+        runtime.setDevice(self._index)  # a thread of its own would have a context made on device 0
+        runtime.hostRegister(address, size, PORTABLE)
+
+    def unregister_host(self, address: int, size: int) -> None:
+        runtime.setDevice(self._index)
+        runtime.hostUnregister(address)
 
     def upload(self, destination: int, source: HostBuffer, offset: int, size: int, stream: Stream) -> None:
         _copy(destination, source.address + offset, size, TO_DEVICE, stream.pointer)

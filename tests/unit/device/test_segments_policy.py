@@ -1,0 +1,90 @@
+"""What is taken of shared memory, and how copies are cut, for any numbers."""
+
+from __future__ import annotations
+
+import fcntl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy.segments import (
+    MOST,
+    PART,
+    SEALS,
+    check_range,
+    check_room,
+    check_sealed,
+    check_size,
+    parts,
+    step,
+)  # fmt: skip
+
+U64 = st.integers(0, (1 << 64) - 1)
+
+
+@given(st.integers(-1, 0x7F))
+def test_seals(seals: int) -> None:
+    good = seals >= 0 and seals & SEALS == SEALS and not seals & (fcntl.F_SEAL_WRITE | 0x10)
+    if good:
+        check_sealed(seals)
+    else:
+        with pytest.raises(Refusal) as refusal:
+            check_sealed(seals)
+        assert refusal.value.reason == Reason.INVALID_ARGUMENT and refusal.value.fix
+
+
+@given(st.one_of(st.none(), st.booleans(), st.floats(), st.text(), st.integers()), st.integers(0, 1 << 63))
+def test_a_size_is_what_the_memfd_has(announced: object, size: int) -> None:
+    if type(announced) is int and announced == size > 0:
+        assert check_size(announced, size) == size
+    else:
+        with pytest.raises(Refusal):
+            check_size(announced, size)
+    if size:
+        assert check_size(size, size) == size
+
+
+@given(U64, U64, U64, st.integers(0, 2 * MOST))
+def test_room(size: int, held: int, most: int, number: int) -> None:
+    if number < MOST and held + size <= most:
+        check_room(size, held, most, number)
+    else:
+        with pytest.raises(Refusal) as refusal:
+            check_room(size, held, most, number)
+        assert refusal.value.reason == Reason.QUOTA_EXCEEDED
+
+
+@given(U64, U64, U64)
+def test_ranges_do_not_wrap(segment: int, offset: int, size: int) -> None:
+    if offset + size <= segment:
+        check_range("write", 1, segment, offset, size)
+    else:
+        with pytest.raises(Refusal) as refusal:
+            check_range("write", 1, segment, offset, size)
+        assert refusal.value.reason == Reason.OUT_OF_BOUNDS
+
+
+@given(st.integers(0, 1000), st.integers(1, 64))
+def test_parts_cover_a_segment_once(size: int, part: int) -> None:
+    at = 0
+    for start, length in parts(size, part):
+        assert start == at and 0 < length <= part and start % part == 0
+        at += length
+    assert at == size
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 64))
+def test_no_copy_crosses_the_border_of_a_part(offset: int, size: int, part: int) -> None:
+    given_, copies = 0, 0
+    while given_ < size:
+        length = step(offset + given_, size - given_, part)
+        assert length > 0 and (offset + given_) // part == (offset + given_ + length - 1) // part
+        given_ += length
+        copies += 1
+    assert given_ == size and copies <= size // part + 2
+
+
+def test_what_a_part_is() -> None:
+    assert PART % (1 << 21) == 0, "huge pages are whole"
