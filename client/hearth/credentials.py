@@ -108,10 +108,15 @@ def find(
     )
 
 
+def bearer(credentials: Credentials) -> Metadata:
+    """What the call that opens a session shows: a token, where there is one."""
+    return (("authorization", f"Bearer {credentials.token}"),) if credentials.token else ()
+
+
 def opening(credentials: Credentials, target: Target) -> Metadata:
-    """What the call that opens a session shows: a token, or who is at this end of a Unix socket."""
+    """The same, where the connection does not say who is at this end of a Unix socket: else a ticket that does."""
     if credentials.token:
-        return (("authorization", f"Bearer {credentials.token}"),)
+        return bearer(credentials)
     path = target.address.removeprefix("unix:")
     if path == target.address:
         return ()

@@ -10,7 +10,7 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-from hearth.credentials import of_session, opening
+from hearth.credentials import bearer, of_session, opening
 from hearth.errors import HearthError, UnsupportedError
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.v1 import node_pb2
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from hearth.credentials import Credentials
     from hearth.node_session import NodeSession
     from hearth.target import Target
-    from hearth.transport.base import Answer
+    from hearth.transport.base import Answer, Transport
+
+    Opened = tuple[Transport, node_pb2.OpenSessionResponse]
 
 _OPEN_TRIES = 3
 _ISOLATION = {
@@ -38,9 +40,49 @@ def open_session(
     *,
     dedicated: bool | None = None,
     launch_timeout: float = 0.0,
+    lanes: bool = True,
 ) -> NodeSession:
-    """Connects and opens a session. Raises `ConnectError` saying what was tried, or what the daemon answers."""
+    """Connects and opens a session: with frames where the daemon takes them, else with gRPC. Raises `ConnectError`
+    saying what was tried, or what the daemon answers."""
     from hearth import __version__
+
+    request = node_pb2.OpenSessionRequest(
+        protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+        client_version=__version__,
+        client_name=client_name or default_name(),
+        isolation=_ISOLATION[dedicated],
+        launch_timeout_ns=int(launch_timeout * 1e9),
+    )
+    found = _by_frames(target, credentials, request, timeout) if lanes else None
+    if found is None:
+        found = _by_grpc(target, credentials, request, timeout)
+    transport, opened = found
+    from hearth.node_session import NodeSession
+
+    transport.lanes = transport.lanes and lanes
+    transport.metadata = of_session(opened.session_token)
+    return NodeSession(transport, opened, timeout)
+
+
+def _by_frames(
+    target: Target, credentials: Credentials, request: node_pb2.OpenSessionRequest, timeout: float
+) -> Opened | None:
+    """None where the daemon takes no frames, or does not answer: gRPC may, and says why not. Raises what it answers."""
+    if target.address[:5] != "unix:" or target.tls:
+        return None
+    from hearth.transport.framed import FramedTransport
+
+    transport = FramedTransport(target.address)
+    transport.metadata = bearer(credentials)
+    try:
+        return transport, _answered(transport.ask("OpenSession", request, node_pb2.OpenSessionResponse, timeout))
+    except HearthError as error:
+        if error.broken:
+            return None
+        raise _explained(error, transport, target, credentials) from None
+
+
+def _by_grpc(target: Target, credentials: Credentials, request: node_pb2.OpenSessionRequest, timeout: float) -> Opened:
     from hearth.transport.grpc import GrpcTransport
 
     if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
@@ -54,29 +96,22 @@ def open_session(
     transport = GrpcTransport(
         target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
     )
-    request = node_pb2.OpenSessionRequest(
-        protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-        client_version=__version__,
-        client_name=client_name or default_name(),
-        isolation=_ISOLATION[dedicated],
-        launch_timeout_ns=int(launch_timeout * 1e9),
-    )
     for left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is good for one call
         try:
-            opened = _answered(transport.ask("OpenSession", request, node_pb2.OpenSessionResponse, timeout))
-            break
+            return transport, _answered(transport.ask("OpenSession", request, node_pb2.OpenSessionResponse, timeout))
         except HearthError as error:
             if error.broken and left:
                 continue  # a session that was opened and never heard of ends with its lease
-            from hearth.diagnosis import explain
+            raise _explained(error, transport, target, credentials) from None
+    raise AssertionError("the last try returns or raises")
 
-            transport.close()
-            raise explain(error, target, credentials) from None
-    from hearth.node_session import NodeSession
 
-    transport.metadata = of_session(opened.session_token)
-    return NodeSession(transport, opened, timeout)
+def _explained(error: HearthError, transport: Transport, target: Target, credentials: Credentials) -> HearthError:
+    from hearth.diagnosis import explain
+
+    transport.close()
+    return explain(error, target, credentials)
 
 
 def _answered(answer: Answer) -> node_pb2.OpenSessionResponse:

@@ -86,6 +86,11 @@ class Kind(enum.IntEnum):
     STRIPE = 68  # either way; id: the transfer; payload: `STRIPE_OFFSET`, then data
     TAKEN = 69  # either way; id: the transfer; payload: `STRIPE_OFFSET` of a STRIPE that need not be sent again
 
+    # connections that are a call (hearth_proto.calls), where channel is 0; PING and PONG go either way there
+    METHOD = 70  # the client's first; payload: the method and its metadata
+    MESSAGE = 71  # either way; payload: a request or a response
+    END = 72  # the client's last; the daemon's, payload: the Status of a call that failed
+
 
 class Flag(enum.IntFlag):
     LAST = 1  # the last UPLOAD or CHUNK of its transfer

@@ -4,6 +4,7 @@ Device processes import the main module again, so nothing heavy is imported here
 reads annotations at run time, they are not postponed in this file.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
@@ -17,12 +18,21 @@ def _fail(text: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
+def _not_served() -> None:
+    """Ends what `main` began."""
+    if "hearthd.front.forkserver" in sys.modules:
+        from hearthd.front import forkserver
+
+        forkserver.abandon()
+
+
 def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, dict[tuple[str, ...], str]]:
     from hearthd.config import ConfigError, load
 
     try:
         return load(path, flags=flags)
     except ConfigError as error:
+        _not_served()
         _fail(f"hearthd: {error}", USAGE_ERROR)
 
 
@@ -212,6 +222,10 @@ def build_app() -> Any:
 
 def main() -> None:
     """Entry point of the console script."""
+    if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
+        from hearthd.front import forkserver
+
+        forkserver.begin(sys.argv[2:], os.environ)  # first: its imports take as long as all that follows
     try:
         app = build_app()
     except ModuleNotFoundError as missing:
@@ -220,5 +234,11 @@ def main() -> None:
             "daemon does not. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
             file=sys.stderr,
         )
+        _not_served()
         raise SystemExit(RUNTIME_ERROR) from None
-    app()
+    try:
+        app()
+    except SystemExit as over:
+        if over.code == USAGE_ERROR:
+            _not_served()  # a flag that is none
+        raise

@@ -13,8 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads what every package brings
+
 from pydantic import BaseModel, ValidationError
 
+from hearthd import plain_logs  # noqa: F401 - before anything imports structlog
 from hearthd.front.addresses import parse_address
 from hearthd.front.settings import Config, refuse_cpu_exposed
 from hearthd.front.tenant_settings import QuotaSettings, TenantSettings, TokenSettings, directory

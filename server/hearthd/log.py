@@ -7,6 +7,8 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any
 
+from hearthd import plain_logs  # noqa: F401, isort: skip - before structlog
+
 import structlog
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,13 @@ TIMEOUT = 180.0
 
 class BenchError(Exception):
     """A side could not be measured."""
+
+
+def memory_kib(pid: int) -> dict[str, int]:
+    """What a process holds, in KiB, by the names of smaps_rollup: Rss, Pss (what it shares counts as a share),
+    Private_Dirty. Raises `OSError` where it has ended."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
 
 
 def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -112,12 +120,17 @@ class Daemon:
     tcp: str
     unix: str
     child: Child
+    http: str = ""
+
+    def device_pids(self) -> list[int]:
+        """Of its device processes; where it serves HTTP."""
+        with urllib.request.urlopen(f"http://{self.http}/status", timeout=20) as answer:
+            return [device["pid"] for device in json.load(answer)["devices"] if device["pid"]]
 
     def resident_mib(self) -> float:
         """Resident memory of the front, in MiB."""
-        for line in Path(f"/proc/{self.child.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
+        with contextlib.suppress(OSError):
+            return memory_kib(self.child.process.pid)["Rss"] / 1024
         raise BenchError(f"the daemon has ended; {self.obituary()}")
 
     def obituary(self) -> str:
@@ -160,19 +173,21 @@ def run_together(
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, backend: str, cpu_count: int, settings: Mapping[str, str] | None = None) -> Iterator[Daemon]:
-    """A daemon on sockets of its own; `settings` are variables of its environment."""
+def daemon(
+    folder: Path, backend: str, cpu_count: int, settings: Mapping[str, str] | None = None, *, http: str = ""
+) -> Iterator[Daemon]:
+    """A daemon on sockets of its own; `settings` are variables of its environment, `http` where it serves HTTP."""
     with tempfile.TemporaryDirectory(prefix="daemon-", dir=folder) as own:
         socket = f"{own}/hearth.sock"
         env = environment(folder, {"HEARTH_CACHE_DIR": str(folder / "cache"), **(settings or {})})
-        command = ["-m", "hearthd", "serve", "--grpc", "127.0.0.1:0", "--http", "", "--unix", socket]
+        command = ["-m", "hearthd", "serve", "--grpc", "127.0.0.1:0", "--http", http, "--unix", socket]
         command += ["--lanes", "127.0.0.1:0", "--backend", backend, "--cpu-count", str(cpu_count)]
         command += ["--log-level", "warning"]
         child = Child(command, env)
         try:
             said = child.line(lambda text: text.startswith("hearthd ready"), 120)
             addresses = dict(part.partition("=")[::2] for part in said.split() if "=" in part)
-            yield Daemon(addresses["grpc"], f"unix:{socket}", child)
+            yield Daemon(addresses["grpc"], f"unix:{socket}", child, addresses.get("http", ""))
         finally:
             child.end(politely=20)
 

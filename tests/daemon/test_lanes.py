@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.transport import grpc as transport
+from hearth.transport import framed as transport
 from hearth.transport import lane as lanes
 
 from .conftest import StartDaemon

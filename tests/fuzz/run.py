@@ -29,7 +29,7 @@ PRIVATE_KIB = 128 << 10
 """What a process may have more after it: pools, and what the allocator keeps of messages of 33 MiB."""
 ALIVE_EVERY = 40
 """Calls between two looks whether the session that is fuzzed still is one."""
-SOCKETS = ("wire, TCP", "wire, Unix", "HTTP", "identity")
+SOCKETS = ("wire, TCP", "wire, Unix", "HTTP", "identity", "calls")
 
 
 class Fuzz:
@@ -116,6 +116,10 @@ class Fuzz:
         if name == "identity":
             path = path.with_name(f"{path.stem}-identity.sock")
             assert path.exists(), path
+        if name == "calls":
+            path = path.with_name(f"{path.name}.call")
+            assert path.exists(), path
+            return lambda: self._exchange(name, targets.framed(self.maker, self._metadata), lambda: _unix(path))
         return lambda: self._exchange(name, targets.wire(self.maker), lambda: _unix(path))
 
     def _call(self, rpc: targets.Rpc) -> None:

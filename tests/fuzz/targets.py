@@ -15,6 +15,8 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
+from hearth_proto import calls, frames
+from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
 from tests.fuzz.messages import Maker
@@ -226,6 +228,18 @@ def wire(maker: Maker) -> bytes:
         frame += rng.randrange(5).to_bytes(4, "big") + body
     whole = PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]) + bytes(frame)
     return maker.junk(3000) if rng.random() < 0.3 else maker.broken(whole) if rng.random() < 0.5 else whole
+
+
+def framed(maker: Maker, metadata: Any) -> bytes:
+    """A call as frames, or what has been one."""
+    rng, rpc = maker.rng, maker.rng.choice(rpcs())
+    head = calls.pack_head(f"/{rpc.service}/{rpc.method.name}", [each for each in metadata if rng.random() < 0.9])
+    parts = [(Kind.METHOD, head), *((Kind.MESSAGE, payload) for payload in payloads(rpc, maker)), (Kind.END, b"")]
+    if rng.random() < 0.2:
+        parts.insert(rng.randrange(len(parts)), (rng.choice(list(Kind)), maker.junk()))
+    whole = b"".join(frames.encode(kind, payload) for kind, payload in parts)
+    dice = rng.random()
+    return maker.junk(3000) if dice < 0.1 else maker.broken(whole) if dice < 0.5 else whole
 
 
 def exchange(connect: Callable[[], socket.socket], data: bytes, patience: float = 0.2) -> bytes:

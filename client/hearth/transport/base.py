@@ -53,6 +53,8 @@ class Transport(Protocol):
     """A way to a daemon."""
 
     target: str
+    metadata: tuple[tuple[str, str], ...]
+    """What unary calls show of who makes them."""
     lanes: bool
     """Whether lanes that the daemon offers are taken."""
 

@@ -5,8 +5,6 @@ Bulk data has a channel of its own, so that it does not stand before commands in
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -14,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 
 from hearth import errors
+from hearth.transport import reach
 from hearth.transport.lane import Lane, open_lane
-from hearth.transport.line import Line, closed
+from hearth.transport.line import Line
 from hearth_proto.v1 import device_pb2, status_pb2
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _DEVICE = "/hearth.v1.DeviceService/"
 _NODE = "/hearth.v1.NodeService/"
-_UNIX = "unix:"
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_receive_message_length", 32 << 20),
@@ -35,14 +33,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # one TCP connection a channel
     ("grpc.min_reconnect_backoff_ms", 5_000),  # what an attempt to connect may take
 )
-_SAFE = frozenset({"Describe", "RenewSession", "CloseSession", "ListSessions", "ListPublished"})
-"""Calls that may be made again where the connection broke before their answer came."""
-_TRIES = 3
 _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
 """How gRPC says, under codes that mean other things as well, that the connection or the stream in it was cut."""
-_ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
-_GIVE_UP_S = 2.0
-_STATUS_S = 3.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
@@ -58,7 +50,7 @@ class GrpcTransport:
         self.target = target
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What unary calls show of who makes them."""
-        self.lanes = target.startswith(_UNIX)
+        self.lanes = target.startswith(reach.UNIX)
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
         self._line = Line(self._open, target)
@@ -68,7 +60,7 @@ class GrpcTransport:
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService."""
         return self._unary(
-            self._line, _NODE + method, request, response_type, timeout, _TRIES if method in _SAFE else 1
+            self._line, _NODE + method, request, response_type, timeout, reach.TRIES if method in reach.SAFE else 1
         )
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
@@ -87,17 +79,17 @@ class GrpcTransport:
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of DeviceService."""
-        tries = _TRIES if method in _SAFE else 1
+        tries = reach.TRIES if method in reach.SAFE else 1
         return self._unary(self._line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
         """What the daemon has of an upload. Raises `HearthError`; where no answer comes, the connection is broken."""
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
-                self._bulk, _DEVICE + "TransferStatus", request, device_pb2.TransferStatusResponse, _STATUS_S, 1
+                self._bulk, _DEVICE + "TransferStatus", request, device_pb2.TransferStatusResponse, reach.STATUS_S, 1
             )
         except errors.TimeoutError as late:
-            raise _broken(self.target, late.message) from None
+            raise reach.unreached(self.target, late.message) from None
         return answer
 
     def _unary(self, line: Line, path: str, request: Any, response_type: Any, timeout: float, tries: int) -> Any:
@@ -162,21 +154,15 @@ class GrpcTransport:
                 request_serializer=device_pb2.TransferStatusRequest.SerializeToString,
                 response_deserializer=_identity,
             )
-            call = stub.future(request, timeout=_GIVE_UP_S, metadata=self.metadata)
+            call = stub.future(request, timeout=reach.GIVE_UP_S, metadata=self.metadata)
         except (errors.HearthError, ValueError):
             return  # closed: everything of the session is given up
         self._background.add(call)
         call.add_done_callback(self._background.discard)
 
     def absent(self) -> bool:
-        """Whether nobody listens where the daemon was: it has ended, and its sessions with it. Known of Unix sockets
-        only, which no other host stands behind."""
-        path = self.target.removeprefix(_UNIX)
-        if path == self.target:
-            return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            return probe.connect_ex(path) in _ABSENT
+        """Whether nobody listens where the daemon was."""
+        return reach.absent(self.target)
 
     def close(self) -> None:
         """Closes the channels; streams that are open end."""
@@ -195,7 +181,7 @@ class GrpcTransport:
             raise self._closed_or_broken() from None
 
     def _closed_or_broken(self) -> HearthError:
-        return closed(self.target) if self._line.closed else _broken(self.target, "its channel was left")
+        return reach.closed(self.target) if self._line.closed else reach.unreached(self.target, "its channel was left")
 
 
 class _Stream(Generic[T]):
@@ -247,7 +233,7 @@ class _Answer:
         self._call.cancel()
 
     def _cancelled(self) -> HearthError:
-        return _broken(self._target, "the call was cancelled")  # by the close of its channel
+        return reach.unreached(self._target, "the call was cancelled")  # by the close of its channel
 
 
 class _Upload(_Answer):
@@ -274,7 +260,7 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
         code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         or (code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and any(each in text for each in _BREAKS))
     ):  # fmt: skip
-        return _broken(target, text)
+        return reach.unreached(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -284,10 +270,3 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
             fix="check the address: gRPC is on port 7421 by default.",
         )
     return errors.from_status(status_pb2.Status(code=int(code.value[0]), message=f"{text} ({code.name})"))
-
-
-def _broken(target: str, text: str) -> HearthError:
-    return errors.broken(
-        f"the daemon at {target} does not answer ({text}).",
-        fix="start one with `hearthd serve`, or check the address.",
-    )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import grpc
 
-from hearth.errors import ClosedError
+from hearth.transport import reach
 
 
 class Line:
@@ -28,7 +28,7 @@ class Line:
         """The channel to use now. Raises `ClosedError`."""
         with self._lock:
             if self.closed:
-                raise closed(self._target)
+                raise reach.closed(self._target)
             left, channel = None, self._channel
             if channel is None or self._stale:
                 left = channel
@@ -51,8 +51,3 @@ class Line:
             channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
-
-
-def closed(target: str) -> ClosedError:
-    """What every use of a closed connection raises."""
-    return ClosedError(f"the connection to {target} is closed.", reason="CANCELLED", fix="connect again.")

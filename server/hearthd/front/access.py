@@ -18,7 +18,7 @@ from hearthd.config import Config, tenants
 from hearthd.front.addresses import Address
 from hearthd.front.audit import Audit, AuditError
 from hearthd.front.auth import Authenticator, FailureObserver
-from hearthd.front.identity import IdentitySocket, Tickets, identity_path
+from hearthd.front.identity import IdentitySocket, Tickets, identity_path, peer_of
 from hearthd.front.listen import ListenError
 from hearthd.front.peer_port import Admit, PeerPort
 from hearthd.front.tls import Certificates, TlsError
@@ -94,6 +94,11 @@ class Access:
     def fingerprint(self) -> bytes:
         """SHA-256 of the daemon's certificate; empty without TLS."""
         return self.certificates.fingerprint() if self.certificates is not None else b""
+
+    def ticket(self, connection: socket.socket) -> str:
+        """One for the user at the other end of a Unix socket, as the identity socket gives it; empty where tenants are
+        not known by user. Raises `OSError`."""
+        return self._tickets.issue(peer_of(connection)) if self.by_user else ""
 
     async def listen_beside(self, path: str) -> None:
         """The identity socket beside gRPC's, where tenants are known by user or group. Raises `ListenError`."""

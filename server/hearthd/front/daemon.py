@@ -38,6 +38,8 @@ from hearthd.front.peer_targets import PeerTargets
 from hearthd.front.sessions import SessionTable
 from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
+from hearthd.front.thrift import Thrift
+from hearthd.malloc import give_back
 from hearthd.spec import Backend
 
 log = structlog.get_logger("hearthd")
@@ -147,7 +149,8 @@ class Daemon:
             services = (self.node_service.handler(), self.device_service.handler())
             self.addresses = await self._listeners.open(services)
             self.supervisor.start()
-            http = await self._listeners.open_http()  # while they start: its imports take a while
+            await asyncio.sleep(0)  # they are on their way before what HTTP imports, which takes a while, has the loop
+            http = await self._listeners.open_http()
             self.addresses = replace(self.addresses, http=http)
         except BaseException:
             await self.stop(at_once=True)
@@ -176,14 +179,18 @@ class Daemon:
         return all(now - device.last_pong < most for device in self.supervisor if device.state == SERVING)
 
     async def _reap(self) -> None:
-        """Closes sessions whose lease has run out."""
+        """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
         tick = min(1.0, self.sessions.lease / 4)
         closing: set[asyncio.Task[None]] = set()
+        thrift = Thrift()
         while True:
             for session in self.sessions.expired():
                 task = asyncio.create_task(self.sessions.close(session, "its lease ran out"))
                 closing.add(task)
                 task.add_done_callback(closing.discard)
+            if thrift.due(len(self.sessions), time.monotonic()):
+                gc.collect()
+                give_back()
             await asyncio.sleep(tick)
 
     async def run(self) -> None:
@@ -209,10 +216,12 @@ class Daemon:
                 loop.remove_signal_handler(number)
 
     def _announce_ready(self) -> None:
-        gc.freeze()  # what is there now stays: looking through it again takes a tenth of a second, for everybody
         log.info("ready", version=version(), devices=len(self.supervisor.devices), pid=os.getpid())
         print(f"hearthd ready {self.addresses}", flush=True)
         self._notifier.tell(f"READY=1\nSTATUS=Serving {len(self.supervisor.devices)} devices")
+        gc.collect()
+        give_back()  # what only the start needed
+        gc.freeze()  # what is there now stays: looking through it again takes a tenth of a second, for everybody
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()

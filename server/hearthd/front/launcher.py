@@ -14,18 +14,13 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
-from typing import Any, Protocol
+from typing import Protocol
 
 from hearth_proto import descriptors
 from hearthd.entry import device_main
-from hearthd.scratch import Scratch
+from hearthd.front import forkserver
 from hearthd.spec import DeviceSpec
-
-PRELOAD = ("hearthd.device.process",)
-PRELOAD_OF = {"cuda": ("cupy", "hearthd.device.cuda.server"), "cpu": ("hearthd.device.cpu.server",)}
-"""By backend. What is not imported there is imported by every device process for itself."""
 
 _LINK_BUFFER = 2 << 20
 """Bytes a link's socket holds, as far as the system lets us: a chunk of a transfer and what goes with it."""
@@ -67,12 +62,12 @@ class ForkServerLauncher:
 
     def __init__(self, backend: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*PRELOAD, *PRELOAD_OF[backend]])
+        forkserver.preload(backend)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
 
     def warm_up(self) -> None:
-        """Starts the forkserver, whose imports then run beside the front's own start."""
-        _run_forkserver()
+        """Starts the forkserver, where none runs; its imports then run beside the front's own start."""
+        forkserver.run()
 
     async def launch(self, spec: DeviceSpec) -> DeviceProcess:
         """Starts one device process; returns before it is ready."""
@@ -80,7 +75,7 @@ class ForkServerLauncher:
         return await loop.run_in_executor(self._executor, self._start, spec)
 
     def _start(self, spec: DeviceSpec) -> _Child:
-        _run_forkserver()  # another one, where it has ended
+        forkserver.run()  # another one, where it has ended
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (ours, theirs):  # a chunk of a transfer at once, as far as the system lets us
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BUFFER)
@@ -102,7 +97,7 @@ class ForkServerLauncher:
     async def stop(self) -> None:
         """Ends the forkserver and the resource tracker; device processes have ended before."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, _stop_servers)
+        await loop.run_in_executor(self._executor, forkserver.stop)
         self._executor.shutdown(wait=True)
 
 
@@ -143,50 +138,3 @@ class _Child:
 
 _UNKNOWN = 255
 """What `multiprocessing` reports where the forkserver ended before its child."""
-
-
-def _run_forkserver() -> None:
-    """Starts the forkserver where none runs, and takes its socket out of the file system, where it would stay behind
-    if this process were killed: the descriptor that is kept leads there as well."""
-    resource_tracker.ensure_running()  # lets the signals through, so it has to come first
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FRONT)
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    server: Any = forkserver._forkserver
-    before = server._forkserver_pid, server._forkserver_address
-    scratch = Scratch("hearth-forkserver-")
-    config["tempdir"] = str(scratch.room())
-    try:
-        forkserver.ensure_running()
-        if server._forkserver_pid != before[0]:
-            _leave(before[1])
-            place = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
-            server._forkserver_address = f"{_BY_DESCRIPTOR}{place}"
-    finally:
-        config.pop("tempdir", None)
-        scratch.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-_BY_DESCRIPTOR = "/proc/self/fd/"
-_FOR_THE_FRONT = (signal.SIGINT, signal.SIGTERM)
-"""A Ctrl-C in a terminal, and many a service manager, signals the whole process group: only the front shall act on it.
-The forkserver inherits that they are blocked, and its children ignore them; all are told to end by the front. Blocked
-and not ignored while the forkserver is started, so that a signal that comes just then is not lost."""
-
-
-def _leave(address: str | None) -> None:
-    """Lets go of the descriptor behind the address of a forkserver that has ended."""
-    if address is not None and address.startswith(_BY_DESCRIPTOR):
-        os.close(int(address.removeprefix(_BY_DESCRIPTOR)))
-
-
-def _stop_servers() -> None:
-    address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
-    for owner, name in ((forkserver, "_forkserver"), (resource_tracker, "_resource_tracker")):
-        server: Any = getattr(owner, name, None)
-        stop = getattr(server, "_stop", None)
-        if stop is not None:
-            with contextlib.suppress(OSError, ValueError):
-                stop()
-    _leave(address)
-    forkserver._forkserver._forkserver_address = None  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""Where the daemon is reached: gRPC on TCP and on a Unix socket, lanes and HTTP beside it; opened and closed as one."""
+"""Where the daemon is reached: gRPC on TCP and on a Unix socket, calls as frames, lanes and HTTP beside it; opened and
+closed as one."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
+from hearth_proto.calls import socket_path
 from hearthd.config import Config
 from hearthd.front import device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
+from hearthd.front.call_server import CallServer
 from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
+from hearthd.front.reflection import Reflection
 from hearthd.front.sessions import SessionTable
 from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import Supervisor
@@ -62,6 +65,7 @@ class Listeners:
         self._http: HttpServer | None = None
         self._unix: listen.UnixSocket | None = None
         self._server: grpc.aio.Server | None = None
+        self._calls: CallServer | None = None
 
     async def open(self, services: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> Addresses:
         """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
@@ -72,8 +76,7 @@ class Listeners:
         self._health = health.Health(self._supervisor)
         server.add_generic_rpc_handlers(services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        names = (node_service.NAME, device_service.NAME, health.NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        server.add_generic_rpc_handlers((Reflection((node_service.NAME, device_service.NAME, health.NAME)),))
         grpc_address = ""
         if config.grpc:
             grpc_address = str(self._listen_tcp(server, parse_address(config.grpc)))
@@ -81,6 +84,8 @@ class Listeners:
         if unix:
             self._listen_unix(server, unix)
             await self._access.listen_beside(unix)
+            self._calls = CallServer(services, self._access.ticket)
+            await self._calls.open(socket_path(unix), public=self._access.by_user)
             if self._config.lane_path:
                 self._lanes.open(self._config.lane_path, public=self._access.by_user)
         lanes = ""
@@ -131,6 +136,8 @@ class Listeners:
         server, self._server = self._server, None
         # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
         stops = [server.stop(grace)] if server is not None else []
+        if self._calls is not None:
+            stops.append(self._calls.close(grace))
         if self._http is not None:
             stops.append(self._http.stop())
         await asyncio.gather(*stops)

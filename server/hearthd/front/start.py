@@ -1,4 +1,5 @@
-"""`hearthd serve`: the forkserver is started first, so that its imports run beside the front's own.
+"""`hearthd serve`: the forkserver is started first (by `cli.main`, where the daemon is on its own), so that its imports
+run beside the front's.
 
 So nothing is imported here that is not needed for that; the rest of the front is, when the forkserver is on its way.
 """
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from hearthd.config import Config, ConfigError, tenants
-from hearthd.front import backends
+from hearthd.front import backends, forkserver
 from hearthd.front.launcher import ForkServerLauncher
 from hearthd.malloc import keep_freed_memory
 
@@ -28,6 +29,7 @@ def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(t
         tenants(config)
         backend, devices = backends.choose(config)
     except ConfigError as error:
+        forkserver.abandon()
         on_error(f"hearthd: {error}")
         return 2
     launcher = ForkServerLauncher(backend)

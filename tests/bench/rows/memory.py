@@ -1,24 +1,100 @@
-"""Resident memory of the front."""
+"""Memory of the front and of a device process: when nobody is there, by session, and what sessions leave behind."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from tests.bench import processes
 from tests.bench.context import Context
+from tests.bench.processes import TIMEOUT, Child, Daemon, memory_kib
 from tests.bench.stats import Row, Summary
+from tests.bench.worker import READY
+
+_PROCESSES = 4
+_BUFFERS = 16
+_SETTLED_S = 1.5
+"""What is freed is freed by then."""
+_GIVEN_BACK_S = 8.0
+"""The front has given back what it keeps for the next chunks by then; see `hearthd.front.thrift`."""
 
 
 def measure(context: Context) -> list[Row]:
-    """A fresh daemon that nobody has talked to; and, for comparison, the one that served the rows before."""
-    with processes.daemon(context.folder, context.backend, context.device_count) as idle:
+    """A fresh daemon, HTTP and all, that nobody has talked to; then with sessions that are attached and hold a stream,
+    a module and some buffers each; then without them. And, for comparison, the front that served the rows before."""
+    count = context.pick(40, 200)
+    with processes.daemon(context.folder, context.backend, 1, http="127.0.0.1:0") as daemon:
         time.sleep(0.5)
-        samples = []
+        idle = []
         for _ in range(5):
             time.sleep(0.1)
-            samples.append(idle.resident_mib())
+            idle.append(daemon.resident_mib())
+        _hold(context, daemon, 4)  # what the first session of all brings with it belongs to none
+        time.sleep(_SETTLED_S)
+        before = _held(daemon)
+        front, device = _hold(context, daemon, count)
+        time.sleep(_SETTLED_S)
+        after = _held(daemon)
+        time.sleep(_GIVEN_BACK_S)
+        at_last = daemon.resident_mib()
     used = context.daemon.resident_mib()
+    what = f"{count} sessions, attached, with a stream, a module and {_BUFFERS} buffers each"
     return [
-        Row("memory", "idle front, resident memory", "MiB", Summary.of(samples), "lower", at_least=120, aim=80),
+        Row("memory", "idle front, resident memory", "MiB", Summary.of(idle), "lower", at_least=120, aim=80),
+        _row("front, by session", "KiB", (front - before[0]) / count, f"Pss; {what}"),
+        _row("device process, by session", "KiB", (device - before[1]) / count, f"Pss; {what}"),
+        _row("front, by session that has ended", "KiB", (after[0] - before[0]) / count, "stays for the next ones"),
+        _row("device process, by session that has ended", "KiB", (after[1] - before[1]) / count, "the same"),
+        _row("idle front after them, resident memory", "MiB", at_last, f"{_GIVEN_BACK_S:g} s after the last"),
         Row("memory", "front after the rows above", "MiB", Summary.of([used]), "lower"),
     ]
+
+
+def _row(what: str, unit: str, value: float, note: str) -> Row:
+    return Row("memory", what, unit, Summary.of([value]), "lower", note=note)
+
+
+def _held(daemon: Daemon) -> tuple[int, int]:
+    """What the front and the device process hold, in KiB."""
+    (device,) = daemon.device_pids()
+    return memory_kib(daemon.child.process.pid)["Pss"], memory_kib(device)["Pss"]
+
+
+def _hold(context: Context, daemon: Daemon, count: int) -> tuple[int, int]:
+    """The same while so many sessions are open; they have been closed when this returns."""
+    env = processes.environment(context.folder)
+    share = {"target": daemon.unix, "sessions": count // _PROCESSES}
+    children: list[Child] = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(_PROCESSES):
+            children.append(processes.start_worker("rows.memory:hold", share, env))
+            stack.callback(children[-1].end)
+        for child in children:
+            child.line(lambda text: text == READY, TIMEOUT)
+        time.sleep(_SETTLED_S)
+        held = _held(daemon)
+        for child in children:
+            child.go(0.0)
+        for child in children:
+            child.result()
+            child.process.wait(30)
+    return held
+
+
+def hold(target: str, sessions: int) -> int:
+    """Opens so many sessions, uses their device, and closes them at the parent's word."""
+    import hearth
+    from tests.bench.kernels import saxpy_on
+    from tests.bench.worker import ready
+
+    with contextlib.ExitStack() as stack:
+        kept: list[object] = []
+        for _ in range(sessions):
+            gpu = stack.enter_context(hearth.connect(target, timeout=60)).device(0)
+            launch = saxpy_on(gpu)
+            with gpu.stream() as stream:
+                launch()
+            kept += [stream, launch, *(gpu.empty(256, "f4") for _ in range(_BUFFERS))]
+            gpu.synchronize()
+        ready()
+    return sessions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hearthd.front.launcher import PRELOAD, PRELOAD_OF
+from hearthd.front.forkserver import PRELOAD, PRELOAD_OF, guess
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -53,6 +53,52 @@ start.ForkServerLauncher = Launcher
 start.serve(Config.model_validate({"devices": {"backend": "cpu"}}))
 """
     assert run(code).splitlines()[-1] == "cpu False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "file", "driver", "expected"),
+    [
+        ((), {}, "", False, "cpu"),
+        ((), {}, "", True, "cuda"),
+        (("--backend", "cpu"), {}, "", True, "cpu"),
+        (("--backend=cpu", "--insecure"), {"HEARTH_DEVICES_BACKEND": "cuda"}, "", True, "cpu"),
+        ((), {"HEARTH_DEVICES_BACKEND": "cuda"}, "", False, "cuda"),
+        (("-c", "FILE"), {}, '[devices]\nbackend = "cpu"\n', True, "cpu"),
+        ((), {"HEARTH_CONFIG": "FILE"}, '[devices]\nbackend = "cpu"\n', True, "cpu"),
+        (("--config=FILE",), {}, '[devices]\nbackend = "auto"\n', False, "cpu"),
+        (("--config", "FILE"), {}, "[devices]\nbackend = 7\n", True, "cuda"),
+        (("--config", "FILE"), {}, "devices = 7", True, "cuda"),
+        (("--config", "FILE"), {}, "no TOML", True, "cuda"),
+        (("--config", "FILE.absent"), {}, "", False, "cpu"),
+        (("--backend",), {}, "", False, "cpu"),
+        (("--backend", "tpu"), {}, "", False, "cpu"),
+    ],
+)
+def test_what_the_forkserver_should_import_is_guessed_before_the_configuration_is_read(
+    tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], file: str, driver: bool, expected: str
+) -> None:
+    there = tmp_path / "hearth.toml"
+    there.write_text(file)
+    path = there if driver else tmp_path / "absent"
+    arguments = tuple(each.replace("FILE", str(there)) for each in arguments)
+    environ = {name: value.replace("FILE", str(there)) for name, value in environ.items()}
+    assert guess(arguments, environ, path) == expected
+
+
+@pytest.mark.parametrize("wrong", [("--backend", "tpu"), ("--no-such-flag",), ("--config", "/absent.toml")])
+def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str, ...]) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    env["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("proto", "server"))
+    command = [sys.executable, "-m", "hearthd", "serve", *wrong]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    # The pipes were inherited: `run` would have waited for whoever still has them.
+
+
+def test_structlog_is_imported_without_what_it_does_not_need() -> None:
+    for start in ("hearthd.front.start", "hearthd.device.process", "hearthd.log"):
+        found = run(f"import sys, {start}; print([name in sys.modules for name in ('structlog', 'rich', 'pygments')])")
+        assert found == "[True, False, False]", start
 
 
 def test_a_device_process_of_the_cpu_backend_finds_its_modules_imported(tmp_path: Path) -> None:

@@ -1,0 +1,228 @@
+"""The connection over frames on a Unix socket: what `GrpcTransport` does, without gRPC, which takes longer to load than
+all else that a first result needs.
+
+Each call has a connection of its own, so none waits for another, and a connection that is closed is a call that was
+cancelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from hearth import errors
+from hearth.errors import HearthError
+from hearth.transport import reach
+from hearth.transport.call import Call, send_beside
+from hearth.transport.lane import Lane, open_lane
+from hearth_proto.calls import Metadata, socket_path
+from hearth_proto.v1 import device_pb2
+
+_DEVICE = "/hearth.v1.DeviceService/"
+_NODE = "/hearth.v1.NodeService/"
+_OPEN_BULK_S = 5.0
+
+
+class FramedTransport:
+    """Calls to one daemon; safe from any thread."""
+
+    def __init__(self, target: str) -> None:
+        """`target`: ``unix:`` and the path of gRPC's socket."""
+        self.target = target
+        self.metadata: Metadata = ()
+        """What unary calls show of who makes them."""
+        self.lanes = True
+        self.stripes: int | None = 0
+        """Connections of TCP for bulk data: none on the same host."""
+        self._path = socket_path(target.removeprefix(reach.UNIX))
+        self._lock = threading.Lock()
+        self._calls: set[Call] = set()
+        self._closed = False
+
+    # ---- calls with one answer ----
+
+    def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
+        """A unary call of NodeService."""
+        return self._unary(_NODE, method, request, response_type, timeout)
+
+    def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
+        """A unary call of DeviceService."""
+        return self._unary(_DEVICE, method, request, response_type, timeout)
+
+    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
+        """As `call`, without waiting; not made again where the connection breaks."""
+        call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata)
+        return _Answer(self, call, response_type)
+
+    def _unary(self, service: str, method: str, request: Any, response_type: Any, timeout: float) -> Any:
+        left = reach.TRIES if method in reach.SAFE else 1
+        while True:
+            left -= 1
+            try:
+                call = self._start(service + method, request.SerializeToString(), timeout, self.metadata)
+                return _Answer(self, call, response_type).result()
+            except HearthError as error:
+                if not error.broken or not left:
+                    raise
+
+    def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
+        """What the daemon has of an upload. Raises `HearthError`; where no answer comes, the connection is broken."""
+        try:
+            answer: device_pb2.TransferStatusResponse = self._unary(
+                _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, reach.STATUS_S
+            )
+        except errors.TimeoutError as late:
+            raise reach.unreached(self.target, late.message) from None
+        return answer
+
+    def give_up(self, request: device_pb2.TransferStatusRequest) -> None:
+        """Tells the daemon that a transfer is given up; waits for nothing, and never fails."""
+
+        def tell() -> None:
+            with contextlib.suppress(HearthError):
+                self._unary(_DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, reach.GIVE_UP_S)
+
+        with contextlib.suppress(RuntimeError):  # the interpreter ends: so does the session
+            threading.Thread(target=tell, name="hearth-give-up", daemon=True).start()
+
+    # ---- streams ----
+
+    def execute(self, requests: Iterator[bytes]) -> _Responses:
+        """Opens an Execute stream."""
+        call = self._start(_DEVICE + "Execute", next(requests), None, more=True)
+        send_beside(call, requests, "hearth-send")
+        return _Responses(self, call)
+
+    def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
+        """Opens a lane beside an Execute stream; None where that does not work."""
+        return open_lane(offer.path, offer.ticket)
+
+    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+        """Asks for connections for bulk data. Raises `HearthError`, `UnsupportedError` where there are none."""
+        answer: device_pb2.OpenBulkResponse = self.call_device(
+            "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S
+        )
+        return answer
+
+    def upload(self, requests: Iterator[bytes]) -> _Upload:
+        """Sends serialized `UploadRequest` messages."""
+        call = self._start(_DEVICE + "Upload", next(requests), None, more=True)
+        send_beside(call, requests, "hearth-upload")
+        return _Upload(self, call, device_pb2.UploadResponse)
+
+    def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
+        """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
+        return _Chunks(self, self._start(_DEVICE + "Download", request.SerializeToString(), timeout))
+
+    # ---- life ----
+
+    def absent(self) -> bool:
+        """Whether nobody listens where the daemon was."""
+        return reach.absent(self.target)
+
+    def close(self) -> None:
+        """Ends what is open."""
+        with self._lock:
+            self._closed = True
+            open_calls = list(self._calls)
+        for call in open_calls:
+            call.cancel()
+
+    def _start(
+        self, method: str, message: bytes, timeout: float | None, metadata: Metadata = (), *, more: bool = False
+    ) -> Call:
+        if self._closed:
+            raise reach.closed(self.target)
+        try:
+            call = Call(self.target, self._path, timeout)
+        except (OSError, ValueError) as error:
+            raise reach.unreached(self.target, getattr(error, "strerror", None) or str(error)) from None
+        with self._lock:
+            self._calls.add(call)
+            cancelled = self._closed
+        if cancelled:
+            call.cancel()
+        try:
+            call.start(method, metadata, message, more=more)
+        except BaseException:
+            call.close()
+            self.over(call)
+            raise
+        return call
+
+    def over(self, call: Call) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._calls.discard(call)
+
+
+class _Answer:
+    """One response, waited for later."""
+
+    def __init__(self, transport: FramedTransport, call: Call, response_type: Any) -> None:
+        self._transport = transport
+        self._call = call
+        self._type = response_type
+
+    def result(self) -> Any:
+        try:
+            answer = None
+            for message in self._call.messages():
+                answer = message
+        finally:
+            self._transport.over(self._call)
+        if answer is None:
+            raise reach.unreached(self._transport.target, "it answered nothing")
+        from google.protobuf.message import DecodeError
+
+        try:
+            return self._type.FromString(answer)
+        except DecodeError as error:
+            raise HearthError(f"the daemon's answer cannot be read: {error}.", reason="INTERNAL") from None
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class _Upload(_Answer):
+    def result(self) -> int:
+        try:
+            return int(super().result().received)
+        except HearthError as error:
+            if self._call.left and error.broken and self._cancelled:
+                raise errors.TransferError("the upload was cancelled.", reason="CANCELLED") from None
+            raise
+
+    _cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        super().cancel()
+
+
+class _Chunks:
+    """Serialized responses."""
+
+    def __init__(self, transport: FramedTransport, call: Call) -> None:
+        self._transport = transport
+        self._call = call
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._call.messages()
+        finally:
+            self._transport.over(self._call)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class _Responses(_Chunks):
+    def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]:  # type: ignore[override]
+        for message in super().__iter__():
+            yield device_pb2.ExecuteResponse.FromString(message)
+
+    def leave(self) -> None:
+        self._call.cancel()  # nobody else is on its connection

@@ -1,0 +1,41 @@
+"""What transports say of a daemon that cannot be reached, without gRPC."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from hearth.errors import ClosedError, HearthError, broken
+
+UNIX = "unix:"
+SAFE = frozenset({"Describe", "RenewSession", "CloseSession", "ListSessions", "ListPublished"})
+"""Calls that may be made again where the connection broke before their answer came."""
+TRIES = 3
+STATUS_S = 3.0
+"""How long the daemon may take to say what it has of a transfer."""
+GIVE_UP_S = 2.0
+_ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
+
+
+def absent(target: str) -> bool:
+    """Whether nobody listens where the daemon was: it has ended, and its sessions with it. Known of Unix sockets only,
+    which no other host stands behind."""
+    path = target.removeprefix(UNIX)
+    if path == target:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) in _ABSENT
+
+
+def unreached(target: str, why: str) -> HearthError:
+    """For a connection that broke, or that there never was."""
+    return broken(
+        f"the daemon at {target} does not answer ({why}).",
+        fix="start one with `hearthd serve`, or check the address.",
+    )
+
+
+def closed(target: str) -> ClosedError:
+    """What every use of a closed connection raises."""
+    return ClosedError(f"the connection to {target} is closed.", reason="CANCELLED", fix="connect again.")

@@ -1,0 +1,213 @@
+"""A call that came as frames: its connection, and what its handler sees of it, as gRPC would show it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from hearth_proto import calls, frames
+from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
+from hearth_proto.reasons import STATUS_DETAILS_KEY
+from hearth_proto.v1 import status_pb2
+from hearthd.front.attach import EOF
+
+_SMALL = 64 << 10
+"""Messages up to here are copied behind their header; longer ones are written from where they lie."""
+_MOST_UNREAD = 4 << 20
+"""Bytes of requests that wait to be read; beyond, nothing more is taken from the socket."""
+_HIGH_WATER = 1 << 20
+_BUFFER = 2 << 20
+"""Bytes of responses that the socket holds, as far as the system lets us."""
+Starts = Callable[["FramedCall", bytes], None]
+
+
+class Aborted(grpc.aio.AbortError):
+    """The handler ends the call with `status`."""
+
+    def __init__(self, status: status_pb2.Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+class FramedCall(asyncio.Protocol):
+    """One connection, from when it is made; `starts` is told of its METHOD. To a handler it is the call's context."""
+
+    def __init__(self, starts: Starts, on_made: Callable[[FramedCall], bool]) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.metadata: calls.Metadata = ()
+        self.identify: Callable[[], calls.Metadata] | None = None
+        """What stands for who is at the other end, where the call shows nothing."""
+        self.decode: Callable[[bytes], Any] | None = None
+        self.encode: Callable[[Any], bytes] | None = None
+        self.task: asyncio.Task[None] | None = None
+        """Who serves it."""
+        self._starts: Starts | None = starts
+        self._on_made = on_made
+        self._frames = FrameReader(calls.MAX_MESSAGE)
+        self._inbox: deque[Any] = deque()
+        self._unread = 0
+        self._came: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._paused = False
+        self._half_closed = False
+        self._lost = False
+        self._heard = True
+        self._pinged = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- asyncio.Protocol ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        assert self.transport is not None
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        if self._on_made(self):
+            self._timer = asyncio.get_running_loop().call_later(calls.ASK_S, self._look)
+        else:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard, self._pinged = True, False
+        try:
+            for frame in self._frames.feed(data):
+                self._take(frame)
+        except FrameError:
+            self.drop()
+
+    def _take(self, frame: Frame) -> None:
+        if self._starts is not None:
+            if frame.kind != Kind.METHOD:
+                raise FrameError(f"a call begins with frame {frame.kind}")
+            starts, self._starts = self._starts, None
+            starts(self, frame.payload)
+        elif frame.kind == Kind.MESSAGE and not self._half_closed:
+            self._put(frame.payload)
+            self._unread += len(frame.payload)
+            if self._unread > _MOST_UNREAD and self.transport is not None:
+                self.transport.pause_reading()
+        elif frame.kind == Kind.END and not self._half_closed:
+            self._half_closed = True
+            self._put(EOF)
+        elif frame.kind == Kind.PING:
+            self._send(Kind.PONG, b"")
+        elif frame.kind != Kind.PONG:
+            raise FrameError(f"frame {frame.kind} came in a call")
+
+    def _put(self, message: Any) -> None:
+        self._inbox.append(message)
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def eof_received(self) -> bool:
+        return False  # its client is gone, or has cancelled it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost, self.transport = True, None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._inbox.clear()
+        self.resume_writing()
+        if self.task is not None:
+            self.task.cancel()
+
+    # ---- whether its client is there ----
+
+    def _look(self) -> None:
+        """Ends a call whose client is as good as gone: it is stopped, say, and answers nothing."""
+        silent, self._heard = not self._heard, False
+        if self.transport is None:
+            return
+        if silent and self._pinged:
+            self.drop()
+            return
+        wait = calls.ASK_S
+        if silent and not self._paused and self.transport.is_reading():
+            self._send(Kind.PING, b"")
+            self._pinged, wait = True, calls.ANSWER_S
+        self._timer = asyncio.get_running_loop().call_later(wait, self._look)
+
+    # ---- what a handler sees ----
+
+    def peer(self) -> str:
+        return "unix:"
+
+    def invocation_metadata(self) -> calls.Metadata:
+        if self.identify is not None:
+            identify, self.identify = self.identify, None
+            self.metadata += identify()
+        return self.metadata
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return {}
+
+    def done(self) -> bool:
+        return self._lost
+
+    def cancelled(self) -> bool:
+        return self._lost
+
+    async def read(self) -> Any:
+        """The next message, or `EOF`; for ever once it has come."""
+        while not self._inbox:
+            self._came = asyncio.get_running_loop().create_future()
+            await self._came
+        message = self._inbox[0]
+        if message is EOF:
+            return EOF
+        self._inbox.popleft()
+        self._unread -= len(message)
+        if self.transport is not None and self._unread <= _MOST_UNREAD and not self.transport.is_reading():
+            self.transport.resume_reading()
+        return message if self.decode is None else self.decode(message)
+
+    async def write(self, message: Any) -> None:
+        """Sends a response; returns when there is room for another."""
+        self._send(Kind.MESSAGE, message if self.encode is None else self.encode(message))
+        while self._paused and not self._lost:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        """Ends the call: raises, for the server to send it."""
+        status = status_pb2.Status(message=details)
+        for key, value in trailing_metadata:
+            if key == STATUS_DETAILS_KEY:
+                status = status_pb2.Status.FromString(value)
+        status.code = int(code.value[0])
+        raise Aborted(status)
+
+    # ---- the end ----
+
+    def end(self, status: status_pb2.Status | None = None) -> None:
+        """The call is over: says so, and hangs up when that is on its way."""
+        if self.transport is not None:
+            self._send(Kind.END, b"" if status is None else status.SerializeToString())
+            self.transport.close()
+
+    def drop(self) -> None:
+        """Hangs up without a word."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _send(self, kind: int, payload: bytes) -> None:
+        if self.transport is None:
+            return
+        if len(payload) <= _SMALL:
+            self.transport.write(frames.header(kind, len(payload)) + payload)
+        else:
+            self.transport.writelines((frames.header(kind, len(payload)), payload))
