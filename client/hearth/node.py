@@ -51,7 +51,8 @@ def connect(
 
     ``isolation="dedicated"`` asks for device processes that no other session shares. `launch_timeout`, in seconds,
     limits launches that have no limit of their own; 0: the daemon's default. `lanes`: whether work goes straight to the
-    device processes where the daemon, on this host and reached over its Unix socket, offers that.
+    device processes where the daemon, on this host and reached over its Unix socket, offers that; and, over TCP, large
+    arrays, by connections of their own.
 
     Raises `ConnectError`; `AuthenticationError`; `QuotaExceededError` where there are too many sessions;
     `UnsupportedError` for a protocol version that the daemon does not speak.
@@ -73,6 +74,7 @@ def connect(
     dedicated = None if isolation is None else isolation == "dedicated"
     session = open_session(found, shown, timeout, name, dedicated=dedicated, launch_timeout=launch_timeout)
     session.transport.lanes = session.transport.lanes and lanes
+    session.transport.stripes = session.transport.stripes if lanes else 0
     return Node(session)
 
 

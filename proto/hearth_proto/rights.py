@@ -97,6 +97,7 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "Upload": (Right.WRITE,),
     "Download": (Right.READ,),
     "TransferStatus": _NONE,
+    "OpenBulk": _NONE,  # what goes there is asked for by commands; somebody who may neither write nor read gets none
     "Publish": (Right.PUBLISH,),
     "Unpublish": (Right.PUBLISH,),
     "AttachBuffer": (Right.ATTACH,),

@@ -183,7 +183,8 @@ def daemon() -> Iterator[str]:
     """A daemon on a Unix socket of its own; yields the target."""
     with tempfile.TemporaryDirectory(prefix="hearth-demo-") as folder:
         socket = Path(folder) / "hearth.sock"
-        command = [sys.executable, "-m", "hearthd", "serve", "--grpc", "", "--http", "", "--unix", str(socket)]
+        command = [sys.executable, "-m", "hearthd", "serve", "--grpc", "", "--http", "", "--lanes", "", "--unix"]
+        command += [str(socket)]
         process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None

@@ -165,7 +165,19 @@ def daemon(folder: Path, backend: str, cpu_count: int, settings: Mapping[str, st
     with tempfile.TemporaryDirectory(prefix="daemon-", dir=folder) as own:
         socket = f"{own}/hearth.sock"
         env = environment(folder, {"HEARTH_CACHE_DIR": str(folder / "cache"), **(settings or {})})
-        command = ["-m", "hearthd", "serve", "--grpc", "127.0.0.1:0", "--http", "", "--unix", socket]
+        command = [
+            "-m",
+            "hearthd",
+            "serve",
+            "--grpc",
+            "127.0.0.1:0",
+            "--http",
+            "",
+            "--lanes",
+            "127.0.0.1:0",
+            "--unix",
+            socket,
+        ]
         command += ["--backend", backend, "--cpu-count", str(cpu_count), "--log-level", "warning"]
         child = Child(command, env)
         try:

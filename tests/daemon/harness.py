@@ -119,6 +119,7 @@ class DaemonProcess:
         self.socket = self.folder / "hearth.sock"
         self.log_path = self.folder / "log"
         settings = {"cache": {"dir": str(cache)}, "drain_timeout": "0s", **(config or {})}
+        settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
         self.config_path = self.folder / "hearth.toml"
         self.config_path.write_text(toml(settings))
         arguments = ["--config", str(self.config_path), "--backend", BACKEND, "--cpu-count", str(cpu_count)]
@@ -142,6 +143,7 @@ class DaemonProcess:
             raise AssertionError(f"the daemon did not start: {line!r}\n{log_text}")
         addresses = dict(part.split("=", 1) for part in line.split()[2:])
         self.grpc, self.http, self.unix = addresses["grpc"], addresses["http"], f"unix:{addresses['unix']}"
+        self.lanes = addresses.get("lanes", "")
 
     # ---- what it says ----
 

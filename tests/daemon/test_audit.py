@@ -126,6 +126,6 @@ def test_a_log_that_fills_the_disk_stops_nobody(start_daemon: StartDaemon) -> No
 def test_a_log_that_cannot_be_opened(tmp_path: Path) -> None:
     path = tmp_path / "hearth.toml"
     path.write_text(toml({"audit": {"path": str(tmp_path / "missing" / "audit.log")}}))
-    arguments = ["--backend", BACKEND, "--grpc", "", "--http", "", "--unix", str(tmp_path / "h.sock")]
+    arguments = ["--backend", BACKEND, "--grpc", "", "--http", "", "--lanes", "", "--unix", str(tmp_path / "h.sock")]
     done = hearthd("serve", "--config", str(path), *arguments, "--log-level", "error")
     assert done.returncode == 1 and "audit.path" in done.stderr and "Traceback" not in done.stderr

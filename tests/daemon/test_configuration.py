@@ -19,7 +19,9 @@ from .kernels import saxpy_works
 
 def refused_start(*arguments: str) -> str:
     """What a daemon says that does not start; it has ended by itself."""
-    done = hearthd("serve", "--backend", BACKEND, "--http", "127.0.0.1:0", "--log-level", "error", *arguments)
+    done = hearthd(
+        "serve", "--backend", BACKEND, "--http", "127.0.0.1:0", "--lanes", "", "--log-level", "error", *arguments
+    )
     assert done.returncode in (1, 2), done
     lines = done.stderr.strip().splitlines()
     assert lines and lines[-1].startswith("hearthd: ") and "Traceback" not in done.stderr
@@ -39,7 +41,20 @@ def test_the_socket_of_a_dead_daemon_is_taken_over(start_daemon: StartDaemon) ->
     dead.process.kill()
     dead.process.wait()
     assert dead.socket.exists()
-    arguments = ["--backend", BACKEND, "--cpu-count", "1", "--grpc", "", "--http", "", "--unix", str(dead.socket)]
+    arguments = [
+        "--backend",
+        BACKEND,
+        "--cpu-count",
+        "1",
+        "--grpc",
+        "",
+        "--http",
+        "",
+        "--lanes",
+        "",
+        "--unix",
+        str(dead.socket),
+    ]
     command = [sys.executable, "-m", "hearthd", "serve", "--log-level", "error", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         try:
@@ -75,7 +90,7 @@ def test_kernels_of_the_cpu_stay_on_the_host() -> None:
 
 @on_cpu
 def test_cuda_without_a_gpu_is_refused() -> None:
-    done = hearthd("serve", "--backend", "cuda", "--grpc", "127.0.0.1:0", "--http", "", "--unix", "")
+    done = hearthd("serve", "--backend", "cuda", "--grpc", "127.0.0.1:0", "--http", "", "--lanes", "", "--unix", "")
     assert done.returncode == 2 and "devices.backend = 'cuda'" in done.stderr and "Traceback" not in done.stderr
 
 

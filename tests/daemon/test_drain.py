@@ -279,7 +279,7 @@ def test_a_device_process_that_does_not_listen_is_killed(start_daemon: StartDaem
 def test_a_signal_while_it_starts(cache: Path, tmp_path: Path, seed: int) -> None:
     """Whenever it comes, the daemon ends and leaves nothing."""
     mark = f"starting-{os.getpid()}-{seed}-{time.monotonic_ns()}"
-    arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--lanes", ""]
     arguments += ["--unix", str(tmp_path / "s")]
     process = subprocess.Popen(
         [sys.executable, "-m", "hearthd", "serve", *arguments],

@@ -150,7 +150,7 @@ def test_what_was_left_is_cleared_away(start: Start, temporary: Path) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, seed: int) -> None:
     mark = f"killed-{os.getpid()}-{seed}-{time.monotonic_ns()}"
-    arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--lanes", ""]
     arguments += ["--unix", str(temporary / "s")]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
@@ -188,9 +188,9 @@ def test_a_daemon_is_not_driven_out(start: Start) -> None:
     """A second daemon in the same place is refused, says why, and harms nobody."""
     daemon = start()
     for arguments in (
-        ["--grpc", daemon.grpc, "--http", "", "--unix", ""],
-        ["--grpc", "", "--http", daemon.http, "--unix", ""],
-        ["--grpc", "", "--http", "", "--unix", str(daemon.socket)],
+        ["--grpc", daemon.grpc, "--http", "", "--lanes", "", "--unix", ""],
+        ["--grpc", "", "--http", daemon.http, "--lanes", "", "--unix", ""],
+        ["--grpc", "", "--http", "", "--lanes", "", "--unix", str(daemon.socket)],
     ):
         command = [sys.executable, "-m", "hearthd", "serve", "--backend", "cpu", "--cpu-count", "1", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)

@@ -282,7 +282,7 @@ STREAMS = {"Upload": device_pb2.UploadRequest, "Download": device_pb2.DownloadRe
 
 
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
-@pytest.mark.parametrize("method", sorted(set(rights.CALLS) - {"Execute"}))
+@pytest.mark.parametrize("method", sorted(set(rights.CALLS) - {"Execute", "OpenBulk"}))
 def test_other_calls(world: World, method: str, right: str) -> None:
     who = right if right == "nothing" else f"only-{right}"
     raw, _ = world.session(who)

@@ -201,7 +201,20 @@ def test_a_certificate_does_not_help_a_wrong_token(mutual: DaemonProcess, author
 def refused_start(folder: Path, **tls: object) -> str:
     path = folder / "hearth.toml"
     path.write_text(toml({"tls": tls}))
-    arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "", "--unix", "", "--log-level", "error"]
+    arguments = [
+        "--backend",
+        BACKEND,
+        "--grpc",
+        "127.0.0.1:0",
+        "--http",
+        "",
+        "--lanes",
+        "",
+        "--unix",
+        "",
+        "--log-level",
+        "error",
+    ]
     done = hearthd("serve", "--config", str(path), *arguments)
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done
     return done.stderr.strip().splitlines()[-1]

@@ -43,6 +43,7 @@ _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
 _ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
 _GIVE_UP_S = 2.0
 _STATUS_S = 3.0
+_OPEN_BULK_S = 5.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
@@ -59,6 +60,7 @@ class GrpcTransport:
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What unary calls show of who makes them."""
         self.lanes = target.startswith(_UNIX)
+        self.stripes: int | None = 0 if self.lanes else None
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
         self._line = Line(self._open, target)
@@ -119,6 +121,13 @@ class GrpcTransport:
                 line.broke(channel)
             if not error.broken or not tries:
                 raise error
+
+    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+        """Asks for connections for bulk data."""
+        answer: device_pb2.OpenBulkResponse = self._unary(
+            self._line, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
+        )
+        return answer
 
     def execute(self, requests: Iterator[bytes]) -> _Stream[device_pb2.ExecuteResponse]:
         """Opens an Execute stream."""

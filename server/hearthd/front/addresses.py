@@ -52,9 +52,10 @@ class Addresses:
     grpc: str = ""
     http: str = ""
     unix: str = ""
+    lanes: str = ""
 
     def __str__(self) -> str:
-        named = (("grpc", self.grpc), ("http", self.http), ("unix", self.unix))
+        named = (("grpc", self.grpc), ("http", self.http), ("unix", self.unix), ("lanes", self.lanes))
         return " ".join(f"{name}={value}" for name, value in named if value)
 
 

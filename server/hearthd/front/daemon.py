@@ -17,6 +17,7 @@ from hearthd.front import backends, device_service, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Addresses
 from hearthd.front.attach import Window
+from hearthd.front.bulk_service import Bounds, BulkService
 from hearthd.front.collective_metrics import CollectiveMetrics
 from hearthd.front.collective_router import CollectiveRouter
 from hearthd.front.credits import Credits
@@ -35,6 +36,7 @@ from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import PeerTargets
 from hearthd.front.sessions import SessionTable
+from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
 from hearthd.spec import Backend
 
@@ -103,8 +105,15 @@ class Daemon:
             ),
         )
         self.lanes = Lanes(self.metrics)
+        self.stripes = StripePort(self.metrics)
+        bounds = Bounds(
+            config.lanes.segment_bytes or 2 * share_of_host(),
+            config.lanes.chunk_bytes,
+            tls=bool(config.tls.certificate),
+        )
+        bulk = BulkService(self.sessions, self.supervisor, self.lanes, self.stripes, bounds)
         self.device_service = device_service.DeviceService(
-            self.sessions, self.supervisor, limits, self.metrics, self.lanes
+            self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk
         )
         self.groups.port = self.access.peers(self.groups.admit)
         group_service = GroupService(
@@ -122,7 +131,9 @@ class Daemon:
             group_info,
         )
         self._notifier = Notifier()
-        self._listeners = Listeners(config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes)
+        self._listeners = Listeners(
+            config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes, self.stripes
+        )
         self._drain = Drain(self.sessions, self.device_service, self._notifier, self._listeners.not_ready)
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0

@@ -87,6 +87,7 @@ _HELP = {
     "memory_free_bytes": "Bytes free on the device.",
     "memory_total_bytes": "Bytes of the device.",
     "staging_bytes": "Host memory in copies under way.",
+    "stripes": "Connections of clients for bulk data.",
     "profiles_open": "Profiles that have not ended.",
     "traces_running": "Sessions that are being traced.",
     "durable_bytes": "Host memory for copies of durable buffers.",

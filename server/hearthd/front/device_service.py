@@ -15,6 +15,7 @@ from hearth_proto.reasons import Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import attach, calls, execute, refusals, transfer_streams
+from hearthd.front.bulk_service import BulkService
 from hearthd.front.channel import Channel
 from hearthd.front.lanes import Lanes
 from hearthd.front.publish_service import PublishService
@@ -60,13 +61,20 @@ class DeviceService:
     """The work on devices."""
 
     def __init__(
-        self, sessions: SessionTable, supervisor: Supervisor, limits: Limits, traffic: Traffic, lanes: Lanes
+        self,
+        sessions: SessionTable,
+        supervisor: Supervisor,
+        limits: Limits,
+        traffic: Traffic,
+        lanes: Lanes,
+        bulk: BulkService,
     ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
         self._limits = limits
         self._traffic = traffic
         self._lanes = lanes
+        self._bulk = bulk
         self.attachments: set[execute.Attachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
         self.greeting: Callable[[], device_pb2.Event] | None = None
@@ -104,6 +112,7 @@ class DeviceService:
                 handle = self._check_code(handle)
             handlers[call.rpc] = calls.method_handler(call, self._guard(call.rpc, handle))
         handlers.update(self.publishing.handlers(self._guard))
+        handlers.update(self._bulk.handlers(self._guard))
         return grpc.method_handlers_generic_handler(NAME, handlers)
 
     def announce(self, event: device_pb2.Event) -> None:

@@ -57,6 +57,11 @@ class Attachment:
         self._half_closed = False
         self._took = False
 
+    @property
+    def kind(self) -> str:
+        """What a connection becomes that it is handed over to."""
+        return "lane"
+
     # ---- called by the channel ----
 
     def on_response(self, payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What lets a client's connection become the lane of its attachment: single use, soon worthless."""
+"""What lets a client's connection become a lane, or one for bulk data: single use, soon worthless."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ _MOST = 4096
 
 
 class Attachment(Protocol):
-    """An Execute stream that may go on by a lane."""
+    """What a connection is for: an Execute stream that may go on by a lane, a channel that gets one for bulk data."""
 
-    session: Session
+    @property
+    def session(self) -> Session: ...
+    @property
+    def kind(self) -> str:
+        """What the connection becomes: `lane`, `segments`, `stripe`."""
+        ...
 
     async def hand_over(self, connection: int) -> None:
-        """The client goes on by `connection`. Raises OSError where that cannot be."""
+        """The device process gets `connection`. Raises OSError where that cannot be."""
 
 
 class Tickets:
@@ -36,9 +41,9 @@ class Tickets:
     def __len__(self) -> int:
         return len(self._issued)
 
-    def issue(self, attachment: Attachment) -> bytes:
+    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
         self._forget()
-        ticket = secrets.token_bytes(TICKET_BYTES)
+        ticket = secrets.token_bytes(size)
         self._issued[_key(ticket)] = (self._clock() + LIFETIME, attachment)
         return ticket
 

@@ -149,9 +149,14 @@ class DeviceLink(FrameSocket):
 
     def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
         """Hands a client's connection over. Raises OSError where that cannot be done just now."""
+        self.give("lane", {"channel": channel, **bounds}, connection)
+
+    def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
+        """Hands a client's connection over, and what the process has to know of it. Raises OSError where that cannot be
+        done just now."""
         if self.loss is not None or self.descriptors is None:
             raise ConnectionError("the device process is gone")
-        self.descriptors.send("lane", {"channel": channel, **bounds}, [connection])
+        self.descriptors.send(kind, body, [connection])
 
     async def end_lane(self, channel: int) -> int:
         """The last batch that it has of the channel, its lane being closed and all copies before; raises the loss."""

@@ -19,6 +19,7 @@ from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
 from hearthd.front.sessions import SessionTable
+from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Listeners:
         sessions: SessionTable,
         metrics: Metrics,
         lanes: Lanes,
+        stripes: StripePort,
     ) -> None:
         self._config = config
         self._access = access
@@ -55,6 +57,7 @@ class Listeners:
         self._sessions = sessions
         self._metrics = metrics
         self._lanes = lanes
+        self._stripes = stripes
         self._health: health.Health | None = None
         self._http: HttpServer | None = None
         self._unix: listen.UnixSocket | None = None
@@ -80,8 +83,12 @@ class Listeners:
             await self._access.listen_beside(unix)
             if self._config.lane_path:
                 self._lanes.open(self._config.lane_path, public=self._access.by_user)
+        lanes = ""
+        if self._config.lane_address and (config.grpc or unix):  # tickets are had over gRPC
+            beside = parse_address(config.grpc).host if config.grpc else ""
+            lanes = str(self._stripes.open(parse_address(self._config.lane_address), beside))
         await server.start()
-        return Addresses(grpc=grpc_address, unix=unix)
+        return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
         """The same for HTTP."""
@@ -120,6 +127,7 @@ class Listeners:
         if self._health is not None:
             await self._health.stop()
         await self._lanes.close()
+        await self._stripes.close()
         server, self._server = self._server, None
         # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
         stops = [server.stop(grace)] if server is not None else []

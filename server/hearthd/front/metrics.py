@@ -26,7 +26,7 @@ _OWN = frozenset({
     "hearth_gpu_sm_clock_hertz", "hearth_tenant_sessions", "hearth_tenant_device_seconds",
     "hearth_tenant_queued_commands", "hearth_tenant_queued_bytes", "hearth_audit_lost_events", "hearth_communicators",
     "hearth_collective_failures", "hearth_communicator_aborts", "hearth_collectives_waiting", "hearth_lanes",
-    "hearth_lanes_opened", "hearth_lane_refusals",
+    "hearth_lanes_opened", "hearth_lane_refusals", "hearth_bulk_connections",
 })  # fmt: skip
 
 
@@ -60,6 +60,10 @@ class Metrics:
         self._lane_refusals = Counter(
             "hearth_lane_refusals", "Connections that became no lane.", ("reason",), registry=self.registry
         )
+        self._bulk = Counter(
+            "hearth_bulk_connections", "Connections for bulk data that were handed over.", ("kind",),
+            registry=self.registry,
+        )  # fmt: skip
         self._batches_inc = batches.inc
         self._execute_in, self._execute_out = received.labels("execute").inc, sent.labels("execute").inc
         self._transfer_in, self._transfer_out = received.labels("transfer").inc, sent.labels("transfer").inc
@@ -74,8 +78,11 @@ class Metrics:
         self._handled.labels(service, method, code).inc()
         self._seconds.labels(service, method).observe(seconds)
 
-    def lane_opened(self) -> None:
-        self._lanes.inc()
+    def connection_passed_on(self, kind: str) -> None:
+        if kind == "lane":
+            self._lanes.inc()
+        else:
+            self._bulk.labels(kind).inc()
 
     def lane_refused(self, reason: str) -> None:
         self._lane_refusals.labels(reason).inc()

@@ -19,7 +19,7 @@ class Listen(Section):
 
     grpc: str = "127.0.0.1:7421"
     http: str = "127.0.0.1:7422"
-    lanes: str = ""  # TCP lanes; not served yet
+    lanes: str = "127.0.0.1:7423"  # where bulk data comes by TCP, in stripes
     unix: str = "auto"  # gRPC on a Unix socket; "auto": see `default_unix_path`
 
     @field_validator("grpc", "http", "lanes")
@@ -85,10 +85,13 @@ class Sessions(Section):
 
 
 class Lanes(Section):
-    """The way past the front for clients on this host: straight to the device process."""
+    """Ways past the front, straight to the device process: for clients on this host those of a Unix socket, and for
+    bulk data that of `listen.lanes`."""
 
     enabled: bool = True
     path: str = "auto"  # of a Unix socket; "auto": beside gRPC's, with ".lane" behind its name
+    chunk_bytes: Bytes = Field(default=4 << 20, ge=64 << 10, le=16 << 20)  # of bulk data by TCP, at a time
+    segment_bytes: Bytes = Field(default=0, ge=0)  # shared with clients by one device process; 0: half of the host's
 
     @field_validator("path")
     @classmethod
@@ -257,6 +260,11 @@ class Config(Section):
         if not self.lanes.enabled or not self.unix_path:
             return ""
         return f"{self.unix_path}.lane" if self.lanes.path == "auto" else self.lanes.path
+
+    @property
+    def lane_address(self) -> str:
+        """Where connections for bulk data come by TCP; empty: nowhere."""
+        return self.listen.lanes if self.lanes.enabled else ""
 
     @property
     def cache_dir(self) -> str:

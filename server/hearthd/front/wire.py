@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from hearth_proto.v1 import commands_pb2
 
@@ -30,6 +30,10 @@ class Link(Protocol):
 
     def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
         """Hands a client's connection over. Raises OSError where that cannot be done just now."""
+        ...
+
+    def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
+        """Hands a client's connection over as what `kind` says. Raises OSError where that cannot be done just now."""
         ...
 
     async def end_lane(self, channel: int) -> int:

@@ -24,6 +24,8 @@ class LaneDevice(FakeDevice):
     def __init__(self, spec: DeviceSpec, launcher: FakeLauncher) -> None:
         self.given: list[dict[str, Any]] = []
         """What came with each connection."""
+        self.bulk: list[tuple[dict[str, Any], socket.socket]] = []
+        """Those for bulk data, and what came with them."""
         self.lanes: dict[int, socket.socket] = {}
         self.asked: list[int] = []
         """Channels whose lanes were to end."""
@@ -72,8 +74,13 @@ class LaneDevice(FakeDevice):
     def _take_files(self) -> None:
         while (message := descriptors.receive(self._files)) is not None:
             body, [file] = message
-            assert body.pop("kind") == "lane"
             connection = socket.socket(fileno=file)
+            if body["kind"] != "lane":
+                self.bulk.append((body, connection))
+                connection.setblocking(True)
+                connection.sendall(frames.encode(Kind.LIVE))
+                continue
+            del body["kind"]
             self.kept = connection
             self.given.append(body)
             if self.launcher.adopts:  # type: ignore[attr-defined]

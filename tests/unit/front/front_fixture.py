@@ -100,6 +100,7 @@ async def front(
     paths: dict[tuple[str, ...], Any] = {
         ("listen", "grpc"): "",
         ("listen", "http"): "",
+        ("listen", "lanes"): "",
         ("listen", "unix"): str(directory / "h.sock"),
         ("drain_timeout",): "0s",
         **{tuple(name.split("__")): value for name, value in flags.items()},

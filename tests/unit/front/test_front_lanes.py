@@ -22,7 +22,7 @@ from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front import lanes
+from hearthd.front import ticket_port
 from hearthd.front.batches import Batches
 from hearthd.front.channel import Channel
 from hearthd.front.lane import Lane
@@ -221,8 +221,8 @@ def test_tickets_that_nobody_shows_are_forgotten() -> None:
 
 
 def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_TICKET_WAIT", 0.3)
-    monkeypatch.setattr(lanes, "_MOST_WAITING", 8)
+    monkeypatch.setattr(ticket_port, "_TICKET_WAIT", 0.3)
+    monkeypatch.setattr(ticket_port, "_MOST_WAITING", 8)
     said = {
         b"": "silent",
         frames.encode(Kind.TICKET, b"x" * 32)[:30]: "silent",
@@ -247,7 +247,7 @@ def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path, monkeypatch:
             client.write(b"\x20\0")
             client.close()
             await until(lambda: refusals(f, "closed") == 1)
-            monkeypatch.setattr(lanes, "_TICKET_WAIT", 30.0)
+            monkeypatch.setattr(ticket_port, "_TICKET_WAIT", 30.0)
             flood = [await asyncio.open_unix_connection(path) for _ in range(12)]
             await until(lambda: refusals(f, "crowded") == 4)
             for _, writer in flood:
@@ -592,7 +592,7 @@ def test_a_client_that_did_not_wait_for_its_lane_goes_on(tmp_path: Path) -> None
 
 
 def test_a_stream_that_is_not_at_rest_gets_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_REST_WAIT", 0.2)
+    monkeypatch.setattr(ticket_port, "_REST_WAIT", 0.2)
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:

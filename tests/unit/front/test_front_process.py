@@ -32,7 +32,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def begin(*arguments: str, **environ: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "hearthd", "serve", "--backend", "cpu", "--cpu-count", "1", "--grpc", "127.0.0.1:0",
-             "--http", "", "--unix", str(tmp_path / "h.sock"), *arguments],
+             "--http", "", "--lanes", "", "--unix", str(tmp_path / "h.sock"), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENVIRON, **environ},
             start_new_session=True,
         )  # fmt: skip
