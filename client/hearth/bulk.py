@@ -50,13 +50,13 @@ def write(
         if progress is not None:
             progress(size, size)
         return
-    from hearth.transfer_streams import Upload  # small arrays do without
+    from hearth import striping  # small arrays do without
 
     number = connection.mint()
     command.write.transfer = number
     command.write.size = size
     reply = attachment.request(command)
-    upload = Upload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
+    upload = striping.upload(connection, attachment, reply, number, data, progress)
     reply.on_error = upload.cancel
     if reply.error is not None:
         upload.cancel()
@@ -107,12 +107,12 @@ def read(
         if progress is not None:
             progress(size, size)
         return
-    from hearth.transfer_streams import Download
+    from hearth import striping
 
     number = connection.mint()
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
-    download = Download(connection, number, timeout)
+    download = striping.download(connection, attachment, reply, number, into, timeout)
     reply.on_error = download.cancel
     if reply.error is not None:
         download.cancel()

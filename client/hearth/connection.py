@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hearth.memory import Memory
     from hearth.outgoing import Limits
     from hearth.reply import Reply
+    from hearth.stripes import Stripes
     from hearth.transport.base import Transport
 
 _RETRY_S = 0.05
@@ -62,6 +63,7 @@ class Connection:
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
+        self._stripes: Stripes | None = None
         self._deferred: deque[HearthError] = deque(maxlen=64)
 
     # ---- attachments ----
@@ -153,6 +155,17 @@ class Connection:
         if attachment is not None:
             attachment.arrived(transfer, size)
 
+    def stripes(self) -> Stripes:
+        """Its connections for bulk data; none is open before the first use."""
+        with self._attaching:
+            if self.refusal is not None:
+                raise self.refusal.again()
+            if self._stripes is None:
+                from hearth.stripes import Stripes  # most sessions move little
+
+                self._stripes = Stripes(self.transport, self.token, self.ordinal)
+            return self._stripes
+
     # ---- commands ----
 
     def submit(self, command: commands_pb2.Command) -> None:
@@ -221,6 +234,8 @@ class Connection:
         if attachment is not None and attachment.alive:
             attachment.settle(settle)
             attachment.end(refusal)
+        if self._stripes is not None:
+            self._stripes.close()
         self.prints.deliver()
         if self._space is not None:
             self._space.lost = True
@@ -235,6 +250,8 @@ class Connection:
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.forked()
+        if self._stripes is not None:
+            self._stripes.forked()
         if self._space is not None:
             self._space.lost = True
             self._space.graveyard.nudge = None

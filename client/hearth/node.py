@@ -50,8 +50,9 @@ def connect(
     a public one. A token is not sent to another host without TLS, unless `insecure` allows it.
 
     ``isolation="dedicated"`` asks for device processes that no other session shares. `launch_timeout`, in seconds,
-    limits launches that have no limit of their own; 0: the daemon's default. `lanes`: whether calls go past gRPC, and
-    work straight to the device processes, where the daemon, on this host and reached over its Unix socket, offers that.
+    limits launches that have no limit of their own; 0: the daemon's default. `lanes`: whether work goes straight to the
+    device processes where the daemon, on this host and reached over its Unix socket, offers that; and, over TCP, large
+    arrays, by connections of their own.
 
     Raises `ConnectError`; `AuthenticationError`; `QuotaExceededError` where there are too many sessions;
     `UnsupportedError` for a protocol version that the daemon does not speak.

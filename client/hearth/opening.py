@@ -60,6 +60,7 @@ def open_session(
     from hearth.node_session import NodeSession
 
     transport.lanes = transport.lanes and lanes
+    transport.stripes = transport.stripes if lanes else 0
     transport.metadata = of_session(opened.session_token)
     return NodeSession(transport, opened, timeout)
 

@@ -1,7 +1,7 @@
 """Which way bytes go between host and device, and how they are cut: no I/O here.
 
-Small ones travel inside a batch, in the order of the commands; larger ones on a stream of their own beside it, named
-by a transfer number.
+Small ones travel inside a batch, in the order of the commands; larger ones beside it, named by a transfer number: on a
+stream of their own, or cut into chunks over several connections.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from hearth.outgoing import Limits
     from hearth.progress import Progress
 
+STRIPED_BYTES = 8 << 20
+"""From here on bytes go over stripes where there are some: what is smaller is there before they have got going."""
+MOST_STRIPES = 8
+"""Of one connection to a device, and no more than the client has cores: each keeps one busy."""
+_BYTES_A_STRIPE = 4 << 20
+_CHUNKS_A_STRIPE = 4
+_SMALLEST_CHUNK = 1 << 20
+
 _BATCH_MARGIN = 256
 """Room for the rest of the command and the batch around inline data."""
 
@@ -24,6 +32,20 @@ _BATCH_MARGIN = 256
 def inline(size: int, limits: Limits) -> bool:
     """Whether `size` bytes travel inside a batch."""
     return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
+
+
+def stripes(size: int, most: int) -> int:
+    """Over how many stripes `size` bytes go, where there may be so many. 0: over none."""
+    if size < STRIPED_BYTES:
+        return 0
+    return min(most, size // _BYTES_A_STRIPE)
+
+
+def stripe_chunk(size: int, count: int, most: int) -> int:
+    """Into chunks of how many bytes they are cut for `count` stripes: several for each, so that all have done at about
+    the same time; 1 MiB at least, at most what the daemon takes."""
+    share = size // (count * _CHUNKS_A_STRIPE)
+    return min(most, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
 
 
 def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:

@@ -20,6 +20,7 @@ GROUPS = {
     "launches": "launches",
     "graphs": "graphs",
     "transfers": "transfers",
+    "stripes": "stripes",
     "dispatch": "dispatch",
     "collectives": "collectives",
     "sharing": "sharing",

@@ -234,7 +234,7 @@ def test_large_transfers_go_on_where_they_were(cutter: Cutter) -> None:
     hosts = [np.frombuffer(np.random.default_rng(number).bytes((20 << 20) + number), np.uint8) for number in range(3)]
     results: dict[int, bool] = {}
     reports: list[int] = []
-    with hearth.connect(cutter.address) as node:
+    with hearth.connect(cutter.address, lanes=False) as node:  # stripes would go past the cutter
         gpu = node.device(0)
 
         def there_and_back(number: int) -> None:
@@ -399,7 +399,7 @@ def test_what_is_under_way_is_no_reason_to_wait_for_the_client(start_daemon: Sta
     """A session that expires in the middle of an upload or behind a running kernel is freed all the same."""
     daemon = start_daemon(sessions={"lease": "1s"})
     with Cutter(daemon.unix) as cutter, contextlib.ExitStack() as stack:
-        node = hearth.connect(cutter.address)
+        node = hearth.connect(cutter.address, lanes=False)
         stack.callback(node.close)
         gpu = node.device(0)
         x = gpu.zeros(64 << 20, np.uint8)

@@ -57,6 +57,9 @@ class Transport(Protocol):
     """What unary calls show of who makes them."""
     lanes: bool
     """Whether lanes that the daemon offers are taken."""
+    stripes: int | None
+    """Over how many connections of their own bulk data may go, beside gRPC's and to the same host; 0: none. None: as
+    many as are of use (`hearth.transfer`)."""
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService. Raises `HearthError`."""
@@ -66,6 +69,9 @@ class Transport(Protocol):
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of DeviceService. Raises `HearthError`."""
+
+    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+        """Asks for connections for bulk data. Raises `HearthError`, `UnsupportedError` where there are none."""
 
     def execute(self, requests: Iterator[bytes]) -> Responses:
         """Opens an Execute stream that sends `requests`."""

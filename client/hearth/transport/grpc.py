@@ -35,6 +35,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
 """How gRPC says, under codes that mean other things as well, that the connection or the stream in it was cut."""
+_OPEN_BULK_S = 5.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
@@ -51,6 +52,7 @@ class GrpcTransport:
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What unary calls show of who makes them."""
         self.lanes = target.startswith(reach.UNIX)
+        self.stripes: int | None = 0 if self.lanes else None
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
         self._line = Line(self._open, target)
@@ -111,6 +113,13 @@ class GrpcTransport:
                 line.broke(channel)
             if not error.broken or not tries:
                 raise error
+
+    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+        """Asks for connections for bulk data."""
+        answer: device_pb2.OpenBulkResponse = self._unary(
+            self._line, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
+        )
+        return answer
 
     def execute(self, requests: Iterator[bytes]) -> _Stream[device_pb2.ExecuteResponse]:
         """Opens an Execute stream."""

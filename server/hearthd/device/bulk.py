@@ -9,6 +9,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies, Direct
 from hearthd.device.flows import Download, Upload
+from hearthd.device.landing import Landing
 from hearthd.device.operation import Origin
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
@@ -23,6 +24,9 @@ class Bulk:
     def __init__(self, device: Device, copies: Copies) -> None:
         self._device = device
         self._copies = copies
+        staging = device.staging
+        self.landing = Landing(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
+        """Staging memory that stripes have."""
 
     def _host(self, origin: Origin, size: int, direct: Direct | None) -> HostBuffer | None:
         """Host memory for a chunk, or None: wait, or do without it."""
@@ -36,10 +40,12 @@ class Bulk:
 
     def give_up(self, session: Session, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte; whoever is on its other side is told why."""
-        session.uploads.pop(transfer, None)
-        session.downloads.pop(transfer, None)
+        flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
         session.over.append(transfer)
         payload = refusal.to_status().SerializeToString()
+        if flow is not None and flow.striped is not None:
+            flow.striped.abort(payload)
+            flow.unstripe()
         self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 

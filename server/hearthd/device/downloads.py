@@ -11,7 +11,7 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
-from hearthd.device.bulk import Bulk, Move, check_live, claim
+from hearthd.device.bulk import Move, check_live, claim
 from hearthd.device.copies import Direct, locate, refused_read
 from hearthd.device.doubts import Verdict, both
 from hearthd.device.flows import Download
@@ -19,9 +19,10 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.layout import pieces
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
+from hearthd.device.striped_downloads import StripedDownloads
 
 
-class Downloads(Bulk):
+class Downloads(StripedDownloads):
     """Bytes on their way out."""
 
     def download_frame(self, session: Session, frame: Frame) -> None:
@@ -30,6 +31,7 @@ class Downloads(Bulk):
             self.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
             return
         download = session.downloads.setdefault(frame.id, Download())
+        download.unstripe()  # its client could not go on with it
         download.open = True
         download.credits += frame.flags
         self._device.kick(session)
@@ -45,6 +47,7 @@ class Downloads(Bulk):
         if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
             del session.downloads[transfer]
             session.over.append(transfer)
+            download.unstripe()
         self._device.kick(session)
 
     def promise(self, session: Session, transfer: int, what: str) -> Download:
@@ -108,7 +111,15 @@ class Downloads(Bulk):
         no host memory; what turns out to have failed behind `buffer` ends the read. Raises Refusal(TRANSFER_ABORTED)
         where the client has closed the download.
         """
-        track = origin.stream.track
+        striped, track = download.striped, origin.stream.track
+        if striped is not None:
+            if not self._send_striped(origin, transfer, download, striped, size, take, direct, buffer):
+                return False
+            origin.session.downloads.pop(transfer, None)
+            origin.session.over.append(transfer)  # a stripe may still come to say that it would carry it
+            download.unstripe()
+            sent()
+            return True
         while download.queued < size or not size:
             if download.aborted:
                 raise Refusal(

@@ -60,14 +60,14 @@ class Executor:
         self.watchdog = Watchdog(device.tracks)
         self.collectives = Collectives(device, post)
         copies = Copies(device)
-        self._transfers = Transfers(device, copies)
+        self.transfers = Transfers(device, copies)
         self._memory = MemoryCommands(device)
         self.segments = Segments(device, post)
-        moves = MoveCommands(device, copies, self._transfers, SharedMoves(device, self.segments))
+        moves = MoveCommands(device, copies, self.transfers, SharedMoves(device, self.segments))
         self._modules = ModuleCommands(device)
         self.binder = Binder(device, self.watchdog)
         self._launches = LaunchCommands(device, self.binder, self)
-        means = Means(device, self.binder, self._memory, copies, self._transfers)
+        means = Means(device, self.binder, self._memory, copies, self.transfers)
         self._profiles = ProfileCommands(device)
         self._traces = TraceCommands(device, post, marks, activity)
         waits = WaitCommands(device, self._profiles)
@@ -130,9 +130,9 @@ class Executor:
         self.sharing = Sharing(device, Arrivals(device, self._launches, self), self._perform)
         self._at_once: dict[int, Callable[[Session, Frame], None]] = {
             Kind.UPLOAD: self._upload,
-            Kind.DOWNLOAD: self._transfers.download_frame,
-            Kind.CREDIT: self._transfers.credit,
-            Kind.ABORT: self._transfers.aborted,
+            Kind.DOWNLOAD: self.transfers.download_frame,
+            Kind.CREDIT: self.transfers.credit,
+            Kind.ABORT: self.transfers.aborted,
             Kind.CANCEL: self._cancel,
             Kind.SNAPSHOT: self.snapshots.answered,
         }
@@ -141,7 +141,7 @@ class Executor:
         """Told of each session that ends, when nothing more of it runs."""
         self.in_order: dict[int, Callable[[Session, Frame], None]] = {
             Kind.CLOSE: self._close,
-            Kind.UPLOAD: self._transfers.upload_frame,
+            Kind.UPLOAD: self.transfers.upload_frame,
             Kind.RESTORE: self.snapshots.restore,
         }
 
@@ -211,6 +211,7 @@ class Executor:
             "memory_free_bytes": info.free,
             "memory_total_bytes": info.total,
             "staging_bytes": self._device.staging.in_use,
+            "stripes": self.transfers.stripes(),
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "traces_running": self._traces.running,
@@ -254,7 +255,7 @@ class Executor:
 
     def _upload(self, session: Session, frame: Frame) -> None:
         if not self.sharing.behind(session, frame):
-            self._transfers.upload_frame(session, frame)
+            self.transfers.upload_frame(session, frame)
 
     def _cancel(self, session: Session, frame: Frame) -> None:
         """Nobody waits for a call any more: it is dropped unless it has begun. What has runs on, and nobody is told."""
@@ -330,6 +331,7 @@ class Executor:
         self._tensor_maps.close(session)
         self._graphs.close(session)
         self._prepared.close(session)
+        self.transfers.close(session)
         self._memory.close(session)
         self.snapshots.close(session)
         self.publishing.close(session)

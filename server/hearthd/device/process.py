@@ -40,6 +40,7 @@ from hearthd.device.segment_connections import SegmentConnections
 from hearthd.device.server import ComputeServer, DeviceFault
 from hearthd.device.session import Session
 from hearthd.device.staging import Staging
+from hearthd.device.stripes import Stripes
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Tracks
 from hearthd.log import configure
@@ -138,6 +139,7 @@ class DeviceProcess:
         """The socket beside the link, where open files are handed over."""
         self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
         self._segments = SegmentConnections(self.loop, self._executor, journal, self.descriptors)
+        self._stripes = Stripes(self.loop, self._executor.session, self._executor.transfers, journal, self.descriptors)
         self._collector = Collector()
         self._controls: dict[int, Callable[[Frame], None]] = {}
         self.control(Kind.TURN, self._executor.sharing.turn)
@@ -201,7 +203,7 @@ class DeviceProcess:
         asleep = 0.0 if progress else tracks.sleep()
         if wake is not None:
             asleep = sooner(wake, asleep)
-        asleep = self._lanes.sleep(self._executor.sleep(asleep))
+        asleep = self._stripes.sleep(self._lanes.sleep(self._executor.sleep(asleep)))
         return self._collector.sleep(self._outbox.sleep(asleep))
 
     def _send(self) -> None:
@@ -241,6 +243,7 @@ class DeviceProcess:
             self._executor.pump_kicked()  # every device launches collectives in the order in which it is told to
         elif frame.kind == Kind.SHUTDOWN:
             self._lanes.close()
+            self._stripes.close()
             self.loop.stop()
         elif frame.kind == Kind.LANE_END:
             self._lanes.end(frame)
@@ -253,6 +256,7 @@ class DeviceProcess:
             if frame.kind == Kind.OPEN:
                 self._lanes.opened(frame.channel)
                 self._segments.opened(frame.channel)
+                self._stripes.opened(frame.channel)
 
     def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> None:
         """Says why, and ends the process at once: a lost context cannot be repaired, and a kernel not be stopped.

@@ -6,14 +6,37 @@ given to the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hearth_proto.frames import Frame
 from hearthd.device.downloads import Downloads
+from hearthd.device.flows import Download, Upload
 from hearthd.device.session import Session
+from hearthd.device.striped import StripeLike
 from hearthd.device.uploads import Uploads
 
 
 class Transfers(Uploads, Downloads):
     """The bulk side of a device process."""
+
+    on_close: Callable[[Session], None] = staticmethod(lambda session: None)
+    """Told that a session is being closed: its stripes go with it."""
+
+    stripes: Callable[[], int] = staticmethod(lambda: 0)
+    """How many there are."""
+
+    def close(self, session: Session) -> None:
+        """The session has ended, and all that was to use its transfers."""
+        for flow in _flows(session):
+            flow.unstripe()
+        self.on_close(session)
+
+    def lost(self, session: Session, stripe: StripeLike) -> None:
+        """A stripe broke: what it had comes, or goes, over others."""
+        for flow in _flows(session):
+            if flow.striped is not None:
+                flow.striped.lose(stripe)
+        self._device.kick(session)
 
     def aborted(self, session: Session, frame: Frame) -> None:
         """The client's side of a transfer broke."""
@@ -22,3 +45,7 @@ class Transfers(Uploads, Downloads):
             self.download_aborted(session, frame.id, download)
         else:
             self.upload_aborted(session, frame.id, frame.payload)
+
+
+def _flows(session: Session) -> list[Upload | Download]:
+    return [*session.uploads.values(), *session.downloads.values()]

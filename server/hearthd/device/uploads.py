@@ -15,33 +15,29 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.buffer import Buffer
-from hearthd.device.bulk import Bulk, Move, check_live, claim
+from hearthd.device.bulk import Move, check_live, claim
 from hearthd.device.copies import Direct, locate
 from hearthd.device.flows import Upload
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.layout import pieces
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
-
-MAX_UNCLAIMED = 64
-"""Uploads of one session whose Write has not come yet."""
+from hearthd.device.striped_uploads import MAX_UNCLAIMED, StripedUploads, too_many, unclaimed
 
 
-class Uploads(Bulk):
+class Uploads(StripedUploads):
     """Bytes on their way in."""
 
     def upload_frame(self, session: Session, frame: Frame) -> None:
         upload = session.uploads.get(frame.id)
         if upload is None:
             if frame.id in session.over:
-                return  # its last message may come after its last byte, and others after it was given up
-            if sum(not other.claimed for other in session.uploads.values()) >= MAX_UNCLAIMED:
-                refusal = Refusal(
-                    Reason.QUOTA_EXCEEDED,
-                    f"{MAX_UNCLAIMED} uploads are waiting for their Write",
-                    fix="send the Write before its upload",
-                )
-                self.give_up(session, frame.id, refusal)
+                # Its last message may come after its last byte, others after it was given up, or all of them once more,
+                # after they had come over stripes that broke: their sender does not wait for ever.
+                self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
+                return
+            if unclaimed(session.uploads) >= MAX_UNCLAIMED:
+                self.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
                 return
             upload = session.uploads[frame.id] = Upload()
         try:
@@ -64,6 +60,8 @@ class Uploads(Bulk):
         if upload is None or not upload.claimed:  # the command that comes for it is refused
             session.uploads.pop(transfer, None)
             session.over.append(transfer)
+            if upload is not None:
+                upload.unstripe()
             return
         upload.error = Refusal(
             Reason.TRANSFER_ABORTED,
@@ -126,6 +124,10 @@ class Uploads(Bulk):
         for bytes too few or too many.
         """
         session, track = origin.session, origin.stream.track
+        if upload.striped is not None and (upload.chunks or upload.ended):
+            upload.unstripe()  # its client could not go on with it
+        if upload.striped is not None and not self._receive_striped(origin, upload, upload.striped, size, put, direct):
+            return False
         while upload.written < size:
             if not upload.chunks:
                 if upload.error is not None:
@@ -151,6 +153,7 @@ class Uploads(Bulk):
             raise self._too_long(origin, upload, size)
         session.uploads.pop(transfer, None)
         session.over.append(transfer)
+        upload.unstripe()
         return True
 
     @staticmethod

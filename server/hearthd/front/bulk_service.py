@@ -18,11 +18,12 @@ from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front import calls
 from hearthd.front.channel import Channel
-from hearthd.front.lane_tickets import LIFETIME
+from hearthd.front.lane_tickets import LIFETIME, TICKET_BYTES
 from hearthd.front.lanes import Lanes
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import decoder
 from hearthd.front.sessions import Session, SessionTable
+from hearthd.front.stripe_certificates import Certificates
 from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import Supervisor
 
@@ -38,8 +39,10 @@ class Bounds:
 
     segment_bytes: int = 1 << 30
     """Of shared memory, in one device process."""
-    max_chunk_bytes: int = 1 << 20
+    max_chunk_bytes: int = 4 << 20
     """Of one STRIPE frame's data."""
+    tls: bool = False
+    """Whether clients that come by TCP speak TLS."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class BulkService:
         self._lanes = lanes
         self._port = port
         self._bounds = bounds
+        self._certificates = Certificates()
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """What DeviceService adds to its table."""
@@ -133,13 +137,20 @@ class BulkService:
     def _stripes(self, count: int, session: Session, channel: Channel, peer: str) -> device_pb2.OpenBulkResponse:
         address = self._port.reached_by(peer)
         most = self._bounds.max_chunk_bytes
-        # With TLS: {"certificate": PEM, "key": PEM, "secret": hex of the SHA-256 of the ticket's second half}.
-        body = {"max_chunk_bytes": most, "tls": None}
+        certificate = None
+        if self._bounds.tls and not peer.startswith("unix:"):
+            certificate = self._certificates.of(channel.link)
+        tickets = []
+        for _ in range(count):
+            secret, tls = certificate.proof() if certificate is not None else (b"", None)
+            connection = BulkConnection(session, channel, STRIPE, {"max_chunk_bytes": most, "tls": tls})
+            tickets.append(self._port.issue(connection, TICKET_BYTES - len(secret)) + secret)
         return device_pb2.OpenBulkResponse(
-            tickets=[self._port.issue(BulkConnection(session, channel, STRIPE, body)) for _ in range(count)],
+            tickets=tickets,
             valid_ns=int(LIFETIME * 1e9),
             host=address.host,
             port=address.port,
+            certificate=certificate.der if certificate is not None else b"",
             max_chunk_bytes=most,
         )
 

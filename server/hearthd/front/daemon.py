@@ -108,7 +108,11 @@ class Daemon:
         )
         self.lanes = Lanes(self.metrics)
         self.stripes = StripePort(self.metrics)
-        bounds = Bounds(config.lanes.segment_bytes or 2 * share_of_host(), config.limits.max_chunk_bytes)
+        bounds = Bounds(
+            config.lanes.segment_bytes or 2 * share_of_host(),
+            config.lanes.chunk_bytes,
+            tls=bool(config.tls.certificate),
+        )
         bulk = BulkService(self.sessions, self.supervisor, self.lanes, self.stripes, bounds)
         self.device_service = device_service.DeviceService(
             self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk

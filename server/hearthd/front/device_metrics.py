@@ -89,6 +89,7 @@ _HELP = {
     "staging_bytes": "Host memory in copies under way.",
     "segments": "Segments of memory that clients share with the device process.",
     "segment_bytes": "Bytes in them.",
+    "stripes": "Connections of clients for bulk data.",
     "profiles_open": "Profiles that have not ended.",
     "traces_running": "Sessions that are being traced.",
     "durable_bytes": "Host memory for copies of durable buffers.",

@@ -41,9 +41,9 @@ class Tickets:
     def __len__(self) -> int:
         return len(self._issued)
 
-    def issue(self, attachment: Attachment) -> bytes:
+    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
         self._forget()
-        ticket = secrets.token_bytes(TICKET_BYTES)
+        ticket = secrets.token_bytes(size)
         self._issued[_key(ticket)] = (self._clock() + LIFETIME, attachment)
         return ticket
 

@@ -90,6 +90,7 @@ class Lanes(Section):
 
     enabled: bool = True
     path: str = "auto"  # of a Unix socket; "auto": beside gRPC's, with ".lane" behind its name
+    chunk_bytes: Bytes = Field(default=4 << 20, ge=64 << 10, le=16 << 20)  # of bulk data by TCP, at a time
     segment_bytes: Bytes = Field(default=0, ge=0)  # shared with clients by one device process; 0: half of the host's
 
     @field_validator("path")

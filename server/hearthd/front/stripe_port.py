@@ -6,6 +6,7 @@ import ipaddress
 import socket
 
 from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
 from hearthd.front.addresses import Address
 from hearthd.front.listen import check_free, listen_error
 from hearthd.front.ticket_port import PortObserver, TicketPort
@@ -13,6 +14,9 @@ from hearthd.front.ticket_port import PortObserver, TicketPort
 
 class StripePort(TicketPort):
     """Of one daemon."""
+
+    ticket_bytes = (TICKET_BYTES, TICKET_NAME)
+    """The whole ticket; before TLS, what names it."""
 
     def __init__(self, observer: PortObserver) -> None:
         super().__init__(observer)

@@ -43,6 +43,9 @@ class Unwanted(Exception):
 class TicketPort:
     """One listening socket, and the tickets that are good there and nowhere else."""
 
+    ticket_bytes: tuple[int, ...] = (TICKET_BYTES,)
+    """What is shown here."""
+
     def __init__(self, observer: PortObserver) -> None:
         self._observer = observer
         self._tickets = Tickets()
@@ -50,9 +53,9 @@ class TicketPort:
         self._accepting: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Task[None]] = set()
 
-    def issue(self, attachment: Attachment) -> bytes:
+    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
         """A ticket that is good here, once and for `LIFETIME` seconds."""
-        return self._tickets.issue(attachment)
+        return self._tickets.issue(attachment, size)
 
     def _listen(self, listener: socket.socket) -> None:
         """Takes connections from now on; owns the socket."""
@@ -104,7 +107,7 @@ class TicketPort:
         try:
             async with asyncio.timeout(_TICKET_WAIT):
                 length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
-                if kind != Kind.TICKET or length != TICKET_BYTES:
+                if kind != Kind.TICKET or length not in self.ticket_bytes:
                     raise Unwanted("malformed")
                 return await _read(connection, length)
         except TimeoutError:

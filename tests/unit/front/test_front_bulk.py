@@ -94,13 +94,13 @@ def test_stripes(tmp_path: Path, count: int) -> None:
             await attach(f)
             answer = await ask(f, stripes=count)
             assert len(set(answer.tickets)) == count and not answer.path and not answer.certificate
-            assert f"{answer.host}:{answer.port}" == f.daemon.addresses.lanes and answer.max_chunk_bytes == 1 << 20
+            assert f"{answer.host}:{answer.port}" == f.daemon.addresses.lanes and answer.max_chunk_bytes == 4 << 20
             clients = [await tcp(answer, ticket) for ticket in answer.tickets]
             for client in clients:
                 assert (await client.read()).kind == Kind.LIVE
             taken = device(f).bulk
             assert [body for body, _ in taken] == [
-                {"kind": "stripe", "channel": 1, "max_chunk_bytes": 1 << 20, "tls": None}
+                {"kind": "stripe", "channel": 1, "max_chunk_bytes": 4 << 20, "tls": None}
             ] * count
             for _, connection in taken:
                 assert connection.family == socket.AF_INET

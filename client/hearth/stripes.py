@@ -1,0 +1,156 @@
+"""The stripes of one connection to a device: opened when the first large array goes, kept for those that follow.
+
+Where they cannot be had, bytes go by Upload and Download; they are asked for again after a while, unless the daemon
+has none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hearth.errors import HearthError
+from hearth.transport.stripe import OPEN_S, Address, Stripe
+from hearth_proto.v1 import device_pb2
+
+if TYPE_CHECKING:
+    from hearth.transport.base import Transport
+    from hearth.transport.stripe import Carried
+
+_REST_S = 0.25
+"""How long the first stripe waits for the others before it is used."""
+_AGAIN_S = 30.0
+_AGAIN_MOST_S = 600.0
+"""When it is tried again where none came to life, or fewer than were wanted."""
+
+
+class Stripes:
+    """Safe from any thread."""
+
+    def __init__(self, transport: Transport, token: str, ordinal: int) -> None:
+        self._transport = transport
+        self._token = token
+        self._ordinal = ordinal
+        self._opening = threading.Lock()  # one thread opens, others wait for what it gets
+        self._change = threading.Condition()
+        self._live: list[Stripe] = []
+        self._pending: set[Stripe] = set()
+        self._generation = 0
+        self._turn = 0
+        self._not_before = 0.0
+        self._again = _AGAIN_S
+        self._refused = False
+        self._closed = False
+        self._carried: dict[int, Carried] = {}
+
+    def open(self, generation: int, count: int) -> list[Stripe]:
+        """So many stripes to the device process of that generation, or fewer; none: not now."""
+        with self._opening:
+            with self._change:
+                if generation < self._generation:
+                    return []  # of a process that is gone
+                if generation > self._generation:
+                    self._leave()
+                    self._generation, self._not_before, self._again = generation, 0.0, _AGAIN_S
+                missing = count - len(self._live)
+                may = not (self._refused or self._closed) and time.monotonic() >= self._not_before
+            if missing > 0 and may:
+                self._open(missing)
+            with self._change:
+                self._turn += 1  # small transfers, which take few, do not all take the same
+                turned = self._turn % len(self._live) if self._live else 0
+                return (self._live[turned:] + self._live[:turned])[:count]
+
+    def _open(self, count: int) -> None:
+        wanted = len(self._live) + count
+        request = device_pb2.OpenBulkRequest(
+            session_token=self._token, device=self._ordinal, generation=self._generation, stripes=count
+        )
+        try:
+            answer = self._transport.open_bulk(request)
+        except HearthError as error:
+            self._refused = error.reason == "UNSUPPORTED"
+            self._rest()
+            return
+        host = answer.host or _host(self._transport.target)
+        address = Address(host, answer.port, answer.certificate, answer.max_chunk_bytes)
+        deadline = time.monotonic() + OPEN_S
+        with self._change:
+            for ticket in answer.tickets:
+                self._pending.add(Stripe(address, ticket, self))
+            while self._pending and (left := deadline - time.monotonic()) > 0:
+                if self._live:
+                    deadline = min(deadline, time.monotonic() + _REST_S)
+                self._change.wait(left)
+            if not self._live:
+                self._rest()
+                return
+            self._again = _AGAIN_S
+            if len(self._live) < wanted:
+                self._not_before = time.monotonic() + _AGAIN_S
+
+    def _rest(self) -> None:
+        self._not_before = time.monotonic() + self._again
+        self._again = min(2 * self._again, _AGAIN_MOST_S)
+
+    def carry(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
+        """The transfer hears what comes for it from now on; those of its stripes that have ended already."""
+        with self._change:
+            self._carried[number] = transfer
+            return [each for each in lines if each not in self._live]
+
+    def drop(self, number: int) -> None:
+        """Not any more."""
+        with self._change:
+            self._carried.pop(number, None)
+
+    def close(self) -> None:
+        """Ends all of them, for good."""
+        with self._change:
+            self._closed = True
+            self._leave()
+
+    def forked(self) -> None:
+        """In the child of a fork: the connections are the parent's, and go on. Takes no lock."""
+        self._closed = True
+        self._live = []
+        self._pending = set()
+
+    def _leave(self) -> None:
+        for stripe in (*self._live, *self._pending):
+            stripe.close()
+        self._live.clear()
+
+    # ---- what a stripe says; see `hearth.transport.stripe.Owner` ----
+
+    def live(self, stripe: Stripe) -> None:
+        with self._change:
+            self._pending.discard(stripe)
+            if self._closed:
+                stripe.close()
+            else:
+                self._live.append(stripe)
+            self._change.notify_all()
+
+    def over(self, stripe: Stripe, _why: str) -> None:
+        with self._change:
+            self._pending.discard(stripe)
+            if stripe in self._live:
+                self._live.remove(stripe)
+            carried = list(self._carried.values())
+            self._change.notify_all()
+        for transfer in carried:
+            transfer.lost(stripe)
+
+    def carries(self) -> bool:
+        return bool(self._carried)
+
+    def find(self, transfer: int) -> Carried | None:
+        return self._carried.get(transfer)
+
+
+def _host(target: str) -> str:
+    """Of gRPC's address of the daemon."""
+    return target.rpartition(":")[0].strip("[]")

@@ -1,0 +1,256 @@
+"""A stripe: one TCP connection, straight to the device process, for nothing but the bytes of transfers.
+
+Two threads of its own move them, one for each way, from and to the memory where they lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from hearth_proto import frames
+from hearth_proto.frames import STRIPE_OFFSET, FrameError, Kind
+from hearth_proto.pipes import STALL_S, Part, Pipe, PipeEnded, receive_within, tune
+from hearth_proto.stripes import HEAD, OFFSET, TICKET_NAME, StripeHead, chunk_head, read_head, taken
+
+if TYPE_CHECKING:
+    import ssl
+
+OPEN_S = 4.0
+"""So long a stripe may take to come to life."""
+IDLE_S = 60.0
+"""One that nothing comes over for so long is closed: it holds threads at both ends."""
+_KINDS = frozenset({Kind.STRIPE, Kind.TAKEN, Kind.CREDIT, Kind.ABORT})
+_SCRATCH = 256 << 10
+_GATHERED = 32
+
+
+class Address(NamedTuple):
+    """Where to connect, and what to expect there."""
+
+    host: str
+    port: int
+    certificate: bytes
+    """DER, of the only one that is trusted; empty: no TLS."""
+    max_chunk: int
+
+
+class Outgoing(Protocol):
+    """An upload, as the sending thread sees it."""
+
+    number: int
+
+    def lend(self, index: int) -> tuple[int, memoryview] | None:
+        """Offset and bytes of a chunk, until `sent`; None: it is not wanted any more."""
+
+    def sent(self) -> None: ...
+
+
+class Carried(Protocol):
+    """A transfer under way, as the receiving threads see it."""
+
+    def credit(self, stripe: Stripe, chunks: int) -> None: ...
+    def taken(self, stripe: Stripe, offset: int) -> None: ...
+    def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
+        """Where the bytes of a chunk belong, until `placed`; None: nowhere. Raises ValueError for what is no chunk."""
+
+    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None: ...
+    def aborted(self, status: bytes) -> None: ...
+    def lost(self, stripe: Stripe) -> None: ...
+
+
+class Owner(Protocol):
+    """What hears of a stripe, on its threads."""
+
+    def live(self, stripe: Stripe) -> None: ...
+    def find(self, transfer: int) -> Carried | None:
+        """None: it is over."""
+
+    def carries(self) -> bool:
+        """Whether any transfer is under way."""
+
+    def over(self, stripe: Stripe, why: str) -> None: ...
+
+
+class Stripe:
+    """Opens itself; `live` or `over` of its owner is told how that went."""
+
+    def __init__(self, address: Address, ticket: bytes, owner: Owner) -> None:
+        self.max_chunk = address.max_chunk
+        self._address = address
+        self._ticket = ticket
+        self._owner = owner
+        self._connection: socket.socket | None = None
+        self._closed = False
+        self._out: SimpleQueue[bytes | tuple[Outgoing, int] | None] = SimpleQueue()
+        self._sender: threading.Thread | None = None
+        self._scratch: memoryview | None = None
+        self._last = time.monotonic()
+        threading.Thread(target=self._main, name="hearth-stripe-in", daemon=True).start()
+
+    def put(self, frame: bytes) -> None:
+        """Sends a small frame, in time."""
+        self._out.put(frame)
+
+    def put_chunk(self, upload: Outgoing, index: int) -> None:
+        """Sends a chunk of an upload, in time."""
+        self._out.put((upload, index))
+
+    def close(self) -> None:
+        """Ends it for both sides; `over` follows. A second call does nothing."""
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # see `Pipe.shutdown`
+
+    # ---- the receiving thread's ----
+
+    def _main(self) -> None:
+        why = ""
+        try:
+            pipe = self._open()
+            self._sender = threading.Thread(target=self._send, args=(pipe,), name="hearth-stripe-out", daemon=True)
+            self._sender.start()
+            self._owner.live(self)
+            while not self._closed:
+                self._frame(pipe)
+        except (OSError, FrameError, ValueError) as error:
+            why = str(error) or type(error).__name__
+        finally:
+            self.close()
+            self._out.put(None)
+            if self._sender is not None:
+                self._sender.join()
+            if self._connection is not None:
+                self._connection.close()
+            self._owner.over(self, why)
+
+    def _open(self) -> Pipe:
+        """Connects, shows the ticket and waits for the device process's first frame. Raises OSError, FrameError."""
+        address, deadline = self._address, time.monotonic() + OPEN_S
+        self._connection = connection = socket.create_connection((address.host, address.port), OPEN_S)
+        tune(connection)
+        if address.certificate:
+            connection.sendall(frames.encode(Kind.TICKET, self._ticket[:TICKET_NAME]))
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))
+            self._connection = connection = inside = _within_tls(connection, address.certificate)
+            connection.sendall(frames.encode(Kind.TICKET, self._ticket[TICKET_NAME:]))
+        else:
+            inside = None
+            connection.sendall(frames.encode(Kind.TICKET, self._ticket))
+        head = receive_within(connection, HEAD, deadline)
+        if read_head(head, 0, frozenset({Kind.LIVE})).id or self._closed:
+            raise PipeEnded("closed before it was open")
+        if inside is None:
+            return Pipe(connection, STALL_S)
+        from hearth_proto.tls_pipe import TlsPipe
+
+        return TlsPipe(inside, STALL_S)
+
+    def _frame(self, pipe: Pipe) -> None:
+        head = bytearray(HEAD + OFFSET)
+        view = memoryview(head)
+        pipe.receive(view[:HEAD], self._wait_on)
+        self._last = time.monotonic()
+        frame = read_head(head[:HEAD], self.max_chunk, _KINDS)
+        carried = self._owner.find(frame.id)
+        if frame.kind == Kind.CREDIT:
+            if carried is not None:
+                carried.credit(self, frame.flags)
+        elif frame.kind == Kind.ABORT:
+            status = bytearray(frame.length)
+            pipe.receive(memoryview(status))
+            if carried is not None:
+                carried.aborted(bytes(status))
+        else:
+            pipe.receive(view[HEAD:])
+            (offset,) = STRIPE_OFFSET.unpack_from(head, HEAD)
+            if frame.kind == Kind.STRIPE:
+                self._chunk(pipe, frame, offset, carried)
+            elif carried is not None:
+                carried.taken(self, offset)
+
+    def _wait_on(self) -> bool:
+        """Whether to keep it, though nothing has come for a while."""
+        return self._owner.carries() or time.monotonic() - self._last < IDLE_S
+
+    def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: Carried | None) -> None:
+        size = frame.length - OFFSET
+        place = carried.place(self, offset, size) if carried is not None else None
+        if carried is None or place is None:
+            self._skip(pipe, size)
+        else:
+            whole = False
+            try:
+                pipe.receive(place)
+                whole = True
+            finally:
+                del place
+                carried.placed(self, offset, size, whole)
+        self._out.put(taken(frame.id, offset))
+
+    def _skip(self, pipe: Pipe, size: int) -> None:
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH))
+        while size:
+            part = min(size, _SCRATCH)
+            pipe.receive(self._scratch[:part])
+            size -= part
+
+    # ---- the sending thread's ----
+
+    def _send(self, pipe: Pipe) -> None:
+        out = self._out
+        try:
+            while True:
+                parts: list[Part] = []
+                chunk: tuple[Outgoing, int] | None = None
+                while chunk is None and (not parts or (len(parts) < _GATHERED and not out.empty())):
+                    item = out.get()
+                    if item is None:
+                        return
+                    if isinstance(item, tuple):
+                        chunk = item
+                    else:
+                        parts.append(item)
+                if chunk is not None:
+                    self._send_chunk(pipe, parts, *chunk)
+                else:
+                    pipe.send(parts)
+        except OSError:
+            pipe.shutdown()  # the receiving thread ends, and waits for this one
+
+    @staticmethod
+    def _send_chunk(pipe: Pipe, parts: list[Part], upload: Outgoing, index: int) -> None:
+        lent = upload.lend(index)
+        if lent is not None:
+            offset, data = lent
+            try:
+                pipe.send([*parts, chunk_head(upload.number, offset, len(data)), data])
+            finally:
+                del data, lent
+                upload.sent()
+        elif parts:
+            pipe.send(parts)
+
+
+def _within_tls(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
+    """With whoever has the key of this very certificate. Raises OSError."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # it is known by its bytes, not by a name
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.load_verify_locations(cadata=certificate)
+    inside = context.wrap_socket(connection)
+    if inside.getpeercert(binary_form=True) != certificate:
+        inside.close()
+        raise ssl.SSLError("the device process showed another certificate than the daemon had named")
+    return inside

@@ -1,0 +1,74 @@
+"""TLS on a stripe: this process's certificate, made for it alone by the front, and the client's proof inside.
+
+The node's own key stays with the front: kernels of tenants run in this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import ssl
+import time
+from typing import Any
+
+from hearth_proto.frames import HEADER, FrameError, Kind
+from hearth_proto.pipes import receive_within
+from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
+
+
+class Guard:
+    """What a connection has to go through before it is a stripe."""
+
+    def __init__(self, context: ssl.SSLContext, secret: bytes) -> None:
+        self._context = context
+        self._secret = secret
+
+    def open(self, end: socket.socket, deadline: float) -> ssl.SSLSocket:
+        """The same connection, within TLS. Raises OSError, or FrameError for who does not know the ticket."""
+        end.settimeout(max(0.001, deadline - time.monotonic()))
+        inside = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
+        inside.do_handshake()
+        length, kind, _, _, _ = HEADER.unpack(receive_within(inside, HEADER.size, deadline))
+        if kind != Kind.TICKET or length != TICKET_BYTES - TICKET_NAME:
+            raise FrameError(f"a frame of kind {kind} with {length} bytes is no ticket")
+        shown = hashlib.sha256(receive_within(inside, length, deadline)).digest()
+        if not hmac.compare_digest(shown, self._secret):
+            raise FrameError("the second half of the ticket is wrong")
+        return inside
+
+
+class Guards:
+    """Makes them; the certificate is the same for all. Belongs to the device-handle thread."""
+
+    def __init__(self) -> None:
+        self._context: ssl.SSLContext | None = None
+        self._certificate = ""
+
+    def make(self, body: Any) -> Guard | None:
+        """Of what the front says: None for no TLS. Raises ValueError, ssl.SSLError, OSError."""
+        if body is None:
+            return None
+        try:
+            certificate, key, secret = str(body["certificate"]), str(body["key"]), bytes.fromhex(body["secret"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"what the front says of TLS cannot be read: {error!r}") from None
+        if len(secret) != hashlib.sha256().digest_size:
+            raise ValueError(f"the hash of a ticket has {len(secret)} bytes")
+        if self._context is None or self._certificate != certificate:
+            self._context, self._certificate = _context(certificate, key), certificate
+        return Guard(self._context, secret)
+
+
+def _context(certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # nobody resumes a session here
+    file = os.memfd_create("stripe-certificate")  # OpenSSL's loader knows files only, and no disk is to have the key
+    try:
+        os.write(file, f"{key}\n{certificate}\n".encode())
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+    return context

@@ -1,0 +1,152 @@
+"""Uploads over stripes: memory is lent when their Write has its turn, and goes to the device as it is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.stripes import MIN_CHUNK
+from hearthd.device.bulk import Bulk, Move, check_live
+from hearthd.device.copies import Direct
+from hearthd.device.flows import Download, Upload
+from hearthd.device.landing import Loose
+from hearthd.device.operation import Origin
+from hearthd.device.resources import HostBuffer
+from hearthd.device.session import Session
+from hearthd.device.striped import StripedUpload, StripeLike
+
+MAX_UNCLAIMED = 64
+"""Uploads of one session whose Write has not come yet."""
+
+MAX_ANNOUNCED = 1024
+"""The same of those that were announced on stripes, which often overtake the command; they bring nothing before it.
+Downloads and their Read likewise."""
+
+
+class StripedUploads(Bulk):
+    """Bytes on their way in, in any order."""
+
+    def stripe_upload(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
+        """The client will send it over this stripe, among others. Raises Refusal."""
+        check_live(session, transfer, session.downloads)
+        check_chunk(chunk)
+        upload = session.uploads.get(transfer)
+        if upload is None:
+            if unclaimed(session.uploads) >= MAX_ANNOUNCED:
+                raise too_many(MAX_ANNOUNCED, "uploads", "Write")
+            upload = session.uploads[transfer] = Upload()
+        if upload.striped is None:
+            if upload.chunks or upload.written or upload.ended:
+                raise another_way(transfer)
+            upload.striped = StripedUpload(transfer, chunk, self.landing)
+        check_same(transfer, chunk, upload.striped.chunk)
+        upload.striped.join(stripe)
+        self._device.kick(session)
+
+    def landed(
+        self,
+        session: Session,
+        transfer: int,
+        stripe: StripeLike,
+        offset: int,
+        size: int,
+        host: HostBuffer,
+        seconds: float,
+    ) -> bool:
+        """A chunk has come; whether its memory has been taken over, and it need not be sent again."""
+        upload = session.uploads.get(transfer)
+        if upload is None or upload.striped is None:
+            return False
+        try:
+            upload.striped.arrived(stripe, offset, size, host, seconds)
+        except ValueError as error:
+            upload.error = Refusal(
+                Reason.OUT_OF_BOUNDS, str(error), fix="cut it as was announced, and as the write's size says"
+            )
+        self._device.kick(session)
+        return True
+
+    def _receive_striped(
+        self, origin: Origin, upload: Upload, striped: StripedUpload, size: int, put: Move, direct: Direct | None
+    ) -> bool:
+        """As `receive`, of what has come; lends memory for what has not."""
+        striped.begin(size)
+        while striped.landed:
+            if origin.stream.track.full:
+                return False
+            at, host, part = striped.landed[0]
+            if isinstance(host, Loose):
+                if not self._put_loose(origin, host.view[:part], at, put, direct):
+                    return False
+                striped.landed.popleft()
+            else:
+                striped.landed.popleft()
+                put(host, at, part)
+            upload.written += part
+        if upload.written == size:
+            return True
+        if upload.error is not None:
+            raise upload.error
+        while striped.wanted > 0:
+            stripe = striped.next_stripe()
+            if stripe is None or not striped.room:
+                break
+            memory = self._host(origin, striped.chunk, direct)
+            if memory is None:
+                if direct is None or not self._without(striped.chunk, direct):
+                    break
+                memory = Loose(striped.chunk)
+            striped.grant(stripe, memory)
+        return False
+
+    def _put_loose(self, origin: Origin, data: memoryview, at: int, put: Move, direct: Direct | None) -> bool:
+        """Bytes in ordinary memory; False: not yet."""
+        host = self._host(origin, len(data), direct)
+        if host is None:
+            return direct is not None and self._without(len(data), direct) and direct.write(at, data)
+        host.view[: len(data)] = data
+        put(host, at, len(data))
+        return True
+
+
+def unclaimed(flows: Mapping[int, Upload] | Mapping[int, Download]) -> int:
+    """How many wait for their command."""
+    return sum(not flow.claimed for flow in flows.values())
+
+
+def too_many(most: int, what: str, command: str) -> Refusal:
+    return Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{most} {what} are waiting for their {command}",
+        fix=f"send the {command} before",
+    )
+
+
+def check_chunk(chunk: int) -> None:
+    """Raises Refusal(INVALID_ARGUMENT)."""
+    if chunk < MIN_CHUNK:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"chunks of {chunk} bytes are announced; the fewest are {MIN_CHUNK}",
+            fix="send small transfers by Upload and Download, or inside a batch",
+            details={"requested": chunk, "allowed": MIN_CHUNK},
+        )
+
+
+def check_same(transfer: int, chunk: int, before: int) -> None:
+    """Raises Refusal(INVALID_ARGUMENT)."""
+    if chunk != before:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"transfer {transfer} comes in chunks of {before} bytes over one stripe, and of {chunk} over another",
+            fix="announce the same on every stripe",
+            details={"requested": chunk, "allowed": before},
+        )
+
+
+def another_way(transfer: int) -> Refusal:
+    return Refusal(
+        Reason.HANDLE_IN_USE,
+        f"transfer {transfer} goes by Upload or Download already",
+        fix="choose one way for each transfer, or mint a new number",
+    )

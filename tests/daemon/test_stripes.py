@@ -1,0 +1,510 @@
+"""Bulk data over TCP in stripes: bit for bit, whatever breaks, and nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth.stripes import Stripes
+from hearth_proto.v1 import device_pb2
+
+from .conftest import StartDaemon
+from .cutter import Budget, Cutter, random_cuts
+from .harness import DaemonProcess, environment, wait_until
+from .kernels import saxpy_works
+from .tenants import tenants
+from .test_tls import Authority
+
+MIB = 1 << 20
+SIZES = (8 * MIB, 8 * MIB + 1, 13 * MIB - 3, 33 * MIB + 12345)
+STRIPES = 4
+
+
+def values(size: int, seed: int = 1) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def stripes_of(gpu: hearth.Device) -> Stripes:
+    found = gpu._connection._stripes
+    assert found is not None, "no transfer asked for stripes"
+    return found
+
+
+def live(gpu: hearth.Device) -> int:
+    return len(stripes_of(gpu)._live)
+
+
+def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
+    """A client that uses so many stripes, however few cores there are."""
+    node = hearth.connect(target, **options)
+    node._session.transport.stripes = count
+    return node
+
+
+def there_and_back(gpu: hearth.Device, size: int, seed: int = 1) -> None:
+    host = values(size, seed)
+    x = gpu.asarray(host)
+    out = np.zeros_like(host)
+    x.get(out=out)
+    assert (out == host).all()
+
+
+def settled(daemon: DaemonProcess, stripes: int = 0) -> None:
+    """Nothing is lent any more, and no stripe is open that should not be."""
+    wait_until(lambda: daemon.gauge("stripes") == stripes, f"{stripes} stripes in the device process")
+    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
+
+
+def threads_of(pid: int) -> list[str]:
+    names = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            names.append((task / "comm").read_text().strip())
+        except OSError:
+            continue
+    return names
+
+
+@pytest.fixture
+def fresh(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon()
+
+
+@pytest.fixture
+def gpu(daemon: DaemonProcess) -> Iterator[hearth.Device]:
+    with connect(daemon.grpc) as node:
+        yield node.device(0)
+
+
+@pytest.fixture
+def by_way_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[hearth.Node, Cutter], None]:
+    """Has a client's stripes, and nothing else of it, go through a cutter."""
+
+    def divert(node: hearth.Node, cutter: Cutter) -> None:
+        transport: Any = node._session.transport
+        ask = transport.open_bulk
+
+        def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+            answer = ask(request)
+            answer.host, port = cutter.address.rsplit(":", 1)
+            answer.port = int(port)
+            return answer
+
+        monkeypatch.setattr(transport, "open_bulk", open_bulk)
+
+    return divert
+
+
+# ---- when all is well ----
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> None:
+    there_and_back(gpu, size)
+    assert live(gpu) > 0
+    settled(daemon, live(gpu))
+
+
+def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not gRPC."""
+
+    def never(*_: Any) -> None:
+        raise AssertionError("a stream of Upload or Download was opened")
+
+    monkeypatch.setattr("hearth.transfer_streams.Upload.__init__", never)
+    monkeypatch.setattr("hearth.transfer_streams.Download.__init__", never)
+    there_and_back(gpu, 20 * MIB + 7)
+    assert live(gpu) == STRIPES
+
+
+def test_rows_and_views(gpu: hearth.Device) -> None:
+    """A strided part of an array."""
+    host = values(6000 * 4000).reshape(6000, 4000)
+    x = gpu.asarray(host)
+    assert (x[:, 100:3100].get() == host[:, 100:3100]).all()
+    part = values(6000 * 3000, seed=2).reshape(6000, 3000)
+    x[:, 500:3500].set(part)
+    host[:, 500:3500] = part
+    assert (x.get() == host).all()
+
+
+def test_progress_is_told(gpu: hearth.Device) -> None:
+    told: list[tuple[int, int]] = []
+    host = values(20 * MIB)
+    x = gpu.asarray(host, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told) and told[-1] == (host.nbytes, host.nbytes)
+    told.clear()
+    assert (x.get(progress=lambda done, total: told.append((done, total))) == host).all()
+    assert told == sorted(told) and told[-1] == (host.nbytes, host.nbytes)
+
+
+def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
+    """Many writes to one buffer, each read behind it."""
+    x = gpu.empty(10 * MIB, np.uint8)
+    for seed in range(6):
+        host = values(10 * MIB, seed)
+        x.set(host)
+        y = x.copy()
+        x.fill(seed)
+        assert (y.get() == host).all() and (x.get() == seed).all()
+
+
+def test_many_at_once(daemon: DaemonProcess) -> None:
+    """Threads of one client, on streams of their own and on the same one, both ways."""
+    failures: list[BaseException] = []
+    with connect(daemon.grpc) as node:
+        gpu = node.device(0)
+
+        def work(seed: int) -> None:
+            try:
+                for turn in range(3):
+                    if seed % 2:
+                        with gpu.stream():
+                            there_and_back(gpu, 8 * MIB + 1000 * seed + turn, seed)
+                    else:
+                        there_and_back(gpu, 8 * MIB + 1000 * seed + turn, seed)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert not failures and not any(thread.is_alive() for thread in threads), failures
+        assert live(gpu) > 0
+    settled(daemon)
+
+
+def test_a_slow_reader_does_not_stop_others(gpu: hearth.Device) -> None:
+    x = gpu.asarray(values(24 * MIB))
+    go_on = threading.Event()
+    told = threading.Event()
+
+    def wait(_done: int, _total: int) -> None:
+        told.set()
+        assert go_on.wait(60)
+
+    slow = threading.Thread(target=lambda: x.get(progress=wait))
+    slow.start()
+    assert told.wait(30)
+    there_and_back(gpu, 16 * MIB, 3)
+    go_on.set()
+    slow.join(60)
+    assert not slow.is_alive()
+
+
+def test_where_none_are_wanted(daemon: DaemonProcess) -> None:
+    with hearth.connect(daemon.grpc, lanes=False) as node:
+        there_and_back(node.device(0), 9 * MIB)
+        assert node.device(0)._connection._stripes is None
+    with hearth.connect(daemon.unix) as node:
+        there_and_back(node.device(0), 9 * MIB)
+        assert node.device(0)._connection._stripes is None
+
+
+def test_a_daemon_without_them(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(listen={"lanes": ""})
+    with connect(daemon.grpc) as node:
+        for _ in range(2):
+            there_and_back(node.device(0), 9 * MIB)
+        assert stripes_of(node.device(0))._refused and live(node.device(0)) == 0
+
+
+def test_a_download_in_time_or_not_at_all(fresh: DaemonProcess, by_way_of: Any) -> None:
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+        by_way_of(node, cutter)
+        gpu = node.device(0)
+        x = gpu.asarray(values(16 * MIB))
+        cutter.stall()
+        began = time.monotonic()
+        with pytest.raises(hearth.TimeoutError):
+            x.get(timeout=0.5)
+        assert time.monotonic() - began < 5
+        cutter.cut()
+        with contextlib.suppress(hearth.TransferError):  # that read's own answer, for which nobody waited
+            gpu.synchronize()
+        with contextlib.suppress(hearth.TransferError):
+            x.get()
+        there_and_back(gpu, 9 * MIB)
+
+
+def test_they_end_with_the_session(fresh: DaemonProcess) -> None:
+    pid = fresh.device_pid()
+    before = len(threads_of(pid))
+    with connect(fresh.grpc) as node:
+        there_and_back(node.device(0), 16 * MIB)
+        assert len(threads_of(pid)) > before
+    settled(fresh)
+    wait_until(lambda: len(threads_of(pid)) <= before + 1, "the stripes' threads to end")
+    assert not [each for each in threading.enumerate() if each.name.startswith("hearth-stripe")]
+
+
+def test_they_are_closed_when_nothing_goes_on(fresh: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hearth.transport.stripe.STALL_S", 0.2)
+    monkeypatch.setattr("hearth.transport.stripe.IDLE_S", 0.3)
+    with connect(fresh.grpc) as node:
+        gpu = node.device(0)
+        for _ in range(2):
+            there_and_back(gpu, 20 * MIB)
+            assert live(gpu) > 0
+            wait_until(lambda: live(gpu) == 0, "the stripes to be closed")
+            settled(fresh)
+
+
+# ---- connections that break ----
+
+
+def test_the_command_stream_breaks_beside_them(fresh: DaemonProcess) -> None:
+    """The stripes go on; so does the session."""
+    with Cutter(fresh.grpc) as cutter, connect(cutter.address) as node:
+        gpu = node.device(0)
+        there_and_back(gpu, 9 * MIB)
+        done = threading.Event()
+
+        def work() -> None:
+            for turn in range(5):
+                there_and_back(gpu, 30 * MIB, turn)
+            done.set()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        for _ in range(6):
+            if not done.wait(0.2):
+                cutter.cut()
+        worker.join(60)
+        assert done.is_set() and cutter.cuts > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cut_at_any_byte(fresh: DaemonProcess, by_way_of: Any, seed: int) -> None:
+    """Each connection breaks sooner or later, in one direction or the other."""
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes, random_cuts(seed, 12 * MIB)) as cutter:
+        by_way_of(node, cutter)
+        gpu = node.device(0)
+        for turn in range(3):
+            stripes = gpu._connection._stripes
+            if stripes is not None:
+                stripes._not_before = 0.0
+            there_and_back(gpu, 10 * MIB + seed, seed + turn)
+        assert cutter.cuts > 0
+    settled(fresh)
+
+
+def test_one_of_them_breaks(fresh: DaemonProcess, by_way_of: Any) -> None:
+    """The others take what it had."""
+
+    def plan(number: int) -> Budget:
+        return Budget(up=3 * MIB) if number == 1 else Budget()
+
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes, plan) as cutter:
+        by_way_of(node, cutter)
+        there_and_back(node.device(0), 40 * MIB)
+        assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download found one missing
+
+
+def test_all_of_them_break_and_come_back(fresh: DaemonProcess, by_way_of: Any) -> None:
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+        by_way_of(node, cutter)
+        gpu = node.device(0)
+        there_and_back(gpu, 9 * MIB)
+        for way in ("up", "down"):
+            begin = getattr(cutter, way)
+            done = threading.Event()
+            worker = threading.Thread(target=lambda done=done: (there_and_back(gpu, 64 * MIB), done.set()))
+            worker.start()
+            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes on their way")
+            cutter.cut(reset=way == "up")
+            worker.join(60)
+            assert done.is_set()
+
+
+def test_none_can_be_had_any_more(fresh: DaemonProcess, by_way_of: Any) -> None:
+    """The transfer goes on by gRPC, under its number and in its place."""
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+        by_way_of(node, cutter)
+        gpu = node.device(0)
+        there_and_back(gpu, 9 * MIB)
+        for way in ("up", "down"):
+            stripes_of(gpu)._not_before = 0.0
+            cutter.refuse(False)
+            there_and_back(gpu, 9 * MIB)
+            begin = getattr(cutter, way)
+            done = threading.Event()
+            worker = threading.Thread(target=lambda done=done: (there_and_back(gpu, 64 * MIB), done.set()))
+            worker.start()
+            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes on their way")
+            cutter.refuse()
+            cutter.cut()
+            worker.join(60)
+            assert done.is_set() and live(gpu) == 0
+    settled(fresh)
+
+
+def test_a_port_where_nobody_answers(fresh: DaemonProcess, by_way_of: Any) -> None:
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+        by_way_of(node, cutter)
+        cutter.refuse()
+        there_and_back(node.device(0), 9 * MIB)
+        assert live(node.device(0)) == 0
+
+
+# ---- processes that are killed ----
+
+
+def test_the_device_process_is_killed(fresh: DaemonProcess, by_way_of: Any) -> None:
+    """A clear error, and the next generation has stripes of its own."""
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+        by_way_of(node, cutter)
+        gpu = node.device(0)
+        for download in (False, True):
+            host = values(64 * MIB)
+            x = gpu.asarray(host)
+            sum_before = cutter.up + cutter.down
+            caught: list[BaseException] = []
+
+            def work(x: Any = x, host: Any = host, download: bool = download, caught: Any = caught) -> None:
+                try:
+                    for _ in range(50):
+                        x.get() if download else x.set(host)
+                    x.device.synchronize()
+                except BaseException as error:
+                    caught.append(error)
+
+            worker = threading.Thread(target=work)
+            worker.start()
+            wait_until(lambda before=sum_before: cutter.up + cutter.down > before + 8 * MIB, "bytes on their way")
+            os.kill(fresh.device_pid(), signal.SIGKILL)
+            worker.join(60)
+            assert not worker.is_alive()
+            assert caught and isinstance(caught[0], hearth.HearthError), caught
+            assert caught[0].reason in ("DEVICE_LOST", "BUFFER_LOST"), caught
+            wait_until(lambda: fresh.status()["devices"][0]["state"] == "serving", "the next generation")
+            with contextlib.suppress(hearth.DeviceLostError):  # of what was under way one way
+                gpu.synchronize()
+            there_and_back(gpu, 20 * MIB)
+            assert live(gpu) > 0
+
+
+CLIENT = """
+import sys, threading, numpy as np, hearth
+node = hearth.connect(sys.argv[1])
+node._session.transport.stripes = 4
+gpu = node.device(0)
+host = np.ones(32 << 20, np.uint8)
+x = gpu.asarray(host)
+threading.Thread(target=lambda: [x.get() for _ in iter(int, 1)], daemon=True).start()
+print("going", flush=True)
+while True:
+    gpu.asarray(host)
+"""
+
+
+def test_clients_are_killed(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(sessions={"lease": "4s"})
+    pid = daemon.device_pid()
+    with connect(daemon.grpc) as node:
+        there_and_back(node.device(0), 9 * MIB)
+        stripes = live(node.device(0))
+        before = len(threads_of(pid))
+        for turn in range(3):
+            client = subprocess.Popen(
+                [sys.executable, "-c", CLIENT, daemon.grpc], stdout=subprocess.PIPE, env=environment()
+            )
+            assert client.stdout is not None and client.stdout.readline()
+            time.sleep(random.Random(turn).uniform(0.0, 0.3))
+            client.kill()
+            client.wait()
+            client.stdout.close()
+            settled(daemon, stripes)
+        there_and_back(node.device(0), 9 * MIB)
+        wait_until(lambda: len(threads_of(pid)) <= before + 2, "the stripes' threads to end")
+    saxpy_works(hearth.connect(daemon.unix).device(0))
+
+
+def test_the_daemon_stops_in_the_middle(fresh: DaemonProcess) -> None:
+    with connect(fresh.grpc, timeout=2.0) as node:
+        gpu = node.device(0)
+        x = gpu.asarray(values(32 * MIB))
+        caught: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                for _ in itertools.count():
+                    x.get()
+            except BaseException as error:
+                caught.append(error)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        fresh.stop()
+        worker.join(60)
+        assert caught and isinstance(caught[0], hearth.HearthError)
+
+
+# ---- TLS ----
+
+
+def test_over_tls(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    certificate, key = authority.issue("localhost", "127.0.0.1")
+    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
+    daemon = start_daemon(**config)
+    with connect(f"https://{daemon.grpc}", token=tokens["alice"], ca=authority.pem) as node:
+        gpu = node.device(0)
+        for size in (8 * MIB + 1, 21 * MIB + 5):
+            there_and_back(gpu, size)
+        assert live(gpu) == STRIPES
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_cut_over_tls(start_daemon: StartDaemon, tmp_path: Path, by_way_of: Any, seed: int) -> None:
+    authority = Authority(tmp_path / "ca")
+    certificate, key = authority.issue("localhost", "127.0.0.1")
+    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
+    daemon = start_daemon(**config)
+    with (
+        connect(f"https://{daemon.grpc}", token=tokens["alice"], ca=authority.pem) as node,
+        Cutter(daemon.lanes, random_cuts(seed, 8 * MIB)) as cutter,
+    ):
+        by_way_of(node, cutter)
+        for turn in range(2):
+            there_and_back(node.device(0), 9 * MIB + turn, turn)
+        assert cutter.cuts
+
+
+def test_another_certificate_is_not_trusted(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Whoever stands in between has another one: the client goes by gRPC, which is authenticated."""
+    authority = Authority(tmp_path / "ca")
+    certificate, key = authority.issue("localhost", "127.0.0.1")
+    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
+    daemon = start_daemon(**config)
+    from hearthd.front.stripe_certificates import make
+
+    with connect(f"https://{daemon.grpc}", token=tokens["alice"], ca=authority.pem) as node:
+        transport: Any = node._session.transport
+        ask = transport.open_bulk
+
+        def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+            answer = ask(request)
+            assert answer.certificate and all(len(ticket) == 32 for ticket in answer.tickets)
+            answer.certificate = make("somebody else").der
+            return answer
+
+        transport.open_bulk = open_bulk
+        there_and_back(node.device(0), 9 * MIB)
+        assert live(node.device(0)) == 0

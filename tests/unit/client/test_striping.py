@@ -1,0 +1,129 @@
+"""How many stripes, and chunks of which size; and what becomes of stripes that cannot be had."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth import errors, stripes, transfer
+from hearth_proto import frames
+from hearth_proto.frames import HEADER, Kind
+from hearth_proto.v1 import device_pb2
+
+MIB = 1 << 20
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 8))
+def test_each_stripe_has_something_to_do(size: int, most: int) -> None:
+    count = transfer.stripes(size, most)
+    assert 0 <= count <= most
+    assert not count or size // count >= 4 * MIB
+    assert count or not most or size < transfer.STRIPED_BYTES
+
+
+@given(st.integers(transfer.STRIPED_BYTES, 1 << 40), st.integers(1, 8), st.integers(64 << 10, 16 * MIB))
+def test_chunks_are_what_the_daemon_takes(size: int, count: int, most: int) -> None:
+    chunk = transfer.stripe_chunk(size, count, most)
+    assert min(MIB, most) <= chunk <= most
+    if size >= 128 * MIB and count == 8:
+        assert chunk == min(most, 1 << (size // 32).bit_length() - 1)
+
+
+class Door:
+    """Stands where stripes are opened, and answers as it is told."""
+
+    target = "127.0.0.1:1"
+
+    def __init__(self, lively: int = 0, error: errors.HearthError | None = None) -> None:
+        self.asked: list[int] = []
+        self.lively = lively
+        self.error = error
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.kept: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+        self.asked.append(request.stripes)
+        if self.error is not None:
+            raise self.error
+        port = self.listener.getsockname()[1]
+        return device_pb2.OpenBulkResponse(tickets=[b"t" * 32] * request.stripes, port=port, max_chunk_bytes=4 * MIB)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            got = connection.recv(HEADER.size + 32, socket.MSG_WAITALL)
+            if self.lively and HEADER.unpack(got[: HEADER.size])[1] == Kind.TICKET:
+                self.lively -= 1
+                connection.sendall(frames.encode(Kind.LIVE))
+                self.kept.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        self.listener.close()
+        for each in self.kept:
+            each.close()
+
+
+def opened(door: Any) -> stripes.Stripes:
+    return stripes.Stripes(door, "token", 0)
+
+
+def test_unsupported_is_for_good() -> None:
+    door = Door(error=errors.UnsupportedError("none here", reason="UNSUPPORTED"))
+    of = opened(door)
+    for generation in (1, 1, 2):
+        assert of.open(generation, 4) == []
+    assert door.asked == [4]
+    door.close()
+
+
+def test_none_come_to_life() -> None:
+    """They are asked for again, but not at once."""
+    door = Door()
+    of = opened(door)
+    assert of.open(1, 3) == of.open(1, 3) == [] and door.asked == [3]
+    of._not_before, door.lively = 0.0, 3
+    assert len(of.open(1, 3)) == 3 and door.asked == [3, 3]
+    of.close()
+    door.close()
+
+
+def test_some_come_to_life() -> None:
+    door = Door(lively=2)
+    of = opened(door)
+    assert len(of.open(1, 4)) == 2 and len(of.open(1, 4)) == 2 and door.asked == [4]
+    of.close()
+    door.close()
+
+
+def test_a_new_generation_has_its_own() -> None:
+    door = Door(lively=4)
+    of = opened(door)
+    first = of.open(1, 2)
+    second = of.open(2, 2)
+    assert len(second) == 2 and not set(first) & set(second) and door.asked == [2, 2]
+    of.close()
+    door.close()
+
+
+def test_what_is_closed_opens_nothing() -> None:
+    door = Door(lively=1)
+    of = opened(door)
+    of.close()
+    assert of.open(1, 1) == [] and not door.asked
+    door.close()
+
+
+@pytest.mark.parametrize(("target", "host"), [("box:7421", "box"), ("[::1]:7421", "::1"), ("10.0.0.1:1", "10.0.0.1")])
+def test_the_host_of_the_calls(target: str, host: str) -> None:
+    assert stripes._host(target) == host

@@ -1,0 +1,202 @@
+"""Which chunk comes or goes over which stripe: random programs, stripes that break, chunks that come twice."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.landing import WINDOW, Landing, Loose
+from hearthd.device.striped import StripedDownload, StripedUpload
+
+CHUNK = 10
+
+
+class FakeStripe:
+    """Holds what it was lent."""
+
+    def __init__(self) -> None:
+        self.granted: deque[Any] = deque()
+        self.out: deque[tuple[int, Any, int]] = deque()
+
+    def grant(self, _transfer: int, host: Any) -> None:
+        self.granted.append(host)
+
+    def revoke(self, _transfer: int) -> list[Any]:
+        left = list(self.granted)
+        self.granted.clear()
+        return left
+
+    def put(self, frame: bytes) -> None:
+        pass
+
+    def put_chunk(self, _transfer: int, offset: int, host: Any, size: int) -> None:
+        self.out.append((offset, host, size))
+
+
+class Lender:
+    """Staging memory: counts what is out."""
+
+    def __init__(self, cap: int) -> None:
+        self.out: set[Any] = set()
+        self.landing = Landing(cap, self.out.discard, lambda: None)
+
+    def lend(self) -> Loose:
+        host = Loose(CHUNK)
+        self.out.add(host)
+        return host
+
+
+Steps = st.lists(st.tuples(st.sampled_from(["come", "twice", "lose", "join"]), st.integers(0, 3)), max_size=60)
+
+
+@given(st.integers(1, 200), Steps)
+def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
+    lender = Lender(1 << 20)
+    upload = StripedUpload(1, CHUNK, lender.landing)
+    upload.begin(size)
+    stripes = [FakeStripe() for _ in range(4)]
+    for stripe in stripes:
+        upload.join(stripe)
+    missing, landed = set(range(upload.cut.count)), set()
+
+    def pump() -> None:
+        while upload.landed:
+            offset, host, _ = upload.landed.popleft()
+            assert offset not in landed, "given to the device twice"
+            landed.add(offset)
+            lender.out.discard(host)
+        while upload.wanted > 0 and (stripe := upload.next_stripe()) is not None and upload.room:
+            upload.grant(stripe, lender.lend())
+
+    def come(stripe: FakeStripe, index: int) -> None:
+        offset, length = upload.cut.span(index)
+        upload.arrived(stripe, offset, length, stripe.granted.popleft(), 0.0)
+        missing.discard(index)
+
+    pump()
+    for what, which in steps:
+        stripe = stripes[which]
+        if what == "come" and stripe.granted and missing:
+            come(stripe, min(missing))
+        elif what == "twice" and stripe.granted and landed:
+            come(stripe, min(landed) // CHUNK)
+        elif what == "lose":
+            for host in stripe.revoke(1):
+                lender.landing.give_back(host)
+            upload.lose(stripe)
+            stripes[which] = FakeStripe()
+        elif what == "join":
+            upload.join(stripe)
+        pump()
+        assert all(len(each.granted) <= WINDOW for each in stripes)
+    for stripe in stripes:
+        upload.join(stripe)
+    pump()
+    while missing:
+        stripe = next(each for each in stripes if each.granted)  # one can always come
+        come(stripe, missing.pop())
+        pump()
+    assert landed == {upload.cut.span(index)[0] for index in range(upload.cut.count)}
+    upload.drop()
+    assert not lender.out and lender.landing.bytes == 0
+
+
+@given(st.integers(1, 200), Steps)
+def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
+    lender = Lender(1 << 20)
+    download = StripedDownload(1, CHUNK, lender.landing)
+    download.begin(size)
+    stripes = [FakeStripe() for _ in range(4)]
+    for stripe in stripes:
+        download.join(stripe)
+    came: set[int] = set()
+
+    def pump() -> None:
+        while (index := download.peek()) is not None and (stripe := download.next_stripe()) is not None:
+            host = lender.lend()
+            download.issue(stripe, host)
+            download.fetched(stripe, index, host)
+
+    def go(stripe: FakeStripe, told: bool) -> None:
+        offset, host, _ = stripe.out.popleft()
+        lender.landing.give_back(host)
+        download.sent(stripe, 0.0)
+        if told:
+            came.add(offset)
+            download.taken(stripe, offset)
+
+    pump()
+    for what, which in steps:
+        stripe = stripes[which]
+        if what in ("come", "twice") and stripe.out:
+            go(stripe, what == "come")
+        elif what == "lose":
+            for _, host, _ in stripe.out:
+                lender.landing.give_back(host)
+            download.lose(stripe)
+            stripes[which] = FakeStripe()
+        elif what == "join":
+            download.join(stripe)
+        pump()
+    for index, stripe in enumerate(stripes):  # what they sent and nobody took, comes again
+        for _, host, _ in stripe.out:
+            lender.landing.give_back(host)
+        download.lose(stripe)
+        stripes[index] = FakeStripe()
+        download.join(stripes[index])
+    pump()
+    while not download.done:
+        go(next(each for each in stripes if each.out), told=True)
+        pump()
+    assert came == {download.cut.span(index)[0] for index in range(download.cut.count)}
+    assert not lender.out and lender.landing.bytes == 0
+
+
+def test_what_was_not_sent_is_not_taken() -> None:
+    lender = Lender(1 << 20)
+    download = StripedDownload(1, CHUNK, lender.landing)
+    download.begin(35)
+    one, other = FakeStripe(), FakeStripe()
+    download.join(one)
+    host = lender.lend()
+    download.issue(one, host)
+    for stripe, offset in ((one, 10), (one, 5), (one, 1 << 50), (other, 0)):
+        with pytest.raises(ValueError):
+            download.taken(stripe, offset)
+    download.taken(one, 0)
+    with pytest.raises(ValueError):
+        download.taken(one, 0)
+
+
+def test_the_first_chunk_of_a_transfer_always_finds_room() -> None:
+    lender = Lender(2 * CHUNK)
+    greedy, modest = StripedUpload(1, CHUNK, lender.landing), StripedUpload(2, CHUNK, lender.landing)
+    for upload in (greedy, modest):
+        upload.begin(100)
+        upload.join(FakeStripe())
+    while greedy.room:
+        stripe = next(iter(greedy.windows))
+        greedy.windows[stripe].limit = WINDOW
+        greedy.grant(stripe, lender.lend())
+    assert greedy.under_way == 2 and modest.room
+    modest.grant(next(iter(modest.windows)), lender.lend())
+    assert not modest.room
+
+
+def test_a_slow_stripe_has_one_chunk_at_a_time() -> None:
+    lender = Lender(1 << 20)
+    upload = StripedUpload(1, CHUNK, lender.landing)
+    upload.begin(1000)
+    stripe = FakeStripe()
+    upload.join(stripe)
+    for seconds, room in ((0.01, WINDOW), (5.0, 1), (0.01, WINDOW)):
+        while (free := upload.next_stripe()) is not None:
+            upload.grant(free, lender.lend())
+        while stripe.granted:
+            index = len(upload._got)
+            upload.arrived(stripe, *upload.cut.span(index), stripe.granted.popleft(), seconds)
+        assert upload.windows[stripe].room == room
