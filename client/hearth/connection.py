@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hearth.memory import Memory
     from hearth.outgoing import Limits
     from hearth.reply import Reply
+    from hearth.shared_memory import SharedMemory
     from hearth.transport.base import Transport
 
 _RETRY_S = 0.05
@@ -62,6 +63,7 @@ class Connection:
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
+        self._shared_memory: SharedMemory | None = None
         self._deferred: deque[HearthError] = deque(maxlen=64)
 
     # ---- attachments ----
@@ -153,6 +155,16 @@ class Connection:
         if attachment is not None:
             attachment.arrived(transfer, size)
 
+    def shared_memory(self) -> SharedMemory:
+        """The memory that is shared with the device, if the daemon is on this host."""
+        shared = self._shared_memory
+        if shared is None:
+            from hearth.shared_memory import SharedMemory  # small arrays do without
+
+            with self._attaching:
+                shared = self._shared_memory = self._shared_memory or SharedMemory(self)
+        return shared
+
     # ---- commands ----
 
     def submit(self, command: commands_pb2.Command) -> None:
@@ -182,6 +194,10 @@ class Connection:
         """The same, for who waits for several."""
         self.raise_deferred()
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
+
+    def defer(self, error: HearthError) -> None:
+        """Keeps an error that nobody was waiting for. Takes no lock."""
+        self._deferred.append(error)
 
     def raise_deferred(self) -> None:
         """Raises, once, an error that nobody was waiting for when it came."""
@@ -221,6 +237,8 @@ class Connection:
         if attachment is not None and attachment.alive:
             attachment.settle(settle)
             attachment.end(refusal)
+        if self._shared_memory is not None:
+            self._shared_memory.close()
         self.prints.deliver()
         if self._space is not None:
             self._space.lost = True
@@ -235,6 +253,8 @@ class Connection:
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.forked()
+        if self._shared_memory is not None:
+            self._shared_memory.forked()
         if self._space is not None:
             self._space.lost = True
             self._space.graveyard.nudge = None

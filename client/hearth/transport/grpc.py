@@ -42,6 +42,7 @@ _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
 """How gRPC says, under codes that mean other things as well, that the connection or the stream in it was cut."""
 _ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
 _GIVE_UP_S = 2.0
+_OPEN_BULK_S = 5.0
 _STATUS_S = 3.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
@@ -133,6 +134,13 @@ class GrpcTransport:
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
         """Opens a lane beside an Execute stream; None where that does not work."""
         return open_lane(offer.path, offer.ticket)
+
+    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
+        """Tickets for connections that carry bulk data."""
+        answer: device_pb2.OpenBulkResponse = self.call_device(
+            "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S
+        )
+        return answer
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Sends serialized `UploadRequest` messages."""
