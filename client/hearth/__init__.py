@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from hearth.node import connect as connect
     from hearth.pending import DispatchTiming as DispatchTiming
     from hearth.pending import PendingDispatch as PendingDispatch
+    from hearth.pinned import empty_like_pinned as empty_like_pinned
+    from hearth.pinned import empty_pinned as empty_pinned
+    from hearth.pinned import zeros_like_pinned as zeros_like_pinned
+    from hearth.pinned import zeros_pinned as zeros_pinned
     from hearth.prepared import Prepared as Prepared
     from hearth.profile import Profile as Profile
     from hearth.properties import DeviceInfo as DeviceInfo
@@ -112,6 +116,7 @@ _HOMES = {
     "module": ("RawModule",),
     "node": ("Node", "connect"),
     "pending": ("DispatchTiming", "PendingDispatch"),
+    "pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
     "prepared": ("Prepared",),
     "profile": ("Profile",),
     "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
@@ -178,8 +183,12 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "connect",
+    "empty_like_pinned",
+    "empty_pinned",
     "get_elapsed_time",
     "read_only",
+    "zeros_like_pinned",
+    "zeros_pinned",
 ]
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hearth.memory import Graveyard, Space
     from hearth.outgoing import Limits
     from hearth.output import Prints
+    from hearth.reply import ReplyLike
     from hearth.transport.base import Transport
 
 _IDLE_S = 1.0
@@ -167,7 +168,16 @@ class Attachment(LaneUser):
         self._add(command.SerializeToString(), command.request, reply, barrier)
         return reply
 
-    def _add(self, data: bytes, request: int, reply: Reply | None, barrier: bool) -> None:
+    def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
+        """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
+        before, it counts as lost work that nobody was waiting for."""
+        command.request = next(self._requests_minted)
+        if one_way:
+            with self._lock:
+                self.session.submitted += 1
+        self._add(command.SerializeToString(), command.request, reply, False)
+
+    def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool) -> None:
         with self._lock:
             if self.session.full or self.session.error is not None:
                 self._await_room()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from hearth import transfer
 from hearth.errors import HearthError, TransferError
-from hearth_proto.layouts import Rows
-from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
     from hearth.progress import Progress
     from hearth.reply import Reply
+    from hearth.transfer import Part
 
 _CAUSE_S = 5.0
 """How long to wait for the command's own answer, which says why a transfer was cut short."""
@@ -22,37 +22,49 @@ _CAUSE_S = 5.0
 def write(
     connection: Connection,
     attachment: Attachment,
-    stream: int,
-    buffer: int,
-    offset: int,
+    part: Part,
     data: memoryview,
     progress: Progress | None = None,
     *,
-    rows: Rows | None = None,
+    blocking: bool = False,
+    shared: bool = True,
 ) -> None:
-    """Writes `data` to `buffer` from byte `offset` on, in the order of `stream`; `data` is taken when this returns.
+    """Writes `data` to `part` of a buffer. `data` is taken when this returns; but for memory that is shared with the
+    device (`hearth.empty_pinned`), which is read in the order of the stream, and then only unless `blocking`.
+    `shared`: whether it may go by shared memory.
 
-    `rows`: into these, one behind the other in `data`.
-
-    Raises `TransferError` and what the daemon refuses of a large write; a small one is sent one way.
+    Raises `TransferError` and what the daemon refuses of a large write; a small one is sent one way, and one of shared
+    memory unless `blocking`.
     """
     size = len(data)
     if size == 0:
         return
-    command = commands_pb2.Command(stream=stream)
-    command.write.buffer = buffer
-    command.write.offset = offset
-    if rows is not None:
-        name_rows(command.write.rows, rows)
-    if transfer.inline(size, attachment.session.limits):
+    inline = transfer.inline(size, attachment.session.limits)
+    if shared and size >= transfer.SHARED_LEAST:
+        from hearth import shared_transfer  # small arrays do without
+
+        done = shared_transfer.write(connection, attachment, part, data, progress, inline=inline, blocking=blocking)
+        if done == size:
+            return
+        part, data, progress = part.behind(done), data[done:], transfer.later(progress, done, size)
+    if inline:
+        command = part.write()
         command.write.data = bytes(data)
         attachment.submit(command)
         if progress is not None:
             progress(size, size)
         return
+    _upload(connection, attachment, part, data, progress)
+
+
+def _upload(
+    connection: Connection, attachment: Attachment, part: Part, data: memoryview, progress: Progress | None
+) -> None:
+    """Beside the commands, on streams."""
     from hearth import striping  # small arrays do without
 
-    number = connection.mint()
+    size, number = len(data), connection.mint()
+    command = part.write()
     command.write.transfer = number
     command.write.size = size
     reply = attachment.request(command)
@@ -77,39 +89,57 @@ def write(
 def read(
     connection: Connection,
     attachment: Attachment,
-    stream: int,
-    buffer: int,
-    offset: int,
+    part: Part,
     into: memoryview,
     timeout: float | None = None,
     progress: Progress | None = None,
     *,
-    rows: Rows | None = None,
+    blocking: bool = True,
+    shared: bool = True,
 ) -> None:
-    """Reads `len(into)` bytes of `buffer` from byte `offset` on, after the work before it on `stream`.
+    """Reads `part` of a buffer, `len(into)` bytes, after the work before it on its stream. Unless `blocking`, memory
+    that is shared with the device is filled in the order of the stream, and not when this returns.
 
-    `rows`: out of these, one behind the other in `into`. Raises what failed on the stream before, `BufferLostError`,
-    `TransferError`, or `TimeoutError`.
+    Raises what failed on the stream before, `BufferLostError`, `TransferError`, or `TimeoutError`.
     """
     size = len(into)
     connection.raise_deferred()
-    command = commands_pb2.Command(stream=stream)
-    command.read.buffer = buffer
-    command.read.offset = offset
-    command.read.size = size
-    if rows is not None:
-        name_rows(command.read.rows, rows)
-    if transfer.inline(size, attachment.session.limits):
-        result = connection.report(command, attachment=attachment, timeout=timeout)
+    inline = transfer.inline(size, attachment.session.limits)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if shared and size >= transfer.SHARED_LEAST:
+        from hearth import shared_transfer  # small arrays do without
+
+        done = shared_transfer.read(
+            connection, attachment, part, into, timeout, progress, inline=inline, blocking=blocking
+        )
+        if done == size:
+            return
+        part, into, progress = part.behind(done), into[done:], transfer.later(progress, done, size)
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    if inline:
+        result = connection.report(part.read(size), attachment=attachment, timeout=left)
         if len(result.read.data) != size:
-            raise short(len(result.read.data), size)
+            raise transfer.short(len(result.read.data), size)
         into[:] = result.read.data
         if progress is not None:
             progress(size, size)
         return
+    _download(connection, attachment, part, into, left, progress)
+
+
+def _download(
+    connection: Connection,
+    attachment: Attachment,
+    part: Part,
+    into: memoryview,
+    timeout: float | None,
+    progress: Progress | None,
+) -> None:
+    """Beside the commands, on streams."""
     from hearth import striping
 
-    number = connection.mint()
+    size, number = len(into), connection.mint()
+    command = part.read(size)
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
     download = striping.download(connection, attachment, reply, number, into, timeout)
@@ -125,12 +155,7 @@ def read(
         raise
     reply.wait()
     if received != size:
-        raise short(received, size)
-
-
-def name_rows(message: commands_pb2.Rows, rows: Rows) -> None:
-    """Fills the message in."""
-    message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
+        raise transfer.short(received, size)
 
 
 def cause_of(reply: Reply, error: HearthError) -> HearthError:
@@ -143,7 +168,3 @@ def cause_of(reply: Reply, error: HearthError) -> HearthError:
     except HearthError as cause:
         return cause if cause.reason != "DEADLINE_EXCEEDED" else error
     return error
-
-
-def short(received: int, size: int) -> TransferError:
-    return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")

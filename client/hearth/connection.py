@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hearth.outgoing import Limits
     from hearth.reply import Reply
     from hearth.stripes import Stripes
+    from hearth.shared_memory import SharedMemory
     from hearth.transport.base import Transport
 
 _RETRY_S = 0.05
@@ -64,6 +65,7 @@ class Connection:
         self._space: Space | None = None
         self._attaching = threading.Lock()
         self._stripes: Stripes | None = None
+        self._shared_memory: SharedMemory | None = None
         self._deferred: deque[HearthError] = deque(maxlen=64)
 
     # ---- attachments ----
@@ -166,6 +168,16 @@ class Connection:
                 self._stripes = Stripes(self.transport, self.token, self.ordinal)
             return self._stripes
 
+    def shared_memory(self) -> SharedMemory:
+        """The memory that is shared with the device, if the daemon is on this host."""
+        shared = self._shared_memory
+        if shared is None:
+            from hearth.shared_memory import SharedMemory  # small arrays do without
+
+            with self._attaching:
+                shared = self._shared_memory = self._shared_memory or SharedMemory(self)
+        return shared
+
     # ---- commands ----
 
     def submit(self, command: commands_pb2.Command) -> None:
@@ -195,6 +207,10 @@ class Connection:
         """The same, for who waits for several."""
         self.raise_deferred()
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
+
+    def defer(self, error: HearthError) -> None:
+        """Keeps an error that nobody was waiting for. Takes no lock."""
+        self._deferred.append(error)
 
     def raise_deferred(self) -> None:
         """Raises, once, an error that nobody was waiting for when it came."""
@@ -236,6 +252,8 @@ class Connection:
             attachment.end(refusal)
         if self._stripes is not None:
             self._stripes.close()
+        if self._shared_memory is not None:
+            self._shared_memory.close()
         self.prints.deliver()
         if self._space is not None:
             self._space.lost = True
@@ -252,6 +270,8 @@ class Connection:
             attachment.forked()
         if self._stripes is not None:
             self._stripes.forked()
+        if self._shared_memory is not None:
+            self._shared_memory.forked()
         if self._space is not None:
             self._space.lost = True
             self._space.graveyard.nudge = None

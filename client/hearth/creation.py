@@ -35,13 +35,17 @@ class Creation:
         dtype: Any = None,
         stream: Stream | None = None,
         *,
+        blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> DeviceArray:
         """`a` on this device: uploaded; copied from another device of the session, as by `DeviceArray.copy_from`; or
         itself, where it lies here already with that dtype.
 
-        The host array is captured when the call returns, and may be changed then. An array that is not C-contiguous is
-        copied on the host first. `progress`: as in `DeviceArray.get`.
+        An ordinary host array is captured when the call returns, and may be changed then. One in pinned memory
+        (`hearth.empty_pinned`, or a C-contiguous part of such) is read by the device itself, in the order of the
+        stream: it is to stay as it is until that was synchronized with, unless ``blocking=True``, which waits until it
+        has been read. It need not be kept alive. An array that is not C-contiguous is copied on the host first.
+        `progress`: as in `DeviceArray.get`.
         """
         if isinstance(a, DeviceArray):
             if a._device._node._session is not self._self()._node._session:
@@ -54,7 +58,7 @@ class Creation:
                 a = a.get()
             elif a._connection is self._connection:
                 return a
-        return self.array(a, dtype, stream, progress=progress)
+        return self.array(a, dtype, stream, blocking=blocking, progress=progress)
 
     def array(
         self,
@@ -62,6 +66,7 @@ class Creation:
         dtype: Any = None,
         stream: Stream | None = None,
         *,
+        blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> DeviceArray:
         """As `asarray`, always new memory."""
@@ -79,7 +84,7 @@ class Creation:
                 f"this {type(obj).__name__} makes no array ({error}).", reason="INVALID_ARGUMENT", fix="see np.asarray"
             ) from None
         fresh = allocate(self._self(), host.shape, shapes.dtype_of(host.dtype), stream)
-        fresh._write(host, stream, progress)
+        fresh._write(host, stream, progress, blocking)
         return fresh
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> DeviceArray:

@@ -28,10 +28,16 @@ class HostCopies(Views):
         out: np.ndarray[Any, Any] | None = None,
         stream: stream.Stream | None = None,
         *,
+        blocking: bool = True,
         timeout: float | None = None,
         progress: bool | progress.Progress | None = None,
     ) -> np.ndarray[Any, Any]:
         """A copy in host memory, after the work before it on `stream` and on the array; in `out` if given.
+
+        ``blocking=False``, with an `out` that lies in pinned memory (`hearth.empty_pinned`) and can take the bytes as
+        they are (C-contiguous): returns at once; `out` is filled in the order of the stream, and is not to be looked at
+        before that was synchronized with, which raises what failed. Where that cannot be (ordinary memory, a device of
+        another host) it waits all the same.
 
         `timeout` in seconds. `progress`: True for a bar on a terminal or in a notebook, or `f(done, total)` in bytes.
         Raises what failed on the stream, `BufferLostError`, `DeviceLostError`, `TimeoutError`.
@@ -41,7 +47,7 @@ class HostCopies(Views):
         host = np.empty(self._shape, self._dtype) if out is None else self._check_out(out)
         into = host if host.flags.c_contiguous and host.dtype.isnative else np.empty(self._shape, self._dtype)
         if self._nbytes:
-            self._read(attachment, stream, into, timeout, progress)
+            self._read(attachment, stream, into, timeout, progress, blocking or into is not host)
         if into is not host:
             host[...] = into
         return host
@@ -61,9 +67,14 @@ class HostCopies(Views):
         a: Any,
         stream: stream.Stream | None = None,
         *,
+        blocking: bool = False,
         progress: bool | progress.Progress | None = None,
     ) -> None:
-        """Overwrites it with a host array of the same shape and dtype, which may be changed once this returns.
+        """Overwrites it with a host array of the same shape and dtype.
+
+        An ordinary array may be changed once this returns. One in pinned memory (`hearth.empty_pinned`) is read in the
+        order of the stream: it is to stay as it is until that was synchronized with, unless ``blocking=True``, which
+        waits until it has been read.
 
         Raises `ArgumentError` and `DtypeError` where they differ.
         """
@@ -80,7 +91,7 @@ class HostCopies(Views):
                 reason="INVALID_ARGUMENT",
                 fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
             )
-        self._write(host, stream, progress)
+        self._write(host, stream, progress, blocking)
 
     # ---- inside ----
 
@@ -90,19 +101,27 @@ class HostCopies(Views):
     def _stream(self, given: stream.Stream | None, attachment: Attachment) -> int:
         return stream.resolve(given, self._connection, attachment)
 
+    def _records(self, given: stream.Stream | None) -> bool:
+        """Whether the stream is being recorded: a copy from or to the host is refused there, which is told at once
+        where nothing is shared."""
+        on = given if given is not None else stream.current(self._connection)
+        return on is not None and on.records
+
     def _write(
         self,
         host: np.ndarray[Any, Any],
         stream: stream.Stream | None,
         show: bool | progress.Progress | None,
+        blocking: bool = False,
     ) -> None:
         attachment = self._usable()
         host = np.ascontiguousarray(host, self._dtype)
         handle = self._stream(stream, attachment)
         data = transfer.host_bytes(host)
         report = progress.reporter(show, "upload")
-        memory = self._memory.handle
-        bulk.write(self._connection, attachment, handle, memory, self._offset, data, report, rows=self._rows)
+        part = transfer.Part(handle, self._memory.handle, self._offset, self._rows)
+        shared = not self._records(stream)
+        bulk.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
 
     def _read(
         self,
@@ -111,12 +130,14 @@ class HostCopies(Views):
         into: np.ndarray[Any, Any],
         timeout: float | None,
         show: bool | progress.Progress | None,
+        blocking: bool,
     ) -> None:
         handle = self._stream(on, attachment)
         data = transfer.host_bytes(into)
         report = progress.reporter(show, "download")
-        memory = self._memory.handle
-        bulk.read(self._connection, attachment, handle, memory, self._offset, data, timeout, report, rows=self._rows)
+        part = transfer.Part(handle, self._memory.handle, self._offset, self._rows)
+        shared = not self._records(on)
+        bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
 
     def _check_out(self, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if not isinstance(out, np.ndarray) or out.shape != self._shape or out.dtype != self._dtype:

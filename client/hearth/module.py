@@ -180,7 +180,9 @@ class GlobalArray(DeviceArray):
         super().__init__(device, memory, offset, shape, dtype)
         self._typed = typed
 
-    def set(self, a: Any, stream: streams.Stream | None = None, *, progress: Any = None) -> None:
+    def set(
+        self, a: Any, stream: streams.Stream | None = None, *, blocking: bool = False, progress: Any = None
+    ) -> None:
         """As `DeviceArray.set`; without a dtype of its own it takes any array of its size."""
         if not self._typed:
             host = np.ascontiguousarray(a)
@@ -194,7 +196,7 @@ class GlobalArray(DeviceArray):
                     reason="INVALID_ARGUMENT",
                     fix="set all of it, or get_global(name, dtype, shape)[a:b].set(...) for a part.",
                 )
-        super().set(a, stream, progress=progress)
+        super().set(a, stream, blocking=blocking, progress=progress)
 
 
 def code_kind(code: bytes) -> commands_pb2.CodeKind:

@@ -161,14 +161,14 @@ class Job:
             for upload, size in started:
                 received = upload.result()
                 if received != size:
-                    raise bulk.short(received, size)
+                    raise transfer.short(received, size)
             for output in self.outputs:
                 if output.download:
                     download = Download(self._connection, output.download)
                     self._flows.add(download.cancel)
                     received = download.into(output.into)
                     if received != len(output.into):
-                        raise bulk.short(received, len(output.into))
+                        raise transfer.short(received, len(output.into))
         except HearthError as error:
             raise bulk.cause_of(self._reply, error) from None
 
@@ -179,12 +179,12 @@ class Job:
             if self.result is not None:
                 return
             if len(answer.outputs) != len(self.outputs):
-                raise self._fail(bulk.short(len(answer.outputs), len(self.outputs)))
+                raise self._fail(transfer.short(len(answer.outputs), len(self.outputs)))
             pairs = zip(self.outputs, answer.outputs, strict=True)
             inline = [(output.into, data) for output, data in pairs if not output.download]
             for into, data in inline:  # all of them are looked at before any is written
                 if len(data) != len(into):
-                    raise self._fail(bulk.short(len(data), len(into)))
+                    raise self._fail(transfer.short(len(data), len(into)))
             for into, data in inline:
                 if data:
                     into[:] = data

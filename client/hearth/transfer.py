@@ -7,11 +7,14 @@ stream of their own, or cut into chunks over several connections.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hearth.errors import TransferError
 from hearth_proto import chunks
+from hearth_proto.layouts import Rows
+from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.outgoing import Limits
@@ -25,8 +28,50 @@ _BYTES_A_STRIPE = 4 << 20
 _CHUNKS_A_STRIPE = 4
 _SMALLEST_CHUNK = 1 << 20
 
+SHARED_LEAST = 64 << 10
+"""Memory that is shared with the device need not be, for smaller copies: inside a batch they are as fast."""
 _BATCH_MARGIN = 256
 """Room for the rest of the command and the batch around inline data."""
+
+
+class Part(NamedTuple):
+    """The part of a buffer that a copy writes or reads, in the order of `stream`: from byte `offset` on, or `rows`."""
+
+    stream: int
+    buffer: int
+    offset: int
+    rows: Rows | None = None
+
+    def write(self) -> commands_pb2.Command:
+        """A write there, its bytes still to be named."""
+        command = commands_pb2.Command(stream=self.stream)
+        command.write.buffer = self.buffer
+        command.write.offset = self.offset
+        if self.rows is not None:
+            _name_rows(command.write.rows, self.rows)
+        return command
+
+    def read(self, size: int) -> commands_pb2.Command:
+        """A read of its `size` bytes, where to still to be named."""
+        command = commands_pb2.Command(stream=self.stream)
+        command.read.buffer = self.buffer
+        command.read.offset = self.offset
+        command.read.size = size
+        if self.rows is not None:
+            _name_rows(command.read.rows, self.rows)
+        return command
+
+    def behind(self, done: int) -> Part:
+        """What is left of it when the first `done` bytes have been seen to: of rows, whole ones."""
+        if self.rows is None:
+            return self._replace(offset=self.offset + done)
+        passed = done // self.rows.width
+        rows = self.rows._replace(offset=self.rows.offset + passed * self.rows.pitch, rows=self.rows.rows - passed)
+        return self._replace(offset=self.offset + passed * rows.pitch, rows=rows)
+
+
+def _name_rows(message: commands_pb2.Rows, rows: Rows) -> None:
+    message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
 
 
 def inline(size: int, limits: Limits) -> bool:
@@ -66,3 +111,15 @@ def upload_messages(
         yield chunks.upload_request(head if start == offset else b"", piece)
         if progress is not None:
             progress(min(start + chunk, total), total)
+
+
+def later(progress: Progress | None, done: int, total: int) -> Progress | None:
+    """For the rest of a transfer, `done` bytes of which went another way."""
+    if progress is None or not done:
+        return progress
+    return lambda more, _: progress(done + more, total)
+
+
+def short(received: int, size: int) -> TransferError:
+    """For a read of `size` bytes that brought others."""
+    return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")

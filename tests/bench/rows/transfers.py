@@ -1,4 +1,5 @@
-"""Upload and download of ordinary NumPy arrays. The host side is allocated and touched before, on both sides."""
+"""Upload and download of NumPy arrays, pinned ones and ordinary ones. The host side is allocated and touched before, on
+both sides."""
 
 from __future__ import annotations
 
@@ -16,36 +17,57 @@ _BARE = "bare grpc.aio, 1 MiB chunks"
 
 
 def measure(context: Context) -> list[Row]:
-    """Against bare streams on the same kind of socket; on a GPU also against CuPy and pinned copies."""
+    """Over gRPC against bare streams on the same kind of socket; on the same host against CuPy and pinned copies, or,
+    without a GPU, against NumPy's copies."""
+    return [*_over_grpc(context), *_same_host(context)]
+
+
+def _over_grpc(context: Context) -> list[Row]:
     sizes = [64, 256]
     common = {"sizes": sizes, "repeats": context.pick(3, 4)}
+    alone = {**common, "lanes": False}
+    measured = context.take_turns(
+        {
+            "tcp": Side("rows.transfers:hearth", {"target": context.daemon.tcp, **alone}),
+            "bare tcp": Side("rows.transfers:bare", {"target": context.echo_tcp, **common}),
+            "unix": Side("rows.transfers:hearth", {"target": context.daemon.unix, **alone}),
+            "bare unix": Side("rows.transfers:bare", {"target": context.echo_unix, **common}),
+        }
+    )
+    rows = []
+    for way in ("upload", "download"):
+        for size in sizes:
+            for name, label in (("tcp", "TCP"), ("unix", "Unix")):
+                key, what = f"{way} {size}", f"{way} {size} MiB, gRPC on {label}"
+                ours, theirs = Summary.of(measured[name][key]), Summary.of(measured[f"bare {name}"][key])
+                rows.append(Row("transfers", what, "GB/s", ours, "higher", _BARE, theirs, 0.8, 0.95))
+    return rows
+
+
+def _same_host(context: Context) -> list[Row]:
+    sizes = [64, 1024 if context.cuda else 256]
+    common = {"sizes": sizes, "repeats": context.pick(4, 8)}
     sides = {
-        "tcp": Side("rows.transfers:hearth", {"target": context.daemon.tcp, **common}),
-        "bare tcp": Side("rows.transfers:bare", {"target": context.echo_tcp, **common}),
-        "unix": Side("rows.transfers:hearth", {"target": context.daemon.unix, **common}),
-        "bare unix": Side("rows.transfers:bare", {"target": context.echo_unix, **common}),
+        "hearth": Side("rows.transfers:hearth", {"target": context.daemon.unix, "pinned": True, **common}),
+        "local": Side(f"rows.transfers:{'cupy' if context.cuda else 'numpy'}", common),
     }
-    if context.cuda:
-        sides["cupy"] = Side("rows.transfers:cupy", common)
     measured = context.take_turns(sides)
     rows = []
     for way in ("upload", "download"):
         for size in sizes:
-            key, what = f"{way} {size}", f"{way} {size} MiB"
-            for name, label in (("tcp", "TCP"), ("unix", "Unix")):
-                ours, theirs = Summary.of(measured[name][key]), Summary.of(measured[f"bare {name}"][key])
+            key, what = f"{way} {size}", f"{way} {size} MiB, same host"
+            kinds: list[tuple[str, str, str, str, Any, Any]] = [
+                ("pinned array", f"pinned {key}", "pinned cudaMemcpyAsync", f"pinned {key}", 0.9, 0.98),
+                ("ordinary array", key, "cupy.asarray" if way == "upload" else "cupy.asnumpy", key, 1.0, 1.5),
+                ("ordinary array", key, "pinned cudaMemcpyAsync", f"pinned {key}", None, None),
+            ]
+            if not context.cuda:
+                kinds = [(kind, name, "NumPy copy", f"copy {size}", None, None) for kind, name, *_ in kinds[:2]]
+            for kind, ours, label, theirs, at_least, aim in kinds:
+                pair = Summary.of(measured["hearth"][ours]), Summary.of(measured["local"][theirs])
                 rows.append(
-                    Row("transfers", f"{what}, gRPC on {label}", "GB/s", ours, "higher", _BARE, theirs, 0.8, 0.95)
+                    Row("transfers", f"{what}, {kind}", "GB/s", pair[0], "higher", label, pair[1], at_least, aim)
                 )
-            if context.cuda:
-                ours = Summary.of(measured["unix"][key])
-                local = Summary.of(measured["cupy"][key])
-                pinned = Summary.of(measured["cupy"][f"pinned {key}"])
-                name = "cupy.asarray" if way == "upload" else "cupy.asnumpy"
-                bounds: tuple[Any, Any] = (1.0, 1.5) if way == "upload" else (None, None)
-                what += ", same host, ordinary array"
-                rows.append(Row("transfers", what, "GB/s", ours, "higher", name, local, *bounds))
-                rows.append(Row("transfers", what, "GB/s", ours, "higher", "pinned cudaMemcpyAsync", pinned))
     return rows
 
 
@@ -60,14 +82,14 @@ def _rates(once: Callable[[], Any], size: int, repeats: int) -> list[float]:
     return samples
 
 
-def hearth(target: str, sizes: list[int], repeats: int) -> Samples:
-    """A client; an upload counts until the device has the data."""
+def hearth(target: str, sizes: list[int], repeats: int, lanes: bool = True, pinned: bool = False) -> Samples:
+    """A client; an upload counts until the device has the data. `pinned`: arrays in pinned memory as well."""
     import numpy as np
 
     import hearth
 
     measured: Samples = {}
-    with hearth.connect(target) as node:
+    with hearth.connect(target, lanes=lanes) as node:
         gpu = node.device(0)
         for mib in sizes:
             host = np.random.default_rng(1).integers(0, 255, mib * MIB, np.uint8)
@@ -81,7 +103,30 @@ def hearth(target: str, sizes: list[int], repeats: int) -> Samples:
             measured[f"upload {mib}"] = _rates(upload, host.nbytes, repeats)
             measured[f"download {mib}"] = _rates(functools.partial(x.get, out=out), host.nbytes, repeats)
             assert (out == host).all()
+            if pinned:
+                up, down = hearth.empty_pinned(host.shape, host.dtype), hearth.zeros_pinned(host.shape, host.dtype)
+                up[...] = host
+
+                def set_pinned(x: Any = x, up: Any = up) -> None:
+                    x.set(up)
+                    gpu.synchronize()
+
+                measured[f"pinned upload {mib}"] = _rates(set_pinned, host.nbytes, repeats)
+                measured[f"pinned download {mib}"] = _rates(functools.partial(x.get, out=down), host.nbytes, repeats)
+                assert (down == host).all()
             x.free()
+    return measured
+
+
+def numpy(sizes: list[int], repeats: int) -> Samples:
+    """A copy from one array to another, by one thread."""
+    import numpy as np
+
+    measured: Samples = {}
+    for mib in sizes:
+        host = np.random.default_rng(1).integers(0, 255, mib * MIB, np.uint8)
+        out = np.ones_like(host)
+        measured[f"copy {mib}"] = _rates(functools.partial(np.copyto, out, host), host.nbytes, repeats)
     return measured
 
 

@@ -1,0 +1,89 @@
+"""Threads that help who copies much memory: one core alone does not keep up with a device."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+MOST = 4
+"""Threads that copy for one transfer; more do not move more."""
+
+
+def threads() -> int:
+    """How many threads a transfer is worth here, its caller's included."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST, cores))
+
+
+class _Task:
+    """Work for one thread: begun once, or called off before."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.done = threading.Event()
+        self._work = work
+        self._claim = threading.Lock()
+
+    def claim(self) -> bool:
+        """Whether it was nobody's before."""
+        return self._claim.acquire(blocking=False)
+
+    def run(self) -> None:
+        try:
+            if self.claim():
+                self._work()
+        finally:
+            self.done.set()
+
+
+class Crew:
+    """Threads of the process, made when they are first needed; they end with it, whatever they are at. They may be busy
+    with another transfer for long: who is helped does all by itself where nobody comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
+        self._threads = 0
+
+    def help(self, work: Callable[[], None], count: int) -> Help:
+        """Has up to `count` threads call `work`, which must not raise."""
+        tasks = [_Task(work) for _ in range(count)]
+        try:
+            with self._lock:
+                while self._threads < min(count, MOST - 1):
+                    name = f"hearth-copy-{self._threads}"
+                    threading.Thread(target=self._run, args=(self._tasks,), name=name, daemon=True).start()
+                    self._threads += 1
+        except RuntimeError:  # the system gives no more, or the interpreter shuts down
+            pass
+        for task in tasks:
+            self._tasks.put(task)
+        return Help(tasks)
+
+    @staticmethod
+    def _run(tasks: SimpleQueue[_Task]) -> None:
+        while True:
+            tasks.get().run()
+
+    def forked(self) -> None:
+        """In the child of a fork: the threads are the parent's."""
+        self.__init__()  # type: ignore[misc]
+
+
+class Help:
+    """What was asked of the crew."""
+
+    def __init__(self, tasks: list[_Task]) -> None:
+        self._tasks = tasks
+
+    def dismiss(self, seconds: float | None = None) -> None:
+        """Who has not begun does not; waits for those who have, which the work itself has to end."""
+        for task in [task for task in self._tasks if not task.claim()]:
+            task.done.wait(seconds)
+
+
+crew = Crew()
+"""Of this process."""
+
+os.register_at_fork(after_in_child=crew.forked)

@@ -1,0 +1,150 @@
+"""Memory that this process can share with a device process: segments, and which of them an address lies in.
+
+A segment is a memfd: it has no name that anybody could guess, and it is gone when the last process that maps it is. It
+belongs to no connection: the same one may be registered with several devices (`transport/segment_connection.py`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import itertools
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+_numbers = itertools.count(1).__next__
+T = TypeVar("T")
+
+
+def possible() -> bool:
+    """Whether this system has memory that can be shared so."""
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+
+
+class Segment:
+    """`size` bytes, zeros at first, whose descriptor can be passed on; its size can never change.
+
+    Raises OSError where the system gives none.
+    """
+
+    __slots__ = ("__weakref__", "address", "bytes", "descriptor", "number", "size", "spoiled")
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = -1
+        descriptor = os.memfd_create("hearth", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            # Before Python 3.13 the mapping has a descriptor of its own as well.
+            mapping = mmap.mmap(descriptor, size, **({"trackfd": False} if sys.version_info >= (3, 13) else {}))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.descriptor = descriptor
+        self.number = _numbers()
+        """Of this process; every connection has a number of its own for it."""
+        self.size = size
+        self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mapping, np.uint8)
+        self.address: int = self.bytes.__array_interface__["data"][0]
+        self.spoiled = False
+        """A daemon may still write to it, and nobody will hear when it has: it is not to be used for anything else."""
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class Place(NamedTuple):
+    """Bytes of a segment."""
+
+    segment: Segment
+    offset: int
+
+
+class AddressTable(Generic[T]):
+    """Ranges of addresses that do not overlap, and what lies there. Not safe for threads."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._entries: list[tuple[int, T]] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, start: int, size: int, item: T) -> None:
+        """One more range; what was there before it is gone."""
+        first, last = self._among(start, start + size)
+        self._starts[first:last] = [start]
+        self._entries[first:last] = [(start + size, item)]
+
+    def remove(self, start: int, item: T) -> None:
+        """`item` does not begin there any more, if it did."""
+        index = bisect.bisect_left(self._starts, start)
+        if index < len(self._starts) and self._starts[index] == start and self._entries[index][1] is item:
+            del self._starts[index], self._entries[index]
+
+    def find(self, start: int, size: int) -> tuple[T, int] | None:
+        """What the range lies in as a whole, and how far behind its start."""
+        index = bisect.bisect_right(self._starts, start) - 1
+        if index < 0 or self._entries[index][0] < start + size:
+            return None
+        return self._entries[index][1], start - self._starts[index]
+
+    def _among(self, start: int, end: int) -> tuple[int, int]:
+        """The entries that overlap the range."""
+        first = bisect.bisect_right(self._starts, start)
+        if first and self._entries[first - 1][0] > start:
+            first -= 1
+        return first, max(first, bisect.bisect_left(self._starts, end))
+
+
+class Known:
+    """The segments that arrays of this process may lie in. Safe from any thread, and from the garbage collector."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._table: AddressTable[weakref.ref[Segment]] = AddressTable()
+        self._gone: deque[tuple[int, weakref.ref[Segment]]] = deque()
+
+    def add(self, segment: Segment) -> None:
+        """From now on `find` knows it, as long as somebody holds it."""
+        start, gone = segment.address, self._gone
+        reference = weakref.ref(segment, lambda ended: gone.append((start, ended)))
+        with self._lock:
+            self._forget()
+            self._table.add(start, segment.size, reference)
+
+    def find(self, address: int, size: int) -> Place | None:
+        """Where in a segment these bytes lie."""
+        if not len(self._table):
+            return None
+        with self._lock:
+            self._forget()
+            found = self._table.find(address, size)
+            segment = found[0]() if found is not None else None
+        return Place(segment, found[1]) if found is not None and segment is not None else None
+
+    def forked(self) -> None:
+        """In the child of a fork: another thread may have held the lock."""
+        self._lock = threading.Lock()
+
+    def _forget(self) -> None:
+        while self._gone:
+            self._table.remove(*self._gone.popleft())
+
+
+known = Known()
+"""Of this process."""
+
+
+def address_of(data: memoryview) -> int:
+    """Where contiguous memory begins."""
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address

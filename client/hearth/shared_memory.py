@@ -1,0 +1,160 @@
+"""Memory shared with a device process of this host: opened at the first large copy, for one attachment after another.
+
+Where that cannot be, or fails, nobody is told: bytes go over gRPC then, as they do to remote devices.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from hearth import segments
+from hearth.errors import HearthError
+from hearth.ring import SLOT_BYTES, Ring, Slot
+from hearth.segment_pool import pool
+from hearth.segments import Segment
+from hearth.transport.segment_connection import Lost, open_segments
+from hearth_proto.v1 import device_pb2
+
+if TYPE_CHECKING:
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+    from hearth.transport.segment_connection import SegmentConnection
+
+_TRIES = 3
+"""So many connections in a row that nothing came of, on one attachment; then there is no other."""
+
+
+class Shared:
+    """What is shared for one attachment, while its connection lives."""
+
+    def __init__(self, attachment: Attachment, connection: SegmentConnection) -> None:
+        self.attachment = attachment
+        self.ring = Ring(self._slot)
+        self._connection = connection
+
+    @property
+    def alive(self) -> bool:
+        """Whether more can be sent; looks."""
+        return self._connection.alive
+
+    @property
+    def fruitful(self) -> bool:
+        """Whether anything was ever shared on it."""
+        return self._connection.fruitful
+
+    def lost(self, error: HearthError) -> bool:
+        """Whether a command failed with `error` because its segment had gone when it came, with the connection; the
+        memory is not the device process's any more then."""
+        return error.reason == "INVALID_HANDLE" and not error.failures and not self.alive
+
+    def number(self, segment: Segment) -> int:
+        """What commands name the segment by, after seeing to that; 0 where it has to do without."""
+        number = self._connection.number(segment)
+        if number or segment.size > self._connection.most:
+            return number
+        try:
+            number = self._connection.register(segment)
+            if number or not pool.cached:
+                return number
+            pool.trim()  # what no array has any more need not be registered for ever
+            return self._connection.register(segment)
+        except Lost:
+            return 0
+
+    def close(self) -> None:
+        """Nothing more is shared; the device process ends what is under way."""
+        self._connection.release()
+        self.ring.end()
+
+    def forked(self) -> None:
+        """In the child of a fork: the connection is the parent's."""
+        self._connection.forked()
+        self.ring = Ring(lambda: None, 0)
+
+    def _slot(self) -> Slot | None:
+        try:
+            segment = Segment(SLOT_BYTES)
+        except OSError:
+            return None
+        number = self.number(segment)
+        return Slot(segment, number) if number else None
+
+
+class SharedMemory:
+    """Of one `Connection`. Safe from any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._shared: Shared | None = None
+        self._for: weakref.ref[Attachment] | None = None
+        """The attachment that was opened for last, or was tried to be."""
+        self._failed = 0
+        """How often, for that one."""
+        self._closed = False
+        self._pid = os.getpid()
+
+    def for_attachment(self, attachment: Attachment) -> Shared | None:
+        """What is shared now; None where nothing is. Waits while it is opened."""
+        shared = self._shared
+        if shared is not None and shared.attachment is attachment and shared.alive:
+            return shared
+        if self._hopeless(attachment):
+            return None
+        with self._lock:
+            shared = self._shared
+            if shared is not None and shared.attachment is attachment and shared.alive:
+                return shared
+            self._shared = None
+            if shared is not None:
+                shared.close()
+                if shared.attachment is attachment:
+                    self._failed = 0 if shared.fruitful else self._failed + 1
+            if self._hopeless(attachment):
+                return None
+            if self._for is None or self._for() is not attachment:
+                self._for, self._failed = weakref.ref(attachment), 0
+            try:
+                self._shared = self._open(attachment)
+            except HearthError as error:
+                self._failed += _TRIES if error.reason == "UNSUPPORTED" else 1
+            except OSError:
+                self._failed += 1
+            return self._shared
+
+    def _hopeless(self, attachment: Attachment) -> bool:
+        if self._closed or not self._connection.transport.lanes or not segments.possible():
+            return True
+        return self._failed >= _TRIES and self._for is not None and self._for() is attachment
+
+    def _open(self, attachment: Attachment) -> Shared:
+        request = device_pb2.OpenBulkRequest(
+            session_token=self._connection.token,
+            device=self._connection.ordinal,
+            generation=attachment.session.generation,
+        )
+        answer = self._connection.transport.open_bulk(request)
+        if not answer.tickets or not answer.path:
+            raise OSError("the daemon gave no ticket")
+        most = answer.max_segment_bytes
+        opened = open_segments(answer.path, answer.tickets[0], most, self._connection.mint)
+        return Shared(attachment, opened)
+
+    def close(self) -> None:
+        """Ends what is shared; for good."""
+        self._closed = True
+        if self._pid == os.getpid():
+            with self._lock:
+                shared, self._shared = self._shared, None
+            if shared is not None:
+                shared.close()
+
+    def forked(self) -> None:
+        """In the child of a fork: takes no lock."""
+        self._closed = True
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.forked()

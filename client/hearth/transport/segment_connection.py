@@ -1,0 +1,243 @@
+"""A connection to a device process on which segments of memory are shared with it: frames, with descriptors.
+
+It belongs to one attachment. Commands name a segment once the device process has said, here, that they may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from hearth.errors import from_status
+from hearth_proto import frames
+from hearth_proto.frames import FrameError, FrameReader, Kind
+from hearth_proto.v1.status_pb2 import Status
+
+if TYPE_CHECKING:
+    from hearth.segments import Segment
+    from hearth_proto.frames import Frame
+
+LIVE_S = 2.0
+"""So long it may take to come to life."""
+REGISTER_S = 10.0
+REGISTER_GIB_S = 1.0
+"""So long the answer to a segment may take, and so much longer for each GiB of it."""
+_FULL = "QUOTA_EXCEEDED"
+_READ_BYTES = 64 << 10
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class Lost(OSError):
+    """The device process, or the connection to it, is gone."""
+
+
+def open_segments(
+    path: str, ticket: bytes, most: int, mint: Callable[[], int], seconds: float = LIVE_S
+) -> SegmentConnection:
+    """Connects to a Unix socket, shows the ticket and waits for the device process's first frame; `most`: bytes that
+    may be registered; `mint` gives numbers that the session has not used. Raises OSError."""
+    deadline = time.monotonic() + seconds
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(seconds)
+        connection.connect(path)
+        connection.sendall(frames.encode(Kind.TICKET, ticket))
+        opened = SegmentConnection(connection, most, mint)
+        first = opened.receive(deadline)
+        if first[0].kind != Kind.LIVE:
+            raise Lost(f"it began with frame {first[0].kind}")
+        connection.settimeout(None)  # with a timeout of Python's own, MSG_DONTWAIT waits
+    except (FrameError, ValueError) as error:  # no frames, or a path that is none
+        connection.close()
+        raise Lost(str(error)) from None
+    except BaseException:
+        connection.close()
+        raise
+    return opened
+
+
+class _Sent(NamedTuple):
+    """A segment that the device process was given, and has not been told to let go of."""
+
+    number: int
+    size: int
+    held: weakref.ref[Segment]
+
+
+class SegmentConnection:
+    """The client's end. Nothing comes over it but what was asked for, so that who asks also receives."""
+
+    def __init__(self, connection: socket.socket, most: int, mint: Callable[[], int]) -> None:
+        self.most = most
+        """Bytes that may be registered, all together."""
+        self.registered_bytes = 0
+        self.fruitful = False
+        """Whether a segment was ever taken."""
+        self._connection = connection
+        self._mint = mint
+        self._reader = FrameReader()
+        self._lock = threading.Lock()
+        self._named: dict[int, int] = {}
+        """What commands may name: segment -> its number here."""
+        self._sent: dict[int, _Sent] = {}
+        self._refused: set[int] = set()
+        self._gone: deque[int] = deque()
+        """Segments of `_sent` that nobody has any more."""
+        self._closed = False
+
+    # ---- state ----
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used; looks."""
+        if self._closed:
+            return False
+        try:
+            data = self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except (OSError, ValueError):
+            data = b""
+        if not data:
+            self.close()
+        return bool(data)
+
+    def close(self) -> None:
+        """Ends it for both sides."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """The same, and gives the descriptor back when nobody uses it any more."""
+        self.close()
+        with self._lock:
+            self._connection.close()
+
+    def forked(self) -> None:
+        """In the child of a fork, where another thread may have held the lock; the parent's connection goes on."""
+        self._closed = True
+        self._connection.close()
+
+    # ---- segments ----
+
+    def number(self, segment: Segment) -> int:
+        """What commands name it by; 0: they may not."""
+        return 0 if self._closed else self._named.get(segment.number, 0)
+
+    def register(self, segment: Segment) -> int:
+        """Has the device process map the segment, and waits for that; what commands name it by, or 0 where it, or the
+        bound on all of them, does not allow it. Raises `Lost`."""
+        ident = segment.number
+        if ident in self._named and not self._closed:
+            return self._named[ident]
+        with self._lock:
+            self._release_gone()
+            if self._closed:
+                raise Lost("the connection was closed")
+            if ident in self._named:
+                return self._named[ident]
+            if ident in self._refused:
+                return 0
+            try:
+                sent = self._sent.get(ident)  # an earlier wait for its answer was broken off
+                if sent is None:
+                    if self.registered_bytes + segment.size > self.most:
+                        return 0
+                    sent = self._send(segment)
+                return sent.number if self._answered(sent) else 0
+            except (OSError, FrameError, ValueError) as error:
+                self.close()
+                raise Lost(str(error)) from None
+
+    def _send(self, segment: Segment) -> _Sent:
+        ident = segment.number
+        sent = _Sent(self._mint(), segment.size, weakref.ref(segment, lambda _: self._ended(ident)))
+        frame = frames.encode(Kind.SEGMENT, json.dumps({"size": segment.size}).encode(), id=sent.number)
+        deadline = time.monotonic() + REGISTER_S
+        try:
+            self._wait(select.POLLOUT, deadline)
+            taken = socket.send_fds(self._connection, [frame], [segment.descriptor], _FLAGS)
+            while taken < len(frame):
+                self._wait(select.POLLOUT, deadline)
+                taken += self._connection.send(frame[taken:], _FLAGS)
+        except BaseException:  # KeyboardInterrupt: a part of the frame may have gone out
+            self.close()
+            raise
+        self._sent[ident] = sent
+        self.registered_bytes += segment.size
+        return sent
+
+    def _answered(self, sent: _Sent) -> bool:
+        """Waits for the answer: whether it may be named."""
+        deadline = time.monotonic() + REGISTER_S + REGISTER_GIB_S * sent.size / (1 << 30)
+        while True:
+            for frame in self.receive(deadline):
+                ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
+                if ident is not None and frame.kind == Kind.SEGMENT:
+                    self._named[ident] = frame.id
+                    self.fruitful = True
+                elif ident is not None and frame.kind == Kind.ABORT:
+                    self.registered_bytes -= self._sent.pop(ident).size
+                    if from_status(Status.FromString(frame.payload)).reason != _FULL:
+                        self._refused.add(ident)
+                else:
+                    raise FrameError(f"frame {frame.kind} came about {frame.id}")
+                if frame.id == sent.number:
+                    return frame.kind == Kind.SEGMENT
+
+    def receive(self, deadline: float) -> list[Frame]:
+        """Waits for the next frames, until then. Raises OSError, `FrameError`."""
+        came: list[Frame] = []
+        while not came:
+            self._wait(select.POLLIN, deadline)
+            data = self._connection.recv(_READ_BYTES)
+            if not data:
+                raise Lost("the daemon closed it")
+            came = self._reader.feed(data)
+        return came
+
+    def _wait(self, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._connection, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+            raise Lost("no answer in time")
+
+    # ---- the end of segments ----
+
+    def _ended(self, ident: int) -> None:
+        """Nobody has the segment any more. Called by the garbage collector, perhaps in a thread that holds the lock."""
+        self._gone.append(ident)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._release_gone()
+            finally:
+                self._lock.release()
+
+    def _release_gone(self) -> None:
+        """Tells the device process what is named no more; never waits."""
+        while self._gone and not self._closed:
+            ident = self._gone[0]
+            sent = self._sent.get(ident)
+            if sent is not None:
+                frame = frames.encode(Kind.RELEASE, id=sent.number)
+                try:
+                    self._connection.send(frame, _FLAGS)
+                except BlockingIOError:
+                    return
+                except OSError:
+                    self.close()
+                    return
+                del self._sent[ident]
+                self.registered_bytes -= sent.size
+            self._gone.popleft()
+            self._named.pop(ident, None)
+            self._refused.discard(ident)

@@ -1,0 +1,115 @@
+"""`empty_pinned` and its like: what NumPy would make, in memory that can be shared."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth import segments
+from hearth.segment_pool import LEAST, pool
+
+needs_memfd = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+SHAPES = [(), 0, 7, (3, 4), (0, 5), 100_000, (300, 400), (7, 50, 60, 5), (1 << 17, 1)]
+DTYPES = [np.uint8, "f4", float, ">i4", np.complex128, np.dtype([("a", "u1"), ("b", "f8")]), "S3", bool, "M8[s]"]
+
+
+def pinned(array: np.ndarray) -> bool:
+    """Whether a device could copy from it directly."""
+    start, end = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
+    return segments.known.find(start, end - start) is not None
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("shape", "dtype"), list(itertools.product(SHAPES, DTYPES)))
+def test_it_is_what_numpy_makes(shape: object, dtype: object, order: str) -> None:
+    theirs = np.zeros(shape, dtype, order)  # type: ignore[call-overload]
+    for make in (hearth.empty_pinned, hearth.zeros_pinned):
+        ours = make(shape, dtype, order)  # type: ignore[arg-type]
+        assert type(ours) is np.ndarray
+        assert (ours.shape, ours.dtype, ours.strides) == (theirs.shape, theirs.dtype, theirs.strides)
+        assert ours.flags.writeable and ours.flags.aligned
+        if make is hearth.zeros_pinned:
+            assert ours.tobytes() == theirs.tobytes()
+        if segments.possible():
+            assert pinned(ours) == (ours.nbytes >= LEAST)
+
+
+@pytest.mark.parametrize("order", ["C", "F", "A", "K"])
+def test_like_an_array_of_any_layout(order: str) -> None:
+    base = np.arange(40 * 60 * 50, dtype=np.float32).reshape(40, 60, 50)
+    for model in (base, base.T, base.transpose(1, 0, 2), base[::2, :, ::5], np.asfortranarray(base), base[:0]):
+        for dtype in (None, np.complex64):
+            theirs = np.empty_like(model, dtype, order)  # type: ignore[call-overload]
+            ours = hearth.empty_like_pinned(model, dtype, order)  # type: ignore[arg-type]
+            zeros = hearth.zeros_like_pinned(model, dtype, order)  # type: ignore[arg-type]
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+            if model.size:
+                assert ours.strides == zeros.strides == theirs.strides
+            assert not zeros.any()
+            ours[...] = model
+            np.testing.assert_array_equal(ours, model.astype(ours.dtype))
+
+
+def test_like_with_a_shape_of_its_own() -> None:
+    ours = hearth.empty_like_pinned(np.zeros((3, 4), np.int16), shape=(200, 300))
+    assert ours.shape == (200, 300) and ours.dtype == np.int16
+
+
+@needs_memfd
+def test_zeros_are_zeros_where_memory_is_used_again() -> None:
+    pool.trim()
+    first = hearth.empty_pinned(1 << 20, np.uint8)
+    first.fill(255)
+    address = first.ctypes.data
+    del first
+    again = hearth.zeros_pinned(1 << 20, np.uint8)
+    assert again.ctypes.data == address
+    assert not again.any()
+
+
+@needs_memfd
+def test_a_view_keeps_the_memory() -> None:
+    array = hearth.empty_pinned((1 << 10, 1 << 10), np.uint8)
+    array[3] = 7
+    row = array[3]
+    del array
+    other = hearth.empty_pinned((1 << 10, 1 << 10), np.uint8)
+    other.fill(1)
+    assert (row == 7).all() and pinned(row)
+
+
+@needs_memfd
+def test_ordinary_memory_where_the_system_gives_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(size: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(pool, "lease", refused)
+    assert not pinned(hearth.zeros_pinned(1 << 20))
+    monkeypatch.setattr(segments, "possible", lambda: False)
+    assert not pinned(hearth.empty_pinned(1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ((-1,), hearth.ArgumentError, "negative"),
+        ((2.5,), hearth.DtypeError, "whole numbers"),
+        ((3, object), hearth.DtypeError, "Python objects"),
+        ((3, "no such"), hearth.DtypeError, "no dtype"),
+        ((1 << 62, np.float64), hearth.ArgumentError, "63 bits"),
+        ((3, np.uint8, "K"), hearth.ArgumentError, "order is 'K'"),
+        ((3, np.uint8, "CF"), hearth.ArgumentError, "order is 'CF'"),
+        ((3, np.uint8, None), hearth.ArgumentError, "order is None"),
+    ],
+)
+def test_what_makes_no_array_is_refused(arguments: tuple, error: type, says: str) -> None:
+    with pytest.raises(error, match=says):
+        hearth.empty_pinned(*arguments)
+
+
+def test_more_than_there_is() -> None:
+    with pytest.raises(MemoryError):
+        hearth.empty_pinned(1 << 60, np.uint8)

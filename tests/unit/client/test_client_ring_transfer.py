@@ -1,0 +1,347 @@
+"""Transfers through the ring, against a device process that answers when and as it likes: every byte in its place, or
+an error, and every slot back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hearth import ring, ring_transfer
+from hearth.errors import DeviceLostError, HearthError, TimeoutError
+from hearth.ring import Ring, Slot
+from hearth.ring_transfer import Download, Upload
+from hearth.segments import Segment
+from hearth.transfer import Part
+from hearth_proto.layouts import Rows
+from hearth_proto.v1 import commands_pb2
+
+EACH = 1000
+REFUSED = HearthError("refused", reason="OUT_OF_BOUNDS")
+
+
+class Device:
+    """Memory, and a thread that executes commands in order; `plan` may fail, delay or swallow the n-th."""
+
+    def __init__(self, size: int, slots: int = 4, stall: float = 0.2) -> None:
+        self.memory = np.zeros(size, np.uint8)
+        self.commands = self._heard = 0
+        self.both = threading.Event()
+        self.plan: Any = lambda number: None
+        self.session = SimpleNamespace(error=None)
+        self.attachment = self
+        self.alive = True
+        self.segments: dict[int, Segment] = {}
+        self._numbers = itertools.count(1)
+        self.ring = Ring(self._slot, slots, stall)
+        self.deferred: list[HearthError] = []
+        self.prints = SimpleNamespace(deliver=lambda: None)
+        self.defer = self.deferred.append
+        self._queue: SimpleQueue[tuple[commands_pb2.Command, Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _slot(self) -> Slot:
+        number = next(self._numbers)
+        self.segments[number] = Segment(1 << 16)
+        return Slot(self.segments[number], number)
+
+    def lost(self, error: HearthError) -> bool:
+        return error.reason == "INVALID_HANDLE" and not self.alive
+
+    def hear(self, command: commands_pb2.Command, reply: Any, *, one_way: bool) -> None:
+        if self.session.error is not None:
+            raise self.session.error.again()
+        self._queue.put((command, reply))
+        self._heard += 1
+        if self._heard == 2:
+            self.both.set()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            command, reply = item
+            error = self.plan(self.commands)
+            self.commands += 1
+            if error is not None:
+                reply.set_error(error)
+                continue
+            result = commands_pb2.Result()
+            if command.HasField("write"):
+                self._copy(command.write, True)
+            else:
+                self._copy(command.read, False)
+                result.read.size = command.read.size
+            reply.set_result(result)
+
+    def _copy(self, copy: Any, write: bool) -> None:
+        shared = self.segments[copy.shared.segment].bytes[copy.shared.offset :][: copy.size]
+        rows = Rows(0, copy.size) if not copy.HasField("rows") else Rows(0, *_rows(copy.rows))
+        assert rows.size == copy.size
+        for row in range(rows.rows):
+            there = self.memory[copy.offset + row * rows.pitch :][: rows.width]
+            here = shared[row * rows.width :][: rows.width]
+            assert len(there) == len(here) == rows.width
+            if write:
+                there[:] = here
+            else:
+                here[:] = there
+
+
+def _rows(message: Any) -> tuple[int, int, int]:
+    return message.width, message.rows, message.pitch
+
+
+@contextlib.contextmanager
+def device(size: int, slots: int = 4, stall: float = 0.2) -> Iterator[Device]:
+    made = Device(size, slots, stall)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_transfer, "piece_bytes", lambda size, threads: EACH)
+    monkeypatch.setattr(ring_transfer, "threads", lambda: 3)
+
+
+def noise(size: int) -> np.ndarray:
+    return np.random.default_rng(size).integers(0, 255, size, np.uint8)
+
+
+def upload(gpu: Device, part: Part, host: np.ndarray, progress: Any = None) -> int:
+    return Upload(gpu, gpu, part, host, progress).run()  # type: ignore[arg-type]
+
+
+def download(gpu: Device, part: Part, host: np.ndarray, progress: Any = None, timeout: float | None = None) -> int:
+    return Download(gpu, gpu, part, host, progress, timeout).run()  # type: ignore[arg-type]
+
+
+def settled(gpu: Device) -> None:
+    """All is answered, and every slot back."""
+    gpu.close()
+    assert gpu.ring.idle == gpu.ring.made
+
+
+@given(st.integers(1, 20 * EACH), st.integers(0, 50), st.integers(1, 5))
+@settings(max_examples=40)
+def test_every_size_and_offset(size: int, offset: int, slots: int) -> None:
+    host, into = noise(size), np.zeros(size, np.uint8)
+    done: list[int] = []
+    with device(size + 100, slots) as gpu:
+        assert upload(gpu, Part(0, 1, offset), host, lambda so_far, total: done.append(so_far)) == size
+        assert download(gpu, Part(0, 1, offset), into, lambda so_far, total: done.append(-so_far)) == size
+        settled(gpu)
+        np.testing.assert_array_equal(into, host)
+        assert not gpu.memory[:offset].any() and not gpu.memory[offset + size :].any()
+        assert done == sorted(done[: done.index(size) + 1]) + sorted(done[done.index(size) + 1 :], reverse=True)
+        assert done[-1] == -size
+
+
+@given(st.integers(1, 300), st.integers(1, 1500), st.integers(0, 40))
+@settings(max_examples=40)
+def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
+    host, into = noise(rows * width), np.zeros(rows * width, np.uint8)
+    part = Part(0, 1, 5, Rows(5, width, rows, width + gap))
+    with device(5 + rows * (width + gap)) as gpu:
+        gpu.memory[:] = 7
+        assert upload(gpu, part, host) == len(host)
+        assert download(gpu, part, into) == len(host)
+        settled(gpu)
+        np.testing.assert_array_equal(into, host)
+        there = gpu.memory[5:].reshape(rows, width + gap)
+        np.testing.assert_array_equal(there[:, :width], host.reshape(rows, width))
+        assert (there[:, width:] == 7).all() and (gpu.memory[:5] == 7).all()
+
+
+def test_rows_longer_than_a_slot_go_another_way() -> None:
+    width = ring.SLOT_BYTES + 1
+    with device(10) as gpu:
+        part = Part(0, 1, 0, Rows(0, width, 2, width + 1))
+        assert upload(gpu, part, np.zeros(2 * width, np.uint8)) == 0
+        assert download(gpu, part, np.zeros(2 * width, np.uint8)) == 0
+
+
+@pytest.mark.parametrize("failing", [0, 3, 19])
+def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
+    host, into = noise(20 * EACH), np.zeros(20 * EACH, np.uint8)
+    with device(len(host)) as gpu:
+        gpu.plan = lambda number: REFUSED if number >= failing else None
+        told = 0
+        try:
+            upload(gpu, Part(0, 1, 0), host)
+        except HearthError as error:
+            assert error.reason == "OUT_OF_BOUNDS"
+            told = 1
+        settled(gpu)
+        assert told + len(gpu.deferred) == 1  # also of many pieces that fail
+    with device(len(host)) as gpu:
+        gpu.plan = lambda number: REFUSED if number >= failing else None
+        with pytest.raises(HearthError, match="refused"):
+            download(gpu, Part(0, 1, 0), into)
+        settled(gpu)
+        assert not gpu.deferred
+
+
+def test_another_error_that_a_read_brings_is_not_lost() -> None:
+    errors = [HearthError("first", reason="LAUNCH_FAILED"), HearthError("second", reason="LAUNCH_FAILED")]
+    with device(2 * EACH) as gpu:
+        gpu.plan = lambda number: errors[number] if gpu.both.wait(20) else REFUSED
+        with pytest.raises(HearthError) as raised:
+            download(gpu, Part(0, 1, 0), np.zeros(2 * EACH, np.uint8))
+        settled(gpu)
+        assert {raised.value.message, *(error.message for error in gpu.deferred)} == {"first", "second"}
+
+
+def test_a_loss_in_the_middle_is_an_error_and_is_not_told_again() -> None:
+    lost = DeviceLostError("gone", reason="DEVICE_LOST")
+    for way in (upload, download):
+        with device(50 * EACH) as gpu:
+
+            def plan(number: int, gpu: Device = gpu) -> HearthError | None:
+                if number < 5:
+                    return None
+                gpu.session.error = lost
+                return lost
+
+            gpu.plan = plan
+            with pytest.raises(DeviceLostError):
+                way(gpu, Part(0, 1, 0), np.zeros(50 * EACH, np.uint8))
+            settled(gpu)
+            assert not gpu.deferred
+
+
+def test_a_ring_that_is_held_up_leaves_the_rest_to_others() -> None:
+    host, held = noise(20 * EACH), threading.Event()
+    with device(len(host), slots=4, stall=0.05) as gpu:
+        gpu.plan = lambda number: None if held.wait(20) else REFUSED
+        assert upload(gpu, Part(0, 1, 0), host) == 4 * EACH
+        assert download(gpu, Part(0, 1, 0), np.zeros(len(host), np.uint8)) == 0
+        held.set()
+        settled(gpu)
+        np.testing.assert_array_equal(gpu.memory[: 4 * EACH], host[: 4 * EACH])
+
+
+def test_a_download_waits_for_what_it_has_asked_for_however_long() -> None:
+    into, held = np.zeros(20 * EACH, np.uint8), threading.Event()
+    with device(len(into), slots=8, stall=0.02) as gpu:
+        gpu.memory[:] = noise(len(into))
+        gpu.plan = lambda number: None if held.wait(20) else REFUSED
+        threading.Timer(0.2, held.set).start()
+        assert download(gpu, Part(0, 1, 0), into) == len(into)
+        np.testing.assert_array_equal(into, gpu.memory)
+
+
+def test_a_download_leaves_slots_to_others() -> None:
+    held = threading.Event()
+    with device(20 * EACH, slots=8) as gpu:
+        gpu.plan = lambda number: None if held.wait(20) else REFUSED
+        reading = threading.Thread(target=download, args=(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8)))
+        reading.start()
+        assert upload(gpu, Part(0, 1, 0), noise(2 * EACH)) == 2 * EACH
+        held.set()
+        reading.join(20)
+        assert not reading.is_alive()
+
+
+def test_a_deadline_ends_a_download_and_its_slots_come_back_when_they_are_answered() -> None:
+    held = threading.Event()
+    with device(20 * EACH) as gpu:
+        gpu.plan = lambda number: None if held.wait(20) else REFUSED
+        with pytest.raises(TimeoutError, match=r"0\.05 s"):
+            download(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8), timeout=0.05)
+        assert gpu.ring.idle < gpu.ring.made
+        held.set()
+        settled(gpu)
+
+
+def test_a_lost_connection_leaves_all_to_others() -> None:
+    gone = HearthError("no such segment", reason="INVALID_HANDLE")
+    for way in (upload, download):
+        with device(20 * EACH) as gpu:
+            gpu.alive = False
+            gpu.plan = lambda number: gone if number > 2 else None
+            assert way(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
+            settled(gpu)
+
+
+@pytest.mark.parametrize("way", [upload, download])
+@pytest.mark.parametrize("at", [1, 7])
+def test_an_interruption_leaves_no_slot_behind(way: Any, at: int) -> None:
+    calls = 0
+
+    def interrupt(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+
+    with device(20 * EACH) as gpu:
+        with contextlib.suppress(KeyboardInterrupt):  # or in a thread that helps, where nobody hears it
+            way(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
+        settled(gpu)
+
+
+class Interrupting(np.ndarray):
+    """Ctrl-C comes at the n-th copy into it."""
+
+    left = 3
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        super().__setitem__(index, value)
+
+
+def test_an_interruption_while_a_piece_is_copied_leaves_no_slot_behind() -> None:
+    with device(20 * EACH) as gpu:
+        with pytest.raises(KeyboardInterrupt):
+            download(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8).view(Interrupting))
+        settled(gpu)
+
+
+def test_an_error_of_the_callback_is_raised() -> None:
+    def broken(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    for way in (upload, download):
+        with device(20 * EACH) as gpu:
+            with pytest.raises(ZeroDivisionError):
+                way(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8), broken)
+            settled(gpu)
+
+
+def test_many_transfers_at_once() -> None:
+    drawn = random.Random(4)
+    with device(64 * 30 * EACH, slots=5, stall=30.0) as gpu:
+        failures: list[int] = []
+
+        def work(number: int, size: int) -> None:
+            host, into, part = noise(size), np.zeros(size, np.uint8), Part(0, 1, number * 30 * EACH)
+            whole = upload(gpu, part, host) == download(gpu, part, into) == size
+            if not whole or (host != into).any():
+                failures.append(number)
+
+        threads = [threading.Thread(target=work, args=(number, drawn.randrange(1, 30 * EACH))) for number in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failures
+        settled(gpu)

@@ -1,0 +1,243 @@
+"""Segments: what lies at an address, blocks used again, and what a fork leaves alone."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import itertools
+import mmap
+import os
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth import segment_pool, segments
+from hearth.segment_pool import LEAST, SLAB, SLABBED, Block, FreeBlocks, SegmentPool, size_class
+from hearth.segments import AddressTable, Known, Segment, address_of
+
+pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+
+
+# ---- addresses ----
+
+
+ranges = st.tuples(st.integers(0, 60), st.integers(1, 12))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove", "find"]), ranges), max_size=60))
+def test_the_table_finds_what_a_map_of_every_byte_would(steps: list[tuple[str, tuple[int, int]]]) -> None:
+    table: AddressTable[tuple[int, int, int]] = AddressTable()
+    model: dict[int, tuple[int, int, int]] = {}  # address -> (start, size, number)
+    for number, (what, (start, size)) in enumerate(steps):
+        if what == "add":
+            item = (start, size, number)
+            overlapped = {model[at] for at in range(start, start + size) if at in model}
+            model = {at: each for at, each in model.items() if each not in overlapped}
+            model |= dict.fromkeys(range(start, start + size), item)
+            table.add(start, size, item)
+        elif what == "remove":
+            there = model.get(start)
+            if there is not None:
+                table.remove(start, there)
+                if there[0] == start:
+                    model = {at: each for at, each in model.items() if each is not there}
+        else:
+            covering = {model.get(at) for at in range(start, start + size)}
+            (only,) = covering if len(covering) == 1 else (None,)
+            assert table.find(start, size) == (None if only is None else (only, start - only[0]))
+    assert len(table) == len(set(model.values()))
+
+
+def test_a_segment_is_found_by_any_part_of_it_and_nothing_else() -> None:
+    known, segment = Known(), Segment(1 << 16)
+    assert known.find(segment.address, 1) is None
+    known.add(segment)
+    assert known.find(segment.address, segment.size) == (segment, 0)
+    assert known.find(segment.address + 77, 5) == (segment, 77)
+    assert known.find(segment.address + segment.size - 1, 2) is None
+    assert known.find(segment.address - 1, 2) is None
+    assert known.find(address_of(memoryview(bytes(100))), 100) is None
+
+
+def test_a_segment_that_is_gone_is_found_no_more_and_leaves_nothing() -> None:
+    known = Known()
+    segment = Segment(1 << 16)
+    known.add(segment)
+    address, descriptor, gone = segment.address, segment.descriptor, weakref.ref(segment)
+    del segment
+    assert gone() is None
+    assert known.find(address, 1) is None
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
+
+
+def test_a_segment_cannot_change_its_size() -> None:
+    segment = Segment(1 << 16)
+    assert not segment.bytes.any() and len(segment.bytes) == segment.size
+    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert fcntl.fcntl(segment.descriptor, fcntl.F_GET_SEALS) == wanted
+    for size in (0, 1 << 20):
+        with pytest.raises(OSError, match="not permitted"):
+            os.ftruncate(segment.descriptor, size)
+    with mmap.mmap(segment.descriptor, segment.size) as again:  # the same memory, wherever it is mapped
+        again[7] = 42
+    assert segment.bytes[7] == 42
+
+
+# ---- blocks ----
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_class_wastes_little_and_holds_what_is_asked(size: int) -> None:
+    kind = size_class(size)
+    assert kind >= size and kind % 4096 == 0 and size_class(kind) == kind
+    if size > SLABBED:
+        assert kind - size <= min(size / 8, 16 << 20)
+    elif size >= LEAST:
+        assert kind < 2 * size and SLAB % kind == 0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=80), st.integers(0, 20))
+def test_free_blocks_stay_within_their_bound_oldest_out_first(steps: list[tuple[bool, int]], most: int) -> None:
+    free, model = FreeBlocks(most), []
+    segment = object()
+    for put, size in steps:
+        if put:
+            block = Block(segment, 0, size, 0)  # type: ignore[arg-type]
+            gone = free.put(block)
+            model.append(block)
+            expected = []
+            while sum(each.size for each in model) > most:
+                expected.append(model.pop(0))
+            assert list(map(id, gone)) == list(map(id, expected))
+        else:
+            taken = free.take(size)
+            same = [each for each in model if each.size == size]
+            assert taken is (same[-1] if same else None)
+            if taken is not None:
+                model = [each for each in model if each is not taken]
+        assert free.bytes == sum(each.size for each in model) <= most and len(free) == len(model)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def array_of(pool: SegmentPool, size: int) -> np.ndarray:
+    return np.asarray(pool.lease(size))[:size]
+
+
+@pytest.mark.parametrize("size", [LEAST, 300_000, 3 << 20])
+def test_memory_is_used_again_only_when_no_view_is_left(size: int) -> None:
+    pool = SegmentPool()
+    array = array_of(pool, size)
+    address = array.ctypes.data
+    view = memoryview(array[10:20].reshape(2, 5))
+    del array
+    other = array_of(pool, size)
+    assert other.ctypes.data != address
+    del view
+    gc.collect()
+    again = array_of(pool, size)
+    assert again.ctypes.data == address
+
+
+def test_small_blocks_share_descriptors() -> None:
+    pool = SegmentPool()
+    before = descriptors()
+    arrays = [array_of(pool, LEAST) for _ in range(10 * SLAB // LEAST)]
+    assert descriptors() - before <= 2 * 10
+    starts = sorted(array.ctypes.data for array in arrays)
+    assert all(second - first >= LEAST for first, second in itertools.pairwise(starts))
+
+
+def test_what_waits_to_be_used_again_is_bounded_and_can_be_given_up() -> None:
+    pool = SegmentPool(cache=10 << 20)
+    before = descriptors()
+    arrays = [array_of(pool, 4 << 20) for _ in range(5)]
+    del arrays
+    assert 0 < pool.cached <= 10 << 20
+    pool.trim()
+    assert pool.cached == 0
+    assert descriptors() == before
+
+
+def test_spoiled_memory_is_never_used_again() -> None:
+    pool = SegmentPool()
+    lease = pool.lease(4 << 20)
+    lease._block.segment.spoiled = True
+    del lease
+    assert pool.cached == 0
+
+
+def test_memory_of_a_forks_time_is_used_again_by_neither() -> None:
+    pool = SegmentPool()
+    array = array_of(pool, 4 << 20)
+    array_of(pool, 5 << 20)  # waits to be used again
+    pool.forking()
+    after = array_of(pool, 4 << 20)
+    waited = pool.cached
+    del array
+    assert pool.cached == waited == 5 << 20
+    del after
+    assert pool.cached == 9 << 20
+    pool.forked()  # a child has nothing of what waits
+    assert pool.cached == 0
+
+
+def test_a_child_finds_its_parents_segments_and_leaves_its_pool_alone() -> None:
+    pool = segment_pool.pool
+    array = array_of(pool, 2 << 20)
+    array_of(pool, 2 << 20)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            array[0] = 99  # shared with the parent
+            fine = pool.cached == 0 and segments.known.find(array.ctypes.data, array.nbytes) is not None
+            other = array_of(pool, 2 << 20)
+            other.fill(1)
+            os.write(writing, b"y" if fine else b"n")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1) == b"y"
+    os.waitpid(pid, 0)
+    os.close(reading)
+    assert array[0] == 99
+    address = array.ctypes.data
+    del array
+    assert array_of(pool, 2 << 20).ctypes.data != address
+
+
+def test_many_threads_never_share_a_block() -> None:
+    pool, failures = SegmentPool(cache=1 << 20), []
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(60):
+            array = array_of(pool, int(random.integers(LEAST, 400_000)))
+            array[:4096] = seed
+            held = array[1000:2000]
+            del array
+            if (held != seed).any():
+                failures.append(seed)
+
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(previous)
+    assert not failures
+    assert pool.cached <= 1 << 20
