@@ -23,7 +23,7 @@ from hearthd.entry import device_main
 from hearthd.scratch import Scratch
 from hearthd.spec import DeviceSpec
 
-PRELOAD = ("hearthd.device.process",)
+PRELOAD = ("hearthd.device.main",)
 PRELOAD_OF = {"cuda": ("cupy", "hearthd.device.cuda.server"), "cpu": ("hearthd.device.cpu.server",)}
 """By backend. What is not imported there is imported by every device process for itself."""
 
