@@ -142,6 +142,10 @@ class FrameReader:
         """The frames that `data` completes, in order. Raises `FrameError` where no frame can begin."""
         if not isinstance(data, bytes):
             data = bytes(data)  # pieces are kept, and the caller's buffer is used again
+        if self._frame is None and not self._head and len(data) >= HEADER.size:
+            length, kind, flags, channel, ident = HEADER.unpack_from(data)
+            if length == len(data) - HEADER.size and length <= self._max_payload:  # the rule where somebody waits
+                return [Frame(kind, flags, channel, ident, data[HEADER.size :])]
         if self._head:
             data = self._head + data
             self._head = b""

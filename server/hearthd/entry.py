@@ -12,6 +12,6 @@ from hearthd.spec import DeviceSpec
 
 def device_main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
     """Entry point of a device process; `link` is its end of the socket pair, `descriptors` of the one beside it."""
-    from hearthd.device.process import main
+    from hearthd.device.main import main
 
     main(link, spec, descriptors)

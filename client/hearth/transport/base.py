@@ -79,10 +79,6 @@ class Transport(Protocol):
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
         """Opens a lane beside an Execute stream; None where that does not work. Waits for it, but not long."""
 
-    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Tickets for connections that carry bulk data. Raises `HearthError`: `UnsupportedError` where there are
-        none."""
-
     def upload(self, requests: Iterator[bytes]) -> Upload:
         """Sends serialized `UploadRequest` messages."""
 

@@ -135,13 +135,6 @@ class GrpcTransport:
         """Opens a lane beside an Execute stream; None where that does not work."""
         return open_lane(offer.path, offer.ticket)
 
-    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Tickets for connections that carry bulk data."""
-        answer: device_pb2.OpenBulkResponse = self.call_device(
-            "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S
-        )
-        return answer
-
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Sends serialized `UploadRequest` messages."""
         channel = self._bulk.channel()

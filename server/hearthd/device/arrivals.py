@@ -23,6 +23,8 @@ HEAVY = {"collective": 15, "all_reduce": 15}
 """What a command takes of a turn beyond that of others, in commands: what it asks of its peers is sent when the turn is
 over, and a long row of them must not hold up the first."""
 
+_NONE: frozenset[int] = frozenset()
+
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
 """Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
 
@@ -34,12 +36,13 @@ class Commands(Protocol):
         self,
         session: Session,
         command: commands_pb2.Command,
+        kind: str,
         *,
         batch: BatchEntry | None = None,
         index: int = 0,
         call: int = 0,
     ) -> None:
-        """Runs it, or puts it off until what it needs is there."""
+        """Runs it, which is of this kind ("": of none), or puts it off until what it needs is there."""
         ...
 
     def result(self, session: Session, call: int, result: commands_pb2.Result) -> None: ...
@@ -69,14 +72,14 @@ class Arrivals:
         telemetry = self._device.telemetry
         spent = 0
         began = time.perf_counter_ns()
-        entry = BatchEntry(batch.seq)
+        entry = BatchEntry(session.last_seq)
         session.batches.append(entry)
         index = 0
         for place, command in enumerate(batch.commands):
-            kind = command.WhichOneof("kind") or ""
-            if kind == "launches" and not command.request:
+            records = command.launches
+            if records and not command.request:  # so that is its kind; to ask for it costs as much as a launch
                 at = 0
-                while at < len(command.launches):
+                while at < len(records):
                     if backlog.left <= 0 or not backlog.may(LAUNCH):
                         spent += time.perf_counter_ns() - began
                         backlog.place = place
@@ -84,13 +87,16 @@ class Arrivals:
                         began = time.perf_counter_ns()
                         continue
                     launches, at = self._launches.run_records(
-                        session, command.launches, entry, index, at, min(2 * backlog.left, backlog.room)
+                        session, records, entry, index, at, min(2 * backlog.left, backlog.room)
                     )
                     telemetry.count("launch", launches)
                     index += launches
                     backlog.left -= launches
                     backlog.room -= launches
                 continue
+            kind = command.WhichOneof("kind") or ""
+            if kind == "launches" and not command.request:
+                continue  # none
             if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)
                 while backlog.left <= 0 or not backlog.may(need):
@@ -98,11 +104,13 @@ class Arrivals:
                     backlog.place = place
                     yield
                     began = time.perf_counter_ns()
-                self._run(backlog, command, need, entry, index)
-                backlog.left -= HEAVY.get(kind, 0)
+                self._commands.command(session, command, kind, batch=entry, index=index)
+                backlog.left -= 1 + HEAVY.get(kind, 0)
+                if need:
+                    backlog.room -= 1
                 if kind == "record_event" and backlog.awaited:
                     for waiting in backlog.awaited.pop(command.record_event.event, ()):
-                        self._commands.command(session, waiting)
+                        self._commands.command(session, waiting, "query_event")
             index += 1
         entry.left -= 1
         if not entry.left:
@@ -112,39 +120,26 @@ class Arrivals:
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """The batch and the places of what has been answered in it; None where there is nothing to run."""
         session = backlog.session
-        ahead = backlog.ahead.pop(id(frame), None)
+        ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
         try:
             batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if ahead is None else ahead.batch
         except DecodeError:
             self._protocol_error(session, "it is no ExecuteRequest")
             return None
-        if frame.id and batch.seq != frame.id:
-            self._protocol_error(session, f"its seq is {batch.seq}; that of its frame {frame.id}")
+        seq, number, last = batch.seq, frame.id, session.last_seq
+        if number and seq != number:
+            self._protocol_error(session, f"its seq is {seq}; that of its frame {number}")
             return None
-        if batch.seq <= session.last_seq and batch.seq:
-            self._device.outbox.repeated(session.channel, frame.id)
+        if seq != last + 1:
+            if 0 < seq <= last:
+                self._device.outbox.repeated(session.channel, number)
+            else:
+                self._protocol_error(session, f"its seq is {seq}; the next is {last + 1}")
             return None
-        if batch.seq != session.last_seq + 1:
-            self._protocol_error(session, f"its seq is {batch.seq}; the next is {session.last_seq + 1}")
-            return None
-        session.last_seq = batch.seq
+        session.last_seq = seq
         self._device.telemetry.batches += 1
         backlog.under = batch
-        return batch, frozenset() if ahead is None else ahead.answered
-
-    def _run(
-        self,
-        backlog: Backlog,
-        command: commands_pb2.Command,
-        need: int,
-        entry: BatchEntry | None,
-        index: int,
-        call: int = 0,
-    ) -> None:
-        self._commands.command(backlog.session, command, batch=entry, index=index, call=call)
-        backlog.left -= 1
-        if need:
-            backlog.room -= 1
+        return batch, ahead.answered if ahead is not None else _NONE
 
     def call(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
         """Works a single call off."""
@@ -154,10 +149,14 @@ class Arrivals:
             refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is no Command")
             self._commands.result(backlog.session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
-        need = NEEDS.get(command.WhichOneof("kind") or "", NOTHING)
+        kind = command.WhichOneof("kind") or ""
+        need = NEEDS.get(kind, NOTHING)
         while backlog.left <= 0 or not backlog.may(need):
             yield
-        self._run(backlog, command, need, None, 0, frame.id)
+        self._commands.command(backlog.session, command, kind, call=frame.id)
+        backlog.left -= 1
+        if need:
+            backlog.room -= 1
 
     def look_ahead(self, backlog: Backlog, frame: Frame) -> None:
         """A batch that may have to wait: what it asks of events is answered as soon as those have been recorded.
@@ -204,7 +203,7 @@ class Arrivals:
         event = session.events.get(handle)
         if ahead or event is None or event.event is None:
             return False
-        self._commands.command(session, command)
+        self._commands.command(session, command, "query_event")
         return True
 
     def _protocol_error(self, session: Session, why: str) -> None:

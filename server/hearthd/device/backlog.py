@@ -203,10 +203,10 @@ class Backlog:
 
     def done(self, tracks: Tracks) -> int:
         """How many commands of it are known to be done."""
-        position = tracks.ordering.position
-        return sum(
-            track.given - track.since - (position(track.index) - track.done_position) for track in self.busy_tracks()
-        )
+        position, done = tracks.ordering.position, 0
+        for track in self.busy_tracks():
+            done += track.given - track.since - (position(track.index) - track.done_position)
+        return done
 
     def undone(self, tracks: Tracks) -> list[Track]:
         """Tracks with work that is not known to be done."""
@@ -214,7 +214,7 @@ class Backlog:
 
     def under_way(self, tracks: Tracks) -> bool:
         """Whether the device has work of it that is not known to be done."""
-        return not all(tracks.done(track) for track in self.busy_tracks())
+        return any(not tracks.done(track) for track in self.busy_tracks())
 
     def learn(self, count: int, begun: float, now: float) -> None:
         """So many commands were done since `since`; they were begun to be given to the device at `begun`."""

@@ -125,9 +125,14 @@ class Clearance:
         return True
 
     @property
+    def waiting(self) -> bool:
+        """Whether anything is still to be given back."""
+        return bool(self._lines)
+
+    @property
     def more(self) -> bool:
         """Whether something could be given back at once."""
-        return any(not line[0].blocked for line in self._lines.values())
+        return bool(self._lines) and any(not line[0].blocked for line in self._lines.values())
 
     def pump(self) -> None:
         """Gives some back, for a short while."""

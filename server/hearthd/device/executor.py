@@ -43,6 +43,8 @@ from hearthd.device.watchdog import Watchdog, shorter
 
 Handler = Callable[[Origin, Any], Operation | None]
 
+OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # each look-up costs 0.3 us (Python 3.11)
+
 
 class Executor:
     """Frames of sessions in, frames out."""
@@ -57,6 +59,7 @@ class Executor:
         self._device = device
         self._sessions: dict[int, Session] = {}
         self._kicked: set[int] = set()
+        self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         self.watchdog = Watchdog(device.tracks)
         self.collectives = Collectives(device, post)
         copies = Copies(device)
@@ -147,7 +150,7 @@ class Executor:
 
     def frame(self, frame: Frame) -> None:
         """A frame that belongs to a session."""
-        if frame.kind == Kind.OPEN:
+        if frame.kind == OPEN:
             info = json.loads(frame.payload or b"{}")
             info["launch_timeout"] = shorter(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
             opened = self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
@@ -176,9 +179,11 @@ class Executor:
 
     def pump(self) -> None:
         """Runs what has arrived, and tries the deferred commands of sessions for which something has happened."""
-        self._memory.clearance.pump()
+        if self._memory.clearance.waiting:
+            self._memory.clearance.pump()
         self.sharing.pump()
-        self.pump_kicked()
+        if self._kicked:
+            self.pump_kicked()
 
     def pump_kicked(self) -> None:
         """The latter alone."""
@@ -187,6 +192,11 @@ class Executor:
             if session is not None:
                 session.deferred.pump()
                 self.sharing.pumped(session)
+
+    @property
+    def more(self) -> bool:
+        """Whether something could be done at once."""
+        return bool(self._kicked) or self.sharing.more or self._memory.clearance.more
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
@@ -223,13 +233,25 @@ class Executor:
     # ---- replies (see operation.Replies) ----
 
     def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
-        if self._device.output.suspects:
-            self._device.output.settle(session.channel)
+        device = self._device
+        if device.output.suspects:
+            device.output.settle(session.channel)
         if call:
-            self._device.outbox.put(Kind.RESULT, result.SerializeToString(), channel=session.channel, id=call)
+            device.outbox.put(RESULT, result.SerializeToString(), channel=session.channel, id=call)
         else:
             response = device_pb2.ExecuteResponse(result=result)
-            self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
+            device.outbox.put(RESPONSE, response.SerializeToString(), channel=session.channel)
+
+    def done(self, session: Session, call: int, request: int) -> None:
+        device = self._device
+        if device.output.suspects:
+            device.output.settle(session.channel)
+        done = self._done.result  # of one message that serves all: what most commands are answered with
+        done.request = request
+        if call:
+            device.outbox.put(RESULT, done.SerializeToString(), channel=session.channel, id=call)
+        else:
+            device.outbox.put(RESPONSE, self._done.SerializeToString(), channel=session.channel)
 
     def failed(self, origin: Origin) -> None:
         self._device.telemetry.failed(origin.name.partition(" ")[0])
@@ -244,7 +266,7 @@ class Executor:
         while batches and not batches[0].left:
             done = batches.popleft().seq
         if done:
-            self._device.outbox.put(Kind.ACK, channel=session.channel, id=done)
+            self._device.outbox.put(ACK, channel=session.channel, id=done)
 
     # ---- frames ----
 
@@ -275,13 +297,14 @@ class Executor:
         self,
         session: Session,
         command: commands_pb2.Command,
+        kind: str,
         *,
         batch: BatchEntry | None = None,
         index: int = 0,
         call: int = 0,
     ) -> None:
-        kind = command.WhichOneof("kind") or ""
-        self._device.telemetry.count(kind)
+        device = self._device
+        device.telemetry.count(kind)
         stream = session.streams.get(command.stream)
         origin = Origin(
             self,
@@ -295,7 +318,7 @@ class Executor:
         )
         try:
             if session.permissions is not None:
-                permissions.check(self._device.outbox, session, kind)
+                permissions.check(device.outbox, session, kind)
             if stream is None:
                 origin.capture = None
                 raise session.streams.unknown(command.stream)

@@ -14,7 +14,7 @@ from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearthd.device.loop import Loop
 from hearthd.device.outbox import ACK, RECEIVED, Vectors
 
-BATCH = Kind.BATCH
+BATCH = int(Kind.BATCH)
 HEAD = HEADER.size
 
 RECEIVE_BYTES = 64 << 10
@@ -74,11 +74,15 @@ class Lane:
         self._end = end
         self._fd = end.fileno()
         self._limits = limits
+        self._ack_at = limits.max_batches // 8
         self._loop = loop
         self._take = take
         self._crowded = crowded
         self._over = over
-        self._reader = FrameReader(limits.max_batch_bytes + FRAMING)
+        self._most = limits.max_batch_bytes + FRAMING
+        self._reader = FrameReader(self._most)
+        self._partly = False
+        """Whether a part of a frame has come."""
         self._open = True
         self._begun = self._reading = self._writing = False
         self._why = ""
@@ -121,19 +125,23 @@ class Lane:
 
     def put(self, kind: int, payload: bytes = b"") -> None:
         """A frame for the client, behind the ack of what has been executed."""
-        head = self._ack() + HEADER.pack(len(payload), kind, 0, 0, 0)
+        head = HEADER.pack(len(payload), kind, 0, 0, 0)
+        if self._told != self._acked:
+            head = self._ack() + head
         self._out.put(head, payload)
         self._unread += len(head) + len(payload)
 
-    def acknowledge(self, seq: int) -> None:
+    def acknowledge(self, seq: int) -> bool:
         """Every batch up to this one has been executed. The client is told with what it is told next, unless an eighth
-        of its window waits for that."""
+        of its window waits for that. Whether there is something to `settle`: that, or room for more."""
         self._acked = seq
         sizes = self._sizes
         for _ in range(len(sizes) - max(self._last - seq, 0)):
             self._unacked -= sizes.popleft()
-        if seq - self._told >= self._limits.max_batches // 8:
+        if seq - self._told >= self._ack_at:
             self.put_ack()
+            return True
+        return not self._reading
 
     def put_ack(self) -> None:
         """Tells the client what has been executed."""
@@ -205,9 +213,9 @@ class Lane:
             self.settle()
 
     def _receive(self) -> None:
-        size = LONG_RECEIVE_BYTES if self._reader.pending > HEAD else RECEIVE_BYTES
+        partly = self._partly
         try:
-            data = self._end.recv(size)
+            data = self._end.recv(LONG_RECEIVE_BYTES if partly and self._reader.pending > HEAD else RECEIVE_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -216,13 +224,18 @@ class Lane:
             self._ended("")
             return
         try:
+            if not partly and len(data) >= HEAD:
+                length, kind, flags, channel, seq = HEADER.unpack_from(data)
+                if length == len(data) - HEAD and length <= self._most:  # one frame: the rule where somebody waits
+                    self._frame(kind, flags, channel, seq, data[HEAD:])
+                    return
             for frame in self._reader.feed(data):
-                self._frame(frame)
+                self._frame(*frame)
+            self._partly = self._reader.pending > 0
         except (FrameError, LaneError) as error:
             self._ended(str(error))
 
-    def _frame(self, frame: Frame) -> None:
-        kind, flags, channel, seq, payload = frame
+    def _frame(self, kind: int, flags: int, channel: int, seq: int, payload: bytes) -> None:
         if kind != BATCH or channel or flags:
             raise LaneError(f"a frame of kind {kind} with flags {flags} for channel {channel} is none of a lane's")
         size = len(payload)

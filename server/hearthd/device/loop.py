@@ -15,6 +15,9 @@ from collections.abc import Callable
 
 Task = Callable[[], object]
 
+SHORT_S = 1e-3
+"""Sleeps below this are naps."""
+
 
 class Loop:
     """Runs ready sockets, then posted tasks in order, then `poll` hooks, until `stop`."""
@@ -30,6 +33,9 @@ class Loop:
         self._thread: int | None = None
         self.on_poll: Callable[[], float | None] = lambda: None
         """Called each time round; answers how many seconds the loop may sleep, None: until something happens."""
+        self.on_nap: Callable[[], bool | None] = lambda: False
+        """Asked before the loop sleeps for less than a millisecond: whether to go round at once instead. None: ask
+        again; sockets and tasks are looked at in between."""
         self.on_idle: Callable[[], None] = lambda: None
         """Called before the loop may sleep: the time to send what has gathered."""
         self.on_turn: Callable[[int], None] = lambda nanoseconds: None
@@ -91,11 +97,12 @@ class Loop:
         os.close(self._wake_fd)
 
     def _turn(self, sleep: float | None) -> None:
-        if sleep is not None and 0.0 < sleep < 0.001:
-            # epoll sleeps in milliseconds; select on the epoll descriptor does in microseconds.
-            select.select([self._epoll], [], [], sleep)
-            sleep = 0.0
-        ready = self._epoll.poll(-1 if sleep is None else sleep)
+        if sleep is None:
+            ready = self._epoll.poll()
+        elif 0.0 < sleep < SHORT_S:
+            ready = self._nap(sleep)
+        else:
+            ready = self._epoll.poll(sleep)
         if ready or self._tasks:
             self._began = time.perf_counter_ns()
         for fd, events in ready:
@@ -108,6 +115,17 @@ class Loop:
                     callback(events)
         for _ in range(len(self._tasks)):
             self._tasks.popleft()()
+
+    def _nap(self, seconds: float) -> list[tuple[int, int]]:
+        """What is ready, at once or after a sleep shorter than those of epoll, which counts milliseconds."""
+        poll, nap = self._epoll.poll, self.on_nap
+        while (awake := nap()) is None:
+            ready = poll(0)
+            if ready or self._tasks:
+                return ready
+        if awake or select.select((self._epoll,), (), (), seconds)[0]:  # which sleeps microseconds
+            return poll(0)
+        return []
 
     def _stop(self) -> None:
         self._stopping = True

@@ -89,12 +89,13 @@ class Meter(Generic[P]):
         self._untold[session] = self._untold.get(session, 0.0) + seconds
         self._charge(payer, seconds)
 
-    def begin(self, payer: P) -> None:
-        """It has work on the device from now on; to be ended as often as it was begun."""
+    def begin(self, payer: P) -> float:
+        """It has work on the device from now on, and what time it is; to be ended as often as it was begun."""
         now = self.advance()
         if not (self._under_way or self._untold):
             self._told = now
         self._under_way[payer] = self._under_way.get(payer, 0) + 1
+        return now
 
     def end(self, payer: P) -> None:
         """A piece of its work is done."""

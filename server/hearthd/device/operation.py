@@ -21,6 +21,10 @@ class Replies(Protocol):
     """Where answers go."""
 
     def result(self, session: Session, call: int, result: commands_pb2.Result) -> None: ...
+    def done(self, session: Session, call: int, request: int) -> None:
+        """The result of what has none but that it is done."""
+        ...
+
     def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin) -> None:
         """Counts a command that failed, was skipped, or is answered with what failed before it."""
@@ -107,11 +111,13 @@ class Origin:
 
     def reply(self, result: commands_pb2.Result | None = None) -> None:
         """Answers the command; without a result, that it is done. Nothing where nobody asked."""
-        if not self.answered:
+        if not (self.request or self.call):
             return
-        answer = result if result is not None else commands_pb2.Result(done=commands_pb2.Done())
-        answer.request = self.request
-        self.replies.result(self.session, self.call, answer)
+        if result is None:
+            self.replies.done(self.session, self.call, self.request)
+            return
+        result.request = self.request
+        self.replies.result(self.session, self.call, result)
 
     def reply_error(self, status: status_pb2.Status) -> None:
         self.replies.failed(self)

@@ -1,26 +1,22 @@
-"""Main of a device process: one loop over the front's link and wake-ups; everything runs on its only busy thread."""
+"""A device process: one loop over the front's link and wake-ups; everything runs on its only busy thread."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import json
 import os
-import select
 import signal
 import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
 
-from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
+from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.collector import Collector
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compile_limits import CompileLimits
-from hearthd.device.compile_pool import CompileWorkers, forked
+from hearthd.device.compile_pool import CompileWorkers
 from hearthd.device.compiler import CompileService
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
@@ -43,21 +39,21 @@ from hearthd.device.staging import Staging
 from hearthd.device.stripes import Stripes
 from hearthd.device.telemetry import Telemetry
 from hearthd.device.tracks import Tracks
-from hearthd.log import configure
-from hearthd.malloc import keep_freed_memory
 from hearthd.spec import DeviceSpec
 
-RECEIVE_BYTES = 2 << 20
+HEAD = HEADER.size
+RECEIVE_BYTES = 64 << 10
+LONG_RECEIVE_BYTES = 2 << 20
+"""While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""
+
+HASTY = 8
+"""Turns in a row that may leave undone what nobody waits for."""
+
+NAP_S = 2e-5
+"""How long to sleep where what was awaited has not come soon."""
+
 LAST_WORDS_S = 0.3
 """How long a process that gives up its device waits for the front to have heard why."""
-EXIT_FAULT = 70
-"""Exit status of a process that gave up its device (EX_SOFTWARE)."""
-
-KEEP_BYTES = 1 << 30
-"""Freed host memory that a device process keeps for its next copies."""
-
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 def make_server(spec: DeviceSpec) -> ComputeServer:
@@ -93,6 +89,8 @@ class DeviceProcess:
         self._spec = spec
         self._server = server
         self._reader = FrameReader()
+        self._hasty = 0
+        """Turns in a row that left things undone."""
         self.loop = Loop()
         link.setblocking(False)
         self._outbox = Outbox(link, self._watch_writes)
@@ -148,6 +146,7 @@ class DeviceProcess:
         self._executor.snapshots.listen(self.descriptors)
         self.loop.add_reader(link.fileno(), self._readable)
         self.loop.on_poll = self._poll
+        self.loop.on_nap = self._nap
         self.loop.on_idle = self._send
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
@@ -182,29 +181,41 @@ class DeviceProcess:
         self._executor.kick(session)  # made after what calls this
 
     def _poll(self) -> float | None:
-        tracks = self._device.tracks
-        self._device.staging.poll()
-        self._executor.pump()
+        device, executor = self._device, self._executor
+        tracks, sharing = device.tracks, executor.sharing
         progress = tracks.poll()
-        if progress:  # once: where completions come faster than this goes round, others have to be heard all the same
-            self._executor.kick(None)
-            self._executor.pump()
-        self._device.staging.flush()
-        wake = self._device.quiet.poll()
-        self._executor.sharing.settle(not progress)
-        self._executor.collectives.check()
-        expired = self._executor.watchdog.expired()
+        if progress:
+            self._outbox.answer()  # who waited hears of it before anything else is done
+            executor.kick(None)
+        device.staging.poll()
+        executor.pump()
+        device.staging.flush()
+        if self._hasty < HASTY and tracks.awaits and not (sharing.several or executor.more):
+            self._hasty += 1  # the rest is done when what is awaited has come, or does not come soon
+            return NAP_S
+        self._hasty = 0
+        wake = device.quiet.poll()
+        idle = not (progress and sharing.several)  # one that others wait for is filled from the sockets first
+        sharing.settle(idle)
+        executor.collectives.check()
+        expired = executor.watchdog.expired()
         if expired is not None:
             self._die(
                 f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
                 fix="raise the launch's timeout, or make the kernel end",
                 sessions=[expired.session],
             )
-        asleep = 0.0 if progress else tracks.sleep()
+        asleep = tracks.sleep() if idle else 0.0
         if wake is not None:
             asleep = sooner(wake, asleep)
-        asleep = self._stripes.sleep(self._lanes.sleep(self._executor.sleep(asleep)))
+        asleep = self._stripes.sleep(self._lanes.sleep(executor.sleep(asleep)))
         return self._collector.sleep(self._outbox.sleep(asleep))
+
+    def _nap(self) -> bool | None:
+        tracks = self._device.tracks
+        if tracks.news:
+            return True
+        return None if tracks.awaits else False
 
     def _send(self) -> None:
         self._executor.collectives.flush()
@@ -215,7 +226,7 @@ class DeviceProcess:
 
     def _readable(self, _events: int) -> None:
         try:
-            data = self._link.recv(RECEIVE_BYTES)
+            data = self._link.recv(LONG_RECEIVE_BYTES if self._reader.pending > HEAD else RECEIVE_BYTES)
         except BlockingIOError:
             self._outbox.send()  # woken because there is room again
             return
@@ -293,52 +304,6 @@ class DeviceProcess:
                     return
 
 
-def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
-    """Entry point of a device process."""
-    _die_with_parent(link)
-    _adopt_orphans()
-    keep_freed_memory(KEEP_BYTES)
-    configure(spec.log_level, spec.log_format)
-    # kill -USR1: every thread's stack to the log. The front asks for it before it ends a process that is stuck.
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # A terminal or service manager signals the whole group; the front decides when a device process ends.
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # as the fork server had them
-    workers = compile_workers(spec)
-    workers.warm(forked)  # before there is a thread or a CUDA context; it loads its compiler while the device is opened
-    try:
-        process = DeviceProcess(link, spec, make_server(spec), workers, descriptors)
-    except (Refusal, DeviceFault) as error:
-        refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))
-        link.setblocking(True)
-        outbox = Outbox(link, lambda _wanted: None)
-        outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
-        outbox.send_all()
-        os._exit(EXIT_FAULT)
-    process.capture_output()
-    process.run()
-    # Stream and compile threads may sit in native code that never returns; nothing is left to be saved.
-    os._exit(0)
-
-
-def _die_with_parent(link: socket.socket) -> None:
-    """The kernel kills this process when the fork server ends, which it does when the front is gone.
-
-    It lives as long as anybody has its "alive" pipe open, and hands that on to its children, who have no use for it: a
-    device process that is stuck would keep it, and so itself, alive for ever.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    alive = getattr(forkserver, "_forkserver", None)
-    if alive is not None and alive._forkserver_alive_fd is not None:
-        os.close(alive._forkserver_alive_fd)
-        alive._forkserver_alive_fd = None
-    poll = select.poll()
-    poll.register(link, select.POLLHUP)
-    if poll.poll(0):  # the front was gone before
-        os._exit(0)
-
-
 def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:
     """What looks at every command, where the configuration asks for it and the machine has it."""
     marks: Marks | None = None
@@ -352,12 +317,6 @@ def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activi
 
         activity = make_activity(journal.warning)
     return marks, activity
-
-
-def _adopt_orphans() -> None:
-    """What a killed compile worker had started becomes this process's child, which sees it end: an init that does, a
-    container may not have."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _dim(values: Sequence[int]) -> tuple[int, int, int]:

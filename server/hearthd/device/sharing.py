@@ -29,6 +29,8 @@ from hearthd.device.slicing import Slicing
 from hearthd.device.tracks import NEVER
 from hearthd.device.turns import Turns
 
+BATCH, CLOSE = Kind.BATCH, Kind.CLOSE  # looked up once: each time costs 0.3 us (Python 3.11)
+
 LINGER_S = 0.25
 """How long a session that is alone again still goes in slices: the other one may come back."""
 
@@ -65,18 +67,19 @@ class Sharing:
     def take(self, session: Session, frame: Frame) -> None:
         """A frame has arrived; it is looked at when all before it have been."""
         backlog = self._backlogs[session.channel]
-        if frame.kind == Kind.CLOSE:
+        if frame.kind == CLOSE:
             backlog.closing = True
-        elif frame.kind == Kind.BATCH and self._slicing.on:
+        elif self._slicing.on and frame.kind == BATCH:
             self._arrivals.look_ahead(backlog, frame)
         backlog.frames.append(frame)
         self._slicing.stir(backlog)
-        self._wake(backlog)
+        if not backlog.active:
+            self._wake(backlog)
 
     def last_batch(self, session: Session) -> int:
         """The number of the last batch that has been looked at, or waits and came with its number."""
         frames = self._backlogs[session.channel].frames
-        return max(session.last_seq, *(frame.id for frame in frames if frame.kind == Kind.BATCH), 0)
+        return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
     def behind(self, session: Session, frame: Frame) -> bool:
         """Whether a message of an upload had to be put behind commands that wait."""
@@ -134,6 +137,16 @@ class Sharing:
 
     # ---- the loop ----
 
+    @property
+    def several(self) -> bool:
+        """Whether work goes in slices."""
+        return self._slicing.on
+
+    @property
+    def more(self) -> bool:
+        """Whether something could be done at once."""
+        return self._more or self._slicing.more
+
     def pump(self) -> None:
         """Runs what may run now, for a short while."""
         self._more = self._slicing.more = False
@@ -180,7 +193,7 @@ class Sharing:
                 handler = self._arrivals.handlers.get(frame.kind)
                 if handler is None:
                     backlog.left -= 1
-                    if frame.kind == Kind.CLOSE:
+                    if frame.kind == CLOSE:
                         self._leave(backlog)
                     self._perform(backlog.session, frame)
                     continue
@@ -212,16 +225,17 @@ class Sharing:
     def _alone(self, backlog: Backlog) -> None:
         if backlog.waiting:
             backlog.room, backlog.launches = NEVER, True
-            until = self.meter.clock() + STRETCH_S
-            while self._advance(backlog, PIECE):
-                if self.meter.clock() > until:
-                    self._more = True
-                    break
+            if self._advance(backlog, PIECE):
+                until = self.meter.clock() + STRETCH_S
+                while self._advance(backlog, PIECE):
+                    if self.meter.clock() > until:
+                        self._more = True
+                        break
         if backlog.active and not backlog.metered:
             if backlog.under_way(self._tracks):
                 backlog.metered = True
-                self.meter.begin(backlog)
-                backlog.paid, backlog.since = backlog.used, self.meter.clock()
+                backlog.since = self.meter.begin(backlog)
+                backlog.paid = backlog.used
                 backlog.counted = backlog.done(self._tracks)
             elif not backlog.waiting:
                 self._rest(backlog)

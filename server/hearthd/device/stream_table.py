@@ -61,6 +61,8 @@ class StreamTable(Table[LogicalStream]):
     @property
     def collectives(self) -> list[Track]:
         """Communicators' tracks that live streams have work on, each once."""
+        if not self._marked:
+            return []
         found: dict[Track, None] = {}
         for stream in self.marked:
             if stream.collectives and self.items.get(stream.handle) is stream:

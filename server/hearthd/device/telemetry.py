@@ -101,7 +101,8 @@ class Telemetry:
 
     def count(self, operation: str, times: int = 1) -> None:
         """Commands have arrived."""
-        self.operations[operation if operation in self.operations else OTHER] += times
+        operations = self.operations
+        operations[operation if operation in operations else OTHER] += times
 
     def failed(self, operation: str) -> None:
         """A command has failed."""

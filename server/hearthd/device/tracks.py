@@ -7,98 +7,18 @@ for, never waited for, on the device-handle thread.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
 from hearthd.device.doubts import Callback, Doubts
 from hearthd.device.policy.ordering import Ordering, Usage
-from hearthd.device.resources import Event, Stream
+from hearthd.device.policy.spinning import Spinning
+from hearthd.device.resources import Event
 from hearthd.device.server import ComputeServer
+from hearthd.device.track import NEVER, WINDOW, WINDOWS, Track
 
-WINDOW = 128
-WINDOWS = 6
-"""A track takes WINDOW x WINDOWS commands beyond what is known to be done: a launch blocks at about 1,000 queued."""
-
-SPIN_S = 50e-6
-"""A completion that comes this soon is polled for without sleeping: most small kernels end before."""
+__all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks"]
 
 WATCH_S = 1e-3
-
-NEVER = 1 << 62
-"""A number of commands that no track is ever given."""
-
-
-class Track:
-    """One CUDA stream with what is under way on it."""
-
-    __slots__ = (
-        "asked",
-        "barred",
-        "budget",
-        "done_position",
-        "held",
-        "index",
-        "launched",
-        "own",
-        "pending",
-        "priority",
-        "returned",
-        "since",
-        "stop",
-        "stream",
-        "users",
-    )
-
-    def __init__(self, index: int, stream: Stream, priority: int) -> None:
-        self.index = index
-        self.stream = stream
-        self.priority = priority
-        self.budget = WINDOW * WINDOWS
-        self.returned = 0
-        """What its windows have given back to the budget in all."""
-        self.held = False
-        """Whether launches have to wait, though there is room; see `Tracks.hold` and `Tracks.bar`."""
-        self.barred = False
-        self.stop = NEVER
-        """What it may be `given` before it is somebody else's turn; see `hearthd.device.sharing`."""
-        self.asked = 0
-        """Of those who found it barred: 1, copies only, 2, launches too."""
-        self.since = 0
-        """What it had been given when its first user came."""
-        self.users = 0
-        self.own = False
-        """Whether nobody else gets it, however few tracks there are."""
-        self.done_position = 0
-        self.pending: deque[tuple[int, Event, Callback]] = deque()
-        self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
-        """(position, kernel, session) of the latest launches, to name what was running when the device is lost."""
-
-    @property
-    def given(self) -> int:
-        """How many commands it has been given so far, each launch of a program counted."""
-        return WINDOW * WINDOWS + self.returned - self.budget
-
-    @property
-    def room(self) -> int:
-        """How many more it may be given before it is somebody else's turn."""
-        return self.stop - self.given
-
-    @property
-    def full(self) -> bool:
-        """Whether commands of all kinds have to wait."""
-        if self.stop != NEVER and self.given >= self.stop:
-            self.asked |= 1
-            return True
-        return self.budget <= 0
-
-    @property
-    def closed(self) -> bool:
-        """Whether launches have to wait."""
-        if self.held:
-            if self.barred:
-                self.asked |= 2
-            return True
-        return self.full
 
 
 class Tracks:
@@ -112,7 +32,7 @@ class Tracks:
         self._watched: list[tuple[Event, Callback, float, Callback]] = []
         self._held: dict[Event, int] = {}
         self._retired: set[Event] = set()
-        self._armed_at = 0.0
+        self._spinning = Spinning()
         self.completions = 0
         """Counts what has completed: whoever waits for room or an end looks again when it grows."""
         self._told = 0
@@ -232,7 +152,7 @@ class Tracks:
         """
         event = self._server.record(track.stream)
         track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
-        self._armed_at = time.perf_counter()
+        self._spinning.begin(time.perf_counter())
 
     def after_all(self, tracks: Iterable[Track], callback: Callback) -> None:
         """`callback` once, when all that these tracks have been given so far is done."""
@@ -260,7 +180,7 @@ class Tracks:
         deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
         self._hold(event)
         self._watched.append((event, callback, deadline, on_timeout or callback))
-        self._armed_at = time.perf_counter()
+        self._spinning.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
         """`callback` when both events are done; neither is released before it has returned."""
@@ -297,8 +217,28 @@ class Tracks:
         if self.completions == self._told:
             return False
         self._told = self.completions
-        self._armed_at = time.perf_counter()  # of a row, what comes next comes as soon again
+        self._spinning.came(time.perf_counter())
         return True
+
+    @property
+    def news(self) -> bool:
+        """Whether a `poll` would find something. Cheap to ask for again and again."""
+        if self.completions != self._told:
+            return True
+        done = self._server.done
+        for track in self.all:
+            if track.pending and done(track.pending[0][1]):
+                return True
+        return bool(self._watched) and any(done(watch[0]) for watch in self._watched)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something is under way that may be done in a moment, and will not say so by itself."""
+        return not self.notified and self._spinning.spins(time.perf_counter()) and self._pending
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._watched) or any(track.pending for track in self.all)
 
     def retire(self, event: Event) -> None:
         """Releases an event, as soon as nobody watches it any more."""
@@ -321,15 +261,17 @@ class Tracks:
             self._server.release_event(event)
 
     def sleep(self) -> float | None:
-        """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done."""
+        """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done.
+
+        Less than a millisecond is better spent asking for `news` as long as this `spins`.
+        """
         if self.completions != self._told:
             return 0.0
-        if not (self._watched or any(track.pending for track in self.all)):
+        if not self._pending:
             return None
         if self.notified:  # but a deadline comes without a notice
             return WATCH_S if any(deadline != float("inf") for _, _, deadline, _ in self._watched) else None
-        waited = time.perf_counter() - self._armed_at
-        return 0.0 if waited < SPIN_S else min(1e-3, max(20e-6, waited / 8))
+        return self._spinning.sleep(time.perf_counter())
 
     def reap(self, track: Track) -> bool:
         """Calls back for what is done on one track; whether it takes more commands."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
@@ -146,33 +147,46 @@ class WaitCommands:
 
     # ---- waiting ----
 
-    def sync(self, origin: Origin, command: commands_pb2.Sync) -> Operation:
+    def sync(self, origin: Origin, command: commands_pb2.Sync) -> Operation | None:
         self._need_answer(origin, "sync")
-        session = origin.session
+        run = self._sync_all if command.all_streams else self._sync_one
+        if not origin.session.deferred and origin.capture is None and origin.record is None:
+            run(origin)  # there is nothing that it could stand behind
+            return None
+        return Operation(origin, partial(run, origin), writes=(origin.stream,), barrier=command.all_streams)
 
-        def run() -> bool:
-            if command.all_streams:
-                streams = session.streams.marked
-                tracks = session.tracks()
-            else:
-                streams = [origin.stream]
-                tracks = [origin.stream.track]
-            telemetry = self._device.telemetry
-            telemetry.sync_points += 1
-            began = time.perf_counter_ns()
+    def _sync_one(self, origin: Origin) -> bool:
+        stream, session, tracks = origin.stream, origin.session, self._device.tracks
+        answer = self._timed(origin, lambda: (stream,))
+        if session.snapshots or stream.flights:
+            answer = behind(session, stream, answer) if session.snapshots else answer
+            answer = both(stream.flights, answer) if stream.flights else answer
+        if tracks.idle(stream.track):
+            answer()
+        else:
+            tracks.on_complete(stream.track, answer)
+        return True
 
-            def answer() -> None:
-                telemetry.sync_wait.observe(time.perf_counter_ns() - began)
-                self._answer(origin, session.streams.marked if command.all_streams else streams)
+    def _sync_all(self, origin: Origin) -> bool:
+        session, tracks = origin.session, self._device.tracks
+        flights = [flight for each in session.streams.marked for flight in each.flights]
+        answer = self._timed(origin, lambda: session.streams.marked)
+        answer = behind(session, None, answer) if session.snapshots else answer
+        busy = [track for track in session.tracks() if not tracks.idle(track)]  # an event on each of many costs
+        tracks.after_all(busy, both(flights, answer) if flights else answer)
+        return True
 
-            stream = None if command.all_streams else origin.stream
-            callback = behind(session, stream, answer) if session.snapshots else answer
-            flights = [flight for each in streams for flight in each.flights]
-            busy = [track for track in tracks if not self._device.tracks.idle(track)]  # an event on each of many costs
-            self._device.tracks.after_all(busy, both(flights, callback) if flights else callback)
-            return True
+    def _timed(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
+        """Answers with what has failed on these streams by then, and counts how long that took."""
+        telemetry = self._device.telemetry
+        telemetry.sync_points += 1
+        began = time.perf_counter_ns()
 
-        return Operation(origin, run, writes=(origin.stream,), barrier=command.all_streams)
+        def answer() -> None:
+            self._answer(origin, streams())
+            telemetry.sync_wait.observe(time.perf_counter_ns() - began)
+
+        return answer
 
     def flush(self, origin: Origin, _command: commands_pb2.Flush) -> Operation:
         self._need_answer(origin, "flush")
@@ -184,10 +198,11 @@ class WaitCommands:
         return Operation(origin, run, writes=(origin.stream,))
 
     @staticmethod
-    def _answer(origin: Origin, streams: list[LogicalStream]) -> None:
+    def _answer(origin: Origin, streams: Iterable[LogicalStream]) -> None:
         failures: list[Failure] = []
         for stream in streams:
-            failures += stream.errors.take(origin.place)
+            if stream.errors:
+                failures += stream.errors.take(origin.place)
         if failures:
             failures.sort(key=lambda failure: (failure.seq, failure.index))
             origin.reply_error(surface(failures))

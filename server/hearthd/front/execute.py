@@ -21,7 +21,7 @@ from hearthd.front.sessions import Session
 _RECEIVED_TAG = b"\x1a"
 """First byte of an ExecuteRequest that says what has come: field 3, length-delimited."""
 _SETTLE = 5.0
-_ACK_DELAY = 0.002
+_ACK_DELAY = 0.005
 """An ack waits this long for company, unless an eighth of the window is waiting: each message costs both ends a
 wake-up, and what the client waits for is the result behind the ack."""
 _LAST_WORDS = 5.0

@@ -180,6 +180,7 @@ def test_a_communicator_that_nobody_uses_is_given_up_at_rest(peers: PeerRig) -> 
     server.gate.clear()
     peers.batch(launch(1, 3, stream=5))
     sync = peers.sync()
+    wait_for(lambda: server.running)  # what the front says is heard before batches that came with it
     peers.abort(comm="a-1")
     peers.abort(comm="a-2")  # what is under way on it would not end by itself
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED

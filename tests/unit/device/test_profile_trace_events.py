@@ -85,6 +85,9 @@ class Replies:
     def result(self, session: Session, call: int, result: c.Result) -> None:
         self.results.append(result)
 
+    def done(self, session: Session, call: int, request: int) -> None:
+        self.results.append(c.Result(request=request, done=c.Done()))
+
     def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin) -> None: ...
     def waited(self, nanoseconds: int) -> None: ...

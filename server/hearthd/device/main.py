@@ -1,0 +1,87 @@
+"""How a device process begins: what it is to the system, then its device, then its loop."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import socket
+from multiprocessing import forkserver
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compile_pool import forked
+from hearthd.device.outbox import Outbox
+from hearthd.device.process import DeviceProcess, compile_workers, make_server
+from hearthd.device.server import DeviceFault
+from hearthd.log import configure
+from hearthd.malloc import keep_freed_memory
+from hearthd.spec import DeviceSpec
+
+EXIT_FAULT = 70
+"""Exit status of a process that gave up its device (EX_SOFTWARE)."""
+
+KEEP_BYTES = 1 << 30
+"""Freed host memory that a device process keeps for its next copies."""
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_TIMERSLACK = 29
+
+SLACK_NS = 1000
+"""How much later than it should a sleep may end; 50 us if nothing is said, more than most kernels take."""
+
+
+def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
+    """Entry point of a device process."""
+    _die_with_parent(link)
+    _adopt_orphans()
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # this thread's, which will be the device-handle thread
+    keep_freed_memory(KEEP_BYTES)
+    configure(spec.log_level, spec.log_format)
+    # kill -USR1: every thread's stack to the log. The front asks for it before it ends a process that is stuck.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A terminal or service manager signals the whole group; the front decides when a device process ends.
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # as the fork server had them
+    workers = compile_workers(spec)
+    workers.warm(forked)  # before there is a thread or a CUDA context; it loads its compiler while the device is opened
+    try:
+        process = DeviceProcess(link, spec, make_server(spec), workers, descriptors)
+    except (Refusal, DeviceFault) as error:
+        refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))
+        link.setblocking(True)
+        outbox = Outbox(link, lambda _wanted: None)
+        outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
+        outbox.send_all()
+        os._exit(EXIT_FAULT)
+    process.capture_output()
+    process.run()
+    # Stream and compile threads may sit in native code that never returns; nothing is left to be saved.
+    os._exit(0)
+
+
+def _die_with_parent(link: socket.socket) -> None:
+    """The kernel kills this process when the fork server ends, which it does when the front is gone.
+
+    It lives as long as anybody has its "alive" pipe open, and hands that on to its children, who have no use for it: a
+    device process that is stuck would keep it, and so itself, alive for ever.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    alive = getattr(forkserver, "_forkserver", None)
+    if alive is not None and alive._forkserver_alive_fd is not None:
+        os.close(alive._forkserver_alive_fd)
+        alive._forkserver_alive_fd = None
+    poll = select.poll()
+    poll.register(link, select.POLLHUP)
+    if poll.poll(0):  # the front was gone before
+        os._exit(0)
+
+
+def _adopt_orphans() -> None:
+    """What a killed compile worker had started becomes this process's child, which sees it end: an init that does, a
+    container may not have."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

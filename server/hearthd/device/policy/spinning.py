@@ -1,0 +1,49 @@
+"""How long the device is asked again and again whether something is done before the asker sleeps. Pure; seconds.
+
+Most small kernels end before a sleep would have begun, and who waits for one waits for little else. Long ones are not
+worth it: each that took longer than anybody would have asked halves what the next is given.
+"""
+
+from __future__ import annotations
+
+SPIN_S = 50e-6
+"""The most that one is asked for."""
+
+LEAST_S = 5e-6
+"""The least: a short one is noticed soon enough then to be known as one."""
+
+SHORTEST_S, LONGEST_S = 20e-6, 1e-3
+"""Sleeps between two questions after that; what is waited for long, is asked for seldom."""
+
+_PART = 8
+"""A sleep is so small a part of what has been waited already."""
+
+
+class Spinning:
+    """What is awaited, as if it were one thing: of a row, what comes next comes as soon again."""
+
+    __slots__ = ("_patience", "_since")
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._patience = SPIN_S
+
+    def begin(self, now: float) -> None:
+        """Something is awaited from now on."""
+        self._since = now
+
+    def came(self, now: float) -> None:
+        """Something that was awaited is done."""
+        if now - self._since <= 2 * SPIN_S:
+            self._patience = SPIN_S
+        else:
+            self._patience = max(self._patience / 2, LEAST_S)
+        self._since = now
+
+    def spins(self, now: float) -> bool:
+        """Whether to ask again without a sleep."""
+        return now - self._since < self._patience
+
+    def sleep(self, now: float) -> float:
+        """How long to sleep before asking again."""
+        return min(LONGEST_S, max(SHORTEST_S, (now - self._since) / _PART))

@@ -1,0 +1,88 @@
+"""One CUDA stream with what is under way on it, and how much more it may be given."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hearthd.device.doubts import Callback
+from hearthd.device.resources import Event, Stream
+
+WINDOW = 128
+WINDOWS = 6
+"""A track takes WINDOW x WINDOWS commands beyond what is known to be done: a launch blocks at about 1,000 queued."""
+
+NEVER = 1 << 62
+"""A number of commands that no track is ever given."""
+
+
+class Track:
+    """Belongs to the device-handle thread; see `hearthd.device.tracks`."""
+
+    __slots__ = (
+        "asked",
+        "barred",
+        "budget",
+        "done_position",
+        "held",
+        "index",
+        "launched",
+        "own",
+        "pending",
+        "priority",
+        "returned",
+        "since",
+        "stop",
+        "stream",
+        "users",
+    )
+
+    def __init__(self, index: int, stream: Stream, priority: int) -> None:
+        self.index = index
+        self.stream = stream
+        self.priority = priority
+        self.budget = WINDOW * WINDOWS
+        self.returned = 0
+        """What its windows have given back to the budget in all."""
+        self.held = False
+        """Whether launches have to wait, though there is room; see `Tracks.hold` and `Tracks.bar`."""
+        self.barred = False
+        self.stop = NEVER
+        """What it may be `given` before it is somebody else's turn; see `hearthd.device.sharing`."""
+        self.asked = 0
+        """Of those who found it barred: 1, copies only, 2, launches too."""
+        self.since = 0
+        """What it had been given when its first user came."""
+        self.users = 0
+        self.own = False
+        """Whether nobody else gets it, however few tracks there are."""
+        self.done_position = 0
+        self.pending: deque[tuple[int, Event, Callback]] = deque()
+        self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
+        """(position, kernel, session) of the latest launches, to name what was running when the device is lost."""
+
+    @property
+    def given(self) -> int:
+        """How many commands it has been given so far, each launch of a program counted."""
+        return WINDOW * WINDOWS + self.returned - self.budget
+
+    @property
+    def room(self) -> int:
+        """How many more it may be given before it is somebody else's turn."""
+        return self.stop - self.given
+
+    @property
+    def full(self) -> bool:
+        """Whether commands of all kinds have to wait."""
+        if self.stop != NEVER and self.given >= self.stop:
+            self.asked |= 1
+            return True
+        return self.budget <= 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether launches have to wait."""
+        if self.held:
+            if self.barred:
+                self.asked |= 2
+            return True
+        return self.full

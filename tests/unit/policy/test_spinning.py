@@ -1,0 +1,39 @@
+"""How long a completion is asked for before anybody sleeps."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.spinning import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, Spinning
+
+
+def test_a_short_wait_is_spent_asking() -> None:
+    spinning = Spinning()
+    spinning.begin(10.0)
+    assert spinning.spins(10.0) and spinning.spins(10.0 + 0.9 * SPIN_S)
+    assert not spinning.spins(10.0 + 1.1 * SPIN_S)
+
+
+def test_what_takes_long_again_and_again_is_asked_for_less_until_something_short_comes() -> None:
+    spinning, now = Spinning(), 0.0
+    for _ in range(20):
+        spinning.begin(now)
+        spinning.came(now := now + 1e-3)
+    spinning.begin(now)
+    assert not spinning.spins(now + 1.1 * LEAST_S) and spinning.spins(now + 0.9 * LEAST_S)
+    spinning.came(now := now + SPIN_S / 2)
+    spinning.begin(now)
+    assert spinning.spins(now + 0.9 * SPIN_S)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), max_size=30), st.floats(0.0, 10.0))
+def test_it_never_spins_longer_than_it_may_and_always_sleeps_within_bounds(waits: list[float], waited: float) -> None:
+    spinning, now = Spinning(), 100.0
+    for each in waits:
+        spinning.begin(now)
+        spinning.came(now := now + each)
+    spinning.begin(now)
+    if spinning.spins(now + waited):
+        assert waited <= SPIN_S + 1e-9
+    assert SHORTEST_S <= spinning.sleep(now + waited) <= LONGEST_S
