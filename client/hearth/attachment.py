@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from hearth import wire
 from hearth.errors import ClosedError, HearthError, TimeoutError
 from hearth.execute import Execute
 from hearth.lane_user import LaneUser
@@ -161,11 +162,17 @@ class Attachment(LaneUser):
 
     def request(self, command: commands_pb2.Command, *, reports: bool = False, barrier: bool = False) -> Reply:
         """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
-        command.request = next(self._requests_minted)
-        reply = Reply(reports=reports)
-        reply.before = self._prints.deliver if self._prints is not None else None
-        reply.on_late_error = self._on_late_error if reports else None
-        self._add(command.SerializeToString(), command.request, reply, barrier)
+        return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
+
+    def ask(self, command: bytes, *, reports: bool = False, barrier: bool = False) -> Reply:
+        """The same for a command that is serialized, without a request."""
+        request = next(self._requests_minted)
+        reply = Reply(reports=reports, waiting=self)
+        if self._prints is not None:
+            reply.before = self._prints.deliver
+        if reports:
+            reply.on_late_error = self._on_late_error
+        self._add(wire.asking(request, command), request, reply, barrier)
         return reply
 
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
@@ -178,24 +185,28 @@ class Attachment(LaneUser):
         self._add(command.SerializeToString(), command.request, reply, False)
 
     def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool) -> None:
+        session = self.session
         with self._lock:
-            if self.session.full or self.session.error is not None:
+            if session.full or session.error is not None:
                 self._await_room()
             if self._graveyard is not None and self._graveyard.dead:
                 self.bury()  # first: what was freed is there again for what is allocated now
-            first = not self.session.queued
-            self.session.add(data, request, reply, barrier=barrier)
+            first = not session.queued
+            session.add(data, request, reply, barrier=barrier)
+            if self._laned is not None and reply is not None:
+                self._laned.push_awaited()
+                return
             self._wake_sender(reply is not None)
             if first:
                 self._waiting_since = time.monotonic()
-            elif time.monotonic() - self._waiting_since > _TURN_S and reply is None and self.session.sendable:
+            elif time.monotonic() - self._waiting_since > _TURN_S and reply is None and session.sendable:
                 self._give_way()
 
     def _give_way(self) -> None:
         """Waits until the sending thread has had its turn, but not for long: a thread that submits without a pause
         keeps the interpreter to itself for 5 ms at a time (`sys.getswitchinterval`), and to send takes several
         turns."""
-        self._watchers += 1
+        self._watch()
         try:
             self._change.wait(_TURN_S)
         finally:
@@ -210,7 +221,7 @@ class Attachment(LaneUser):
     def _await(self, ready: Callable[[], bool], timeout: float | None) -> None:
         """Waits, with the lock held, for a change after which `ready` holds."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._watchers += 1
+        self._watch()
         try:
             while not ready():
                 left = None if deadline is None else deadline - time.monotonic()
@@ -219,6 +230,11 @@ class Attachment(LaneUser):
                 self._change.wait(left)
         finally:
             self._watchers -= 1
+
+    def _watch(self) -> None:
+        self._watchers += 1
+        if self._laned is not None:
+            self._laned.expect()
 
     def _wake_sender(self, awaited: bool = True) -> None:
         if self._laned is not None:
@@ -290,6 +306,11 @@ class Attachment(LaneUser):
             self._leave_lane()
             self.session.suspend(error)
             self._change.notify_all()
+
+    @property
+    def watched(self) -> bool:
+        """Whether a thread waits for `changed`; with the lock held."""
+        return self._watchers > 0
 
     def changed(self) -> None:
         """Something came over the lane; with the lock held."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hearth.memory import Memory
     from hearth.outgoing import Limits
     from hearth.reply import Reply
-    from hearth.stripes import Stripes
     from hearth.shared_memory import SharedMemory
+    from hearth.stripes import Stripes
     from hearth.transport.base import Transport
 
 _RETRY_S = 0.05

@@ -12,7 +12,7 @@ from hearth.durable import Durability
 from hearth.errors import ArgumentError
 from hearth.module import RawModule
 from hearth.published import Published
-from hearth.stream import Event, Stream, current, resolve
+from hearth.stream import SYNC_ALL, Event, Stream, current, resolve
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ class Device(Creation, Dispatching, Durability, Published):
         self._synchronizing().wait(timeout)
 
     def _synchronizing(self) -> Reply:
-        command = commands_pb2.Command()
-        command.sync.all_streams = True
-        return self._connection.reporting(command, barrier=True)
+        connection = self._connection
+        connection.raise_deferred()
+        return connection.attachment().ask(SYNC_ALL, reports=True, barrier=True)
 
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""

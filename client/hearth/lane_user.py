@@ -11,11 +11,23 @@ from typing import TYPE_CHECKING
 from hearth.laned import Laned
 
 if TYPE_CHECKING:
+    from hearth.reply import Reply
     from hearth.session import Session
     from hearth.transport.lane import Lane
 
 HELD_S = 0.25
 """How long work waits for a lane, where the daemon has to finish first what it had got before a break."""
+
+
+class Turn:
+    """What a waiting thread may have to give back."""
+
+    __slots__ = ("of", "over")
+
+    def __init__(self) -> None:
+        self.of: Laned | None = None
+        """Where it receives, or is about to."""
+        self.over = False
 
 
 class LaneUser:
@@ -26,6 +38,8 @@ class LaneUser:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the stream's sender waits for commands or for the window
         self._laned: Laned | None = None
+        self.sleepers: list[Reply] = []
+        """What threads that sleep wait for; with the lock held."""
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
 
@@ -52,8 +66,70 @@ class LaneUser:
             self._work.notify_all()
             return self._laned
 
+    # ---- waiting for answers ----
+
+    def attend(self, reply: Reply, timeout: float | None) -> bool:
+        """Waits for the answer, `timeout` seconds at most; whether it is there. Receives it itself, where it comes over
+        a lane and nobody else receives."""
+        thread, turn = threading.get_ident(), Turn()
+        try:
+            return self._attend(reply, timeout, thread, turn)
+        except BaseException:  # KeyboardInterrupt, wherever it came
+            while not turn.over:
+                try:
+                    self._give_back(reply, thread, turn)
+                except KeyboardInterrupt:  # another one: the first is on its way already
+                    continue
+            raise
+
+    def _attend(self, reply: Reply, timeout: float | None, thread: int, turn: Turn) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left, slept = timeout, False
+        while True:
+            with self._lock:
+                if slept:
+                    self._slept(reply)
+                if reply.answered or (left is not None and left <= 0):
+                    return reply.answered
+                turn.of = laned = self._laned
+                slept = laned is None or not laned.take_role(thread)
+                if slept:
+                    turn.of = None
+                    self.sleepers.append(reply)
+            if slept:
+                reply.sleep(left)
+            else:
+                assert laned is not None
+                laned.receive_for(reply, deadline, thread)
+            if deadline is not None:
+                left = deadline - time.monotonic()
+
+    def _give_back(self, reply: Reply, thread: int, turn: Turn) -> None:
+        with self._lock:
+            if reply in self.sleepers:
+                self._slept(reply)
+            if turn.of is not None:
+                turn.of.interrupted(thread)
+            turn.over = True
+
+    def _slept(self, reply: Reply) -> None:
+        self.sleepers.remove(reply)
+        if self._laned is not None and self.sleepers:
+            self._laned.pass_role()
+
+    def expect(self) -> None:
+        """Somebody depends on what comes, and does not wait for an answer."""
+        with self._lock:
+            if self._laned is not None:
+                self._laned.expect()
+
     def bury(self) -> None:
         """Queues what was freed; with the lock held."""
+        raise NotImplementedError
+
+    @property
+    def watched(self) -> bool:
+        """Whether a thread waits for `changed`; with the lock held."""
         raise NotImplementedError
 
     def changed(self) -> None:

@@ -1,8 +1,8 @@
 """An attachment's traffic over a lane, while it has one.
 
 Who submits sends: at once what is waited for, and what is alone unless a request is about to follow, else when enough
-has gathered. What it leaves behind is sent by a thread that does nothing else, or by the one that receives, with the
-next ack.
+has gathered. What it leaves behind is sent by whoever receives, with the next ack, or by a thread that does nothing
+else. Who receives, `hearth.receiving` says.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 from google.protobuf.message import DecodeError
 
 from hearth.errors import HearthError, broken
+from hearth.receiving import Role
 from hearth_proto.frames import FrameError, Kind
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
+    from hearth.reply import Reply
     from hearth.session import Session
     from hearth.transport.lane import Lane
     from hearth_proto.frames import Frame
@@ -28,12 +30,19 @@ GATHER = 32
 _SOON_S = 0.2e-3
 """Lone work whose sender waits for something so soon after is better sent with that, in one message."""
 _IDLE_S = 1.0
+_RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time costs 0.3 us (Python 3.11)
 
 
 class Owner(Protocol):
     """The attachment. All but `changed`, which is called with it, are called without its lock."""
 
     session: Session
+    sleepers: list[Reply]
+    """What threads that sleep wait for."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether a thread waits for `changed`."""
 
     def bury(self) -> None:
         """Queues what was freed; with the lock held."""
@@ -55,6 +64,11 @@ class Laned:
         self._session = owner.session
         self._lock = lock
         self._on_end = on_end
+        self._role = Role(lock, owner.sleepers, self._needed, self._tick)
+        self._taking = False
+        """What a thread that waits has received is not yet where it belongs."""
+        self._nested = False
+        """A signal handler waits inside of a wait of its thread."""
         self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
         self._soon = False
@@ -62,8 +76,11 @@ class Laned:
         self._pushed_alone = 0.0
         self._awaited = False
         """Whether the queue holds something that is waited for, and that the window had no room for."""
+        self._ticked = 0
+        """The next batch's number as of the last tick."""
         self._over = False
         self._users = 2
+        """Threads that use the descriptor."""
 
     def start(self, name: str) -> None:
         """Begins to receive."""
@@ -74,6 +91,7 @@ class Laned:
         """Nothing goes out or comes in any more."""
         self._over = True
         self._lane.close()
+        self._role.end()
         self._left.notify_all()
 
     def forked(self) -> None:
@@ -88,12 +106,13 @@ class Laned:
         under_way = session.next_seq - 1 - session.acked
         if session.queued >= GATHER << 2 * under_way:
             self.push()
-        elif under_way:
-            return  # it goes with an ack at the latest
+        elif under_way:  # it goes with an ack at the latest
+            if self._role.parked:
+                self._role.summon()
         elif not self._soon:
             self.push()
             self._pushed_alone = time.monotonic()
-        elif self._sender_waits:
+        elif self._sender_waits and not self._role.ticking:
             self.nudge()
 
     def push_awaited(self) -> None:
@@ -108,30 +127,33 @@ class Laned:
         session = self._session
         under_way = session.next_seq - 1 - session.acked
         if (
-            session.again or session.receipt_due
-            or (session.queued and (self._awaited or session.queued >= GATHER << 2 * under_way or not under_way))
+            (session.queued and (self._awaited or session.queued >= GATHER << 2 * under_way or not under_way))
+            or session.again or session.receipts.due
         ):  # fmt: skip
             self.push()
             self._awaited = self._awaited and session.queued > 0
 
     def push(self, idle: bool = False) -> None:
         """Sends what may go, as far as the lane takes it. Never waits."""
-        session, lane, taking = self._session, self._lane, False
+        session, lane = self._session, self._lane
         try:
             while not (self._over or lane.blocked):
-                taking = True
                 request = session.next_numbered(idle)
-                taking = False
                 if request is None:
-                    return
+                    break
                 lane.send(*request)
+                if not (session.queued or session.again):
+                    break
         except OSError as error:
             self._break(_broken(error))
-        except BaseException as error:  # KeyboardInterrupt: a part of a frame, or of what was queued, may be gone
-            self._break(_interrupted(error) if taking else _broken(error))
+        except BaseException as error:  # KeyboardInterrupt: a part of a frame may be gone, or a batch never sent
+            self._break(_broken(error))  # what is not acknowledged goes over the next lane
+            session.interrupted()
             raise
-        if self._sender_waits:
+        if lane.blocked and self._sender_waits:
             self.nudge()  # it waits until the lane takes more
+        if session.queued and self._role.parked:
+            self._role.summon()  # the window has no room: acks make some
 
     def nudge(self) -> None:
         """The sending thread should look."""
@@ -143,16 +165,94 @@ class Laned:
             self.error = error
             self.close()
 
-    # ---- threads, without the lock ----
+    # ---- in: threads that wait ----
+
+    def take_role(self, thread: int) -> bool:
+        """A thread that waits for an answer is to receive, by `receive_for`; False where another does, or nobody any
+        more."""
+        if self._over:
+            return False
+        self._nested = self._nested or self._role.holder == thread
+        if not self._role.take(thread):
+            return False
+        self._users += 1
+        return True
+
+    def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
+        """Receives until `reply` is answered, `deadline` has come, or the lane is over. Without the lock, and with the
+        role, which it leaves."""
+        lane, lock = self._lane, self._lock
+        try:
+            while True:
+                if deadline is not None and not lane.readable(deadline - time.monotonic()):
+                    with lock:
+                        self._leave_role(thread)
+                    return
+                lane.receive()
+                self._taking = True
+                came = lane.frames()
+                with lock:
+                    more = self._take(came)
+                    self._taking = False
+                    if reply.answered or not more:
+                        self._leave_role(thread)
+                        return
+        except Exception as error:
+            with lock:
+                self._break(_ended(error))
+                self._leave_role(thread)
+
+    def interrupted(self, thread: int) -> None:
+        """The thread left `receive_for` by an exception such as KeyboardInterrupt, or never came to it."""
+        if self._role.holder == thread:
+            if self._taking:
+                self._break(_broken("what came was interrupted"))  # it comes again over the next lane
+            self._leave_role(thread)
+            self._role.summon()
+
+    def pass_role(self) -> None:
+        """One that slept does so no more: perhaps it was called to receive."""
+        if self._role.parked and not self._role.holder:
+            self._role.call()
+
+    def expect(self) -> None:
+        """Somebody depends on what comes, and does not receive."""
+        if self._role.parked:
+            self._role.summon()
+
+    def _leave_role(self, thread: int) -> None:
+        self._taking = False
+        if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
+            self._nested = False
+            self._break(_broken("a signal handler waited"))
+        self._role.leave(thread)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._lane.release()
+
+    def _needed(self) -> bool:
+        """Whether somebody depends on what comes, though nobody waits for an answer."""
+        return self._session.queued > 0 or self._owner.watched
+
+    def _tick(self) -> None:
+        """Sends what was left behind for a request that did not follow."""
+        session = self._session
+        if session.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
+            self._soon = False
+            self.push()
+        self._ticked = session.next_seq
+
+    # ---- threads of the lane, without the lock ----
 
     def _use(self, run: Callable[[], None]) -> None:
         try:
             run()
         finally:
             with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._lane.release()
+                self._leave()
 
     def _send(self) -> None:
         idle = False
@@ -182,52 +282,59 @@ class Laned:
             self._break(_broken(error))
 
     def _receive(self) -> None:
+        """In the background; it ends with the lane, and says so."""
+        lane, lock, role, thread = self._lane, self._lock, self._role, threading.get_ident()
         try:
-            while self._take(self._lane.receive()):
-                pass
-        except (OSError, FrameError, DecodeError) as error:
-            ended: HearthError = _broken(error)
-        except Exception as unexpected:  # a receiver that dies silently would leave every waiter waiting
-            ended = HearthError(f"the lane failed: {unexpected!r}.", reason="INTERNAL")
-        else:
-            ended = _broken("it was given up")
-        with self._lock:
-            self._break(ended)
+            while True:
+                role.await_turn()
+                with lock:
+                    if not role.holder and self._session.next_seq - 1 > self._session.acked:
+                        role.holder = thread  # an ack is to come: each call that waits costs a turn at the interpreter
+                if role.holder != thread:
+                    lane.readable()
+                with lock:
+                    if self._over:
+                        break
+                    if role.holder not in (0, thread):
+                        continue  # one that waits
+                    role.holder = thread
+                lane.receive()
+                came = lane.frames()
+                with lock:
+                    self._take(came)
+                    role.holder = 0
+        except Exception as error:
+            with lock:
+                self._break(_ended(error))
         self._on_end()
 
     def _take(self, came: list[Frame]) -> bool:
-        """Whether more is wanted."""
-        responses = [_response(frame) for frame in came]
+        """Takes what has come, with the lock held. Whether more is wanted."""
         session = self._session
-        with self._lock:
-            for response in responses:
-                if self._over:
-                    return False
-                session.receive(response)
-                if session.fail_later is not None:
-                    self._break(session.fail_later)
-                    return False
-            self.fruitful = True
-            self._push_on()
-            self._owner.changed()
-        return True
+        for frame in came:
+            if self._over:
+                return False
+            kind = frame.kind
+            if kind == _RESPONSE:
+                session.receive(device_pb2.ExecuteResponse.FromString(frame.payload))
+            elif kind == _ACK:
+                session.acknowledge(frame.id)
+            else:
+                raise FrameError(f"frame {kind} came over a lane")
+            if session.fail_later is not None:
+                self._break(session.fail_later)
+                return False
+        self.fruitful = True
+        self._push_on()
+        self._owner.changed()
+        return not self._over
 
 
-def _response(frame: Frame) -> device_pb2.ExecuteResponse:
-    if frame.kind == Kind.RESPONSE:
-        return device_pb2.ExecuteResponse.FromString(frame.payload)
-    if frame.kind == Kind.ACK:
-        return device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=frame.id))
-    raise FrameError(f"frame {frame.kind} came over a lane")
+def _ended(error: Exception) -> HearthError:
+    if isinstance(error, OSError | FrameError | DecodeError):
+        return _broken(error)
+    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")  # else every waiter would wait for ever
 
 
 def _broken(cause: object) -> HearthError:
     return broken(f"the lane to the device broke ({cause}).")
-
-
-def _interrupted(cause: object) -> HearthError:
-    return HearthError(
-        f"sending was interrupted ({cause!r}); what was queued may be lost.",
-        reason="CANCELLED",
-        fix="synchronize, and look what has been done.",
-    )

@@ -39,19 +39,28 @@ class _Counted(NamedTuple):
     command: bytes
 
 
+class Move(NamedTuple):
+    """The queue once what was gathered is in a batch."""
+
+    entries: int
+    queued: int
+    queued_bytes: int
+
+
 class Outgoing:
     """The commands that were submitted and have not been put in a batch, in order."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
         self.queued_bytes = 0
         self.queued = 0
         self.submitted = 0
         """One-way commands and launches so far."""
         self._queue: deque[tuple[bytes, int]] = deque()  # serialized command, how many launches it carries (or 1)
         self._run: list[bytes] = []
+        self._closed: tuple[bytes, int] | None = None
+        """The run that is being put in the queue."""
         self._run_bytes = 0
-        self._run_limit = self._limit_of_run()
+        self.set_limits(limits)
         self._counted: _Counted | None = None
 
     def launch(self, record: bytes) -> None:
@@ -59,24 +68,27 @@ class Outgoing:
         size = len(record)
         if self._run_bytes + size > self._run_limit:
             self._make_room(size)
-        self._run.append(record)
         self._run_bytes += size
         self.queued_bytes += size
         self.queued += 1
         self.submitted += 1
+        self._run.append(record)  # the one call, and last: a Ctrl-C comes before all of it or after
 
     def put(self, command: bytes) -> None:
         """One serialized command."""
-        self._check_size(len(command))
-        if self._run:
+        size = len(command)
+        self._check_size(size)
+        if self._run or self._closed is not None:
             self._close_run()
-        self._queue.append((command, 1))
-        self.queued_bytes += len(command)
+        self.queued_bytes += size
         self.queued += 1
+        self._queue.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
         """One-way `command(n)`, which does something n times. Behind one of the same `key` that has not been sent, that
         one's count grows instead."""
+        if self._closed is not None:
+            self._close_run()
         last, queue = self._counted, self._queue
         unsent = last is not None and not self._run and queue and queue[-1][0] is last.command
         if last is not None and unsent and last.key == key and last.n + n <= COUNT_MAX:
@@ -98,39 +110,46 @@ class Outgoing:
         """Whether who submits should wait: the daemon does not keep up."""
         return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
 
-    def gather(self, room: int, alone: bool) -> list[bytes]:
-        """As many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any case."""
-        if self._run:
+    def gather(self, room: int, alone: bool) -> tuple[list[bytes], Move]:
+        """As many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any case. They
+        stay in the queue until `move`."""
+        if self._run or self._closed is not None:
             self._close_run()
         commands: list[bytes] = []
-        size = launches = 0
+        size = launches = taken = 0
         queue = self._queue
-        while queue and len(commands) < BATCH_COMMANDS and launches < BATCH_LAUNCHES:
-            command, count = queue[0]
+        for command, count in queue:
             needed = len(command) + wire.FRAMING
             if size + needed > room and (commands or not alone):
                 break
-            queue.popleft()
             commands.append(command)
             size += needed
             launches += count
-            self.queued -= count
-            self.queued_bytes -= len(command)
-        return commands
+            taken += len(command)
+            if len(commands) >= BATCH_COMMANDS or launches >= BATCH_LAUNCHES:
+                break
+        return commands, Move(len(queue) - len(commands), self.queued - launches, self.queued_bytes - taken)
+
+    def move(self, left: Move) -> None:
+        """Takes out of the queue what was gathered. Called again, it does what an interrupt kept it from."""
+        queue = self._queue
+        while len(queue) > left.entries:
+            queue.popleft()
+        self.queued, self.queued_bytes = left.queued, left.queued_bytes
 
     def drop(self) -> None:
         """Forgets all of them."""
         self._queue.clear()
         self._run.clear()
+        self._closed = None
         self._run_bytes = self.queued = self.queued_bytes = 0
 
     def set_limits(self, limits: Limits) -> None:
         """What the daemon accepts, as it says now."""
         self.limits = limits
-        self._run_limit = self._limit_of_run()
-
-    def _limit_of_run(self) -> int:
-        return min(RUN_BYTES, self.limits.max_batch_bytes - 3 * wire.FRAMING)
+        self._run_limit = min(RUN_BYTES, limits.max_batch_bytes - 3 * wire.FRAMING)
+        self._room = min(BATCH_BYTES, limits.max_batch_bytes) - wire.FRAMING
+        """For the commands of one batch."""
 
     def _make_room(self, size: int) -> None:
         if size > self._run_limit:
@@ -148,8 +167,18 @@ class Outgoing:
             )
 
     def _close_run(self) -> None:
-        command = wire.launches_command(self._run, self._run_bytes)
-        self._queue.append((command, len(self._run)))
-        self.queued_bytes += len(command) - self._run_bytes
-        self._run = []
-        self._run_bytes = 0
+        """Makes a command of the run; a Ctrl-C in between neither loses nor doubles it."""
+        if self._closed is not None:
+            self._finish_run(self._closed)
+        run, size = self._run, self._run_bytes
+        if run:
+            command = wire.launches_command(run, size)
+            entry, queued_bytes = (command, len(run)), self.queued_bytes + len(command) - size
+            # One statement that calls nothing: a Ctrl-C comes before it or after.
+            self._closed, self._run, self._run_bytes, self.queued_bytes = entry, [], 0, queued_bytes
+            self._finish_run(entry)
+
+    def _finish_run(self, entry: tuple[bytes, int]) -> None:
+        if not self._queue or self._queue[-1] is not entry:
+            self._queue.append(entry)
+        self._closed = None

@@ -1,10 +1,15 @@
-"""The answer to one command, waited for by one thread."""
+"""The answer to one command, waited for by threads.
+
+Who waits does so with its attachment (`Waiting`), which may have it receive; else it sleeps, and is woken by whoever
+receives the answer.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import HearthError, TimeoutError
@@ -14,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReplyLike(Protocol):
-    """What a session completes: a thread's `Reply`, an event loop's future."""
+    """What a session completes: a thread's `Reply`, an event loop's future. Completing it again changes nothing."""
 
     @property
     def reports(self) -> bool: ...
@@ -24,12 +29,25 @@ class ReplyLike(Protocol):
     def set_error(self, error: HearthError) -> None: ...
 
 
+class Waiting(Protocol):
+    """Where replies are waited for: the attachment."""
+
+    def attend(self, reply: Reply, timeout: float | None) -> bool:
+        """Waits `timeout` seconds at most; whether it is answered."""
+
+    def expect(self) -> None:
+        """Somebody asks now and then whether there is an answer, and does not wait for it."""
+
+
 class Reply:
-    """Completed exactly once, by `set_result` or `set_error`, from any thread."""
+    """Completed once, by `set_result` or `set_error`, from any thread."""
 
-    __slots__ = ("_done", "_mutex", "_result", "abandoned", "before", "error", "on_error", "on_late_error", "reports")
+    __slots__ = (
+        "_gate", "_mutex", "_result", "_told", "_waiting", "abandoned", "before", "error", "on_error",
+        "on_late_error", "reports",
+    )  # fmt: skip
 
-    def __init__(self, *, reports: bool = False) -> None:
+    def __init__(self, *, reports: bool = False, waiting: Waiting | None = None) -> None:
         self.reports = reports
         """Whether it takes the errors of what was sent before (sync, read, flush, end of a profile)."""
         self.error: HearthError | None = None
@@ -41,46 +59,60 @@ class Reply:
         self.before: Callable[[], None] | None = None
         """Called by the waiting thread before it returns with the answer."""
         self._result: commands_pb2.Result | None = None
-        self._done = threading.Lock()  # held until there is an answer: the cheapest thing a thread can wait on
-        self._done.acquire()
+        self._waiting = waiting
+        self._gate: SimpleQueue[None] | None = None
+        """Where threads sleep; most replies need none."""
         self._mutex = threading.Lock()
+        self._told = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer is there."""
+        return self._result is not None or self.error is not None
 
     @property
     def done(self) -> bool:
-        """Whether the answer is there."""
-        return self._result is not None or self.error is not None
+        """The same, for who does not wait but looks again and again."""
+        if not self.answered and self._waiting is not None:
+            self._waiting.expect()
+        return self.answered
 
     def set_result(self, result: commands_pb2.Result) -> None:
         """The command was done."""
         self._result = result
-        self._done.release()
+        if self._gate is not None:
+            self._gate.put(None)
 
     def set_error(self, error: HearthError) -> None:
         """The command failed, or will never be answered."""
+        if self._told:
+            return
         with self._mutex:
             self.error = error
             abandoned = self.abandoned
-        self._done.release()
+        if self._gate is not None:
+            self._gate.put(None)
         if abandoned and self.on_late_error is not None:
             self.on_late_error(error)
         if self.on_error is not None:
             self.on_error()
+        self._told = True
 
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
         """The result. Raises what the command failed with, or `TimeoutError` after `timeout` seconds."""
-        try:
-            answered = self._done.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
-        except BaseException:  # KeyboardInterrupt: nobody will take the answer
-            self.abandon()
-            raise
-        if not answered:
-            self.abandon()
-            raise TimeoutError(
-                f"no answer within {timeout:g} s; the work goes on.",
-                reason="DEADLINE_EXCEEDED",
-                fix="wait again, or with a longer timeout.",
-            )
-        self._done.release()
+        if self._result is None and self.error is None:
+            try:
+                answered = self._wait(timeout)
+            except BaseException:  # KeyboardInterrupt: nobody will take the answer
+                self.abandon()
+                raise
+            if not answered:
+                self.abandon()
+                raise TimeoutError(
+                    f"no answer within {timeout:g} s; the work goes on.",
+                    reason="DEADLINE_EXCEEDED",
+                    fix="wait again, or with a longer timeout.",
+                )
         if self.before is not None:
             self.before()
         if self.error is not None:
@@ -90,9 +122,39 @@ class Reply:
 
     def outlast(self, timeout: float | None) -> None:
         """Waits as `wait` does, and leaves an error to `on_late_error`."""
-        if self._done.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            self._done.release()
+        if not self.answered:
+            self._wait(timeout)
         self.abandon()
+
+    def _wait(self, timeout: float | None) -> bool:
+        if self._waiting is not None:
+            return self._waiting.attend(self, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while not self.answered and (left is None or left > 0):
+            self.sleep(left)
+            left = None if deadline is None else deadline - time.monotonic()
+        return self.answered
+
+    def sleep(self, seconds: float | None) -> None:
+        """Waits for the answer or a `call`; may return without either."""
+        gate = self._gate
+        if gate is None:
+            with self._mutex:
+                gate = self._gate = self._gate or SimpleQueue()
+        if self.answered:  # since before it could be seen that somebody sleeps
+            return
+        try:
+            gate.get(timeout=None if seconds is None else max(0.0, seconds))
+        except Empty:
+            return
+        if self.answered:
+            gate.put(None)  # another may wait for the same
+
+    def call(self) -> None:
+        """Wakes who sleeps, or sleeps next."""
+        if self._gate is not None:
+            self._gate.put(None)
 
     def abandon(self) -> None:
         """Nobody waits any more; an error that comes, or came meanwhile, goes to `on_late_error`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hearth import wire
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
-from hearth.outgoing import BATCH_BYTES, Limits, Outgoing
+from hearth.outgoing import Limits, Move, Outgoing
 from hearth.receipts import Receipts
 from hearth_proto.v1 import commands_pb2, device_pb2
 
@@ -49,12 +49,16 @@ class Session(Outgoing):
         self.receipts = Receipts()
         self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
         self._unacked_bytes = 0
+        self._moving: tuple[tuple[int, bytes], Move, int] | None = None
+        """The batch that is being taken from the queue, what it leaves, and `_unacked_bytes` with it."""
         self.again: deque[tuple[int, bytes]] = deque()  # of those, what the daemon did not get
         self._owed: set[int] = set()  # requests that the daemon had when the stream broke
         self._had = 0
         self._broken_by: HearthError | None = None
         self._first_request = first_request
         self._replies: dict[int, ReplyLike] = {}
+        self._completed = 0
+        """The request that was answered last."""
         self._settled = 0
         self._barriers: dict[int, int] = {}  # request of a device-wide sync -> one-way work that it covers
 
@@ -65,13 +69,20 @@ class Session(Outgoing):
 
         `barrier`: its success says that everything added before is done (a sync of all streams).
         """
-        self.put(command)
         if reply is None:
+            self.put(command)
             self.submitted += 1
             return
-        self._replies[request] = reply
+        self._replies[request] = reply  # before: an answer that nobody asked for would end the attachment
         if barrier:
             self._barriers[request] = self.submitted
+        try:
+            self.put(command)
+        except BaseException:
+            if not (self._queue and self._queue[-1][0] is command):
+                self._replies.pop(request, None)
+                self._barriers.pop(request, None)
+            raise
 
     @property
     def idle(self) -> bool:
@@ -97,10 +108,11 @@ class Session(Outgoing):
             return False
         if self.again:
             return True
+        limits = self.limits
         return (
             self.queued > 0
-            and self.next_seq - 1 - self.acked < self.limits.max_batches_in_flight
-            and self._unacked_bytes < self.limits.max_unacked_bytes
+            and self.next_seq - 1 - self.acked < limits.max_batches_in_flight
+            and self._unacked_bytes < limits.max_unacked_bytes
         )
 
     @property
@@ -137,8 +149,11 @@ class Session(Outgoing):
 
     def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
         """The same behind its batch's number, 0 for what is none."""
-        if self.receipt_due or (idle and self.receipts.small and self.attached and self.error is None):
-            return 0, self.receipts.request()
+        if not self.attached or self.error is not None:
+            return None
+        receipts = self.receipts
+        if receipts.due or (idle and receipts.small):
+            return 0, receipts.request()
         return self._next()
 
     def next_batch(self) -> bytes | None:
@@ -150,17 +165,30 @@ class Session(Outgoing):
             return None
         if self.again:
             return self.again.popleft()
-        room = min(BATCH_BYTES, self.limits.max_batch_bytes) - wire.FRAMING
         left = self.limits.max_unacked_bytes - self._unacked_bytes
-        commands = self.gather(min(room, left), alone=left >= room or not self._unacked)
+        commands, rest = self.gather(min(self._room, left), alone=left >= self._room or not self._unacked)
         if not commands:
             return None
         seq = self.next_seq
-        self.next_seq += 1
         numbered = seq, wire.batch_request(seq, commands)
-        self._unacked.append(numbered)
-        self._unacked_bytes += len(numbered[1])
+        self._moving = moving = numbered, rest, self._unacked_bytes + len(numbered[1])
+        self._move(*moving)
         return numbered
+
+    def _move(self, numbered: tuple[int, bytes], rest: Move, unacked_bytes: int) -> None:
+        unacked = self._unacked
+        if not unacked or unacked[-1] is not numbered:
+            unacked.append(numbered)
+        self.move(rest)
+        self._unacked_bytes = unacked_bytes
+        self.next_seq = numbered[0] + 1
+        self._moving = None
+
+    def interrupted(self) -> None:
+        """A Ctrl-C came while `next_numbered` ran: what it was about to return counts as sent, and the stream or lane
+        has to be given up, so that it is sent again."""
+        if self._moving is not None:
+            self._move(*self._moving)
 
     # ---- in: responses ----
 
@@ -170,16 +198,15 @@ class Session(Outgoing):
             return
         kind = response.WhichOneof("kind")
         if kind == "result":
-            self.receipts.response()
             self._complete(response.result)
         elif kind == "ack":
-            self._acknowledge(response.ack.seq)
+            self.acknowledge(response.ack.seq)
         elif kind == "attached":
             self._attach(response.attached)
         elif kind == "event":
-            self.receipts.response()
             self.receipts.size(len(response.event.output.text))
             self._event(response.event)
+            self.receipts.response()
 
     def suspend(self, error: HearthError) -> None:
         """The stream broke, with `error`: nothing goes out until another one is attached."""
@@ -203,6 +230,7 @@ class Session(Outgoing):
         self.drop()
         self._unacked.clear()
         self.again.clear()
+        self._moving = None
         self._unacked_bytes = 0
         for reply in replies:
             reply.set_error(error)
@@ -248,32 +276,44 @@ class Session(Outgoing):
         queued = (commands_pb2.Command.FromString(command) for command, _ in self._queue)
         return {command.request for command in itertools.chain(*(batch.commands for batch in batches), queued)}
 
-    def _acknowledge(self, seq: int) -> None:
+    def acknowledge(self, seq: int) -> None:
+        """Every batch up to this one has been executed."""
         if seq >= self.next_seq:
             self._broken(f"batch {seq} is acknowledged, {self.next_seq - 1} is the last that was sent")
         elif seq > self.acked:
-            self.acked = seq
             unacked = self._unacked
             while unacked and unacked[0][0] <= seq:
                 self._unacked_bytes -= len(unacked.popleft()[1])
+            if not unacked:
+                self._unacked_bytes = 0
+            self.acked = seq
 
     def _complete(self, result: commands_pb2.Result) -> None:
-        reply = self._replies.pop(result.request, None)
+        """Counts it last: where this is interrupted, the daemon says it again, and each step can be done twice."""
+        request = result.request
+        reply = self._replies.get(request)
         if reply is None:
-            if result.request >= self._first_request:
-                self._broken(f"request {result.request} is answered, which was not asked or was answered before")
+            if request >= self._first_request and request != self._completed:
+                self._broken(f"request {request} is answered, which was not asked or was answered before")
+            self.receipts.response()
             return
-        covered = self._barriers.pop(result.request, None)
+        covered = self._barriers.get(request) if self._barriers else None
         if covered is not None:  # an error was reported with it, so that the work before is settled either way
             self._settled = max(self._settled, covered)
+        kind = result.WhichOneof("kind")
         if result.HasField("error"):
             reply.set_error(from_status(result.error))
-            return
-        if result.HasField("read"):
-            self.receipts.size(len(result.read.data))
-        elif result.HasField("dispatch"):
-            self.receipts.size(sum(map(len, result.dispatch.outputs)))
-        reply.set_result(result)
+        else:
+            if kind == "read":
+                self.receipts.size(len(result.read.data))
+            elif kind == "dispatch":
+                self.receipts.size(sum(map(len, result.dispatch.outputs)))
+            reply.set_result(result)
+        self._completed = request
+        if covered is not None:
+            self._barriers.pop(request, None)
+        self._replies.pop(request, None)
+        self.receipts.response()
 
     def _event(self, event: device_pb2.Event) -> None:
         kind = event.WhichOneof("kind")

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from hearth.launching import Call
 
 
+_SYNC = commands_pb2.Command(sync=commands_pb2.Sync()).SerializeToString()
+SYNC_ALL = commands_pb2.Command(sync=commands_pb2.Sync(all_streams=True)).SerializeToString()
+"""Kept serialized: each wait sends one."""
+
+
 class _Scope(NamedTuple):
     """What one `with` made current, by device; `outer` comes back at its end. Never changed, so that a stream can be
     entered in several threads at once."""
@@ -82,6 +87,8 @@ class Stream:
         self._attachment: Attachment | None = None
         self._handle = 0
         self._making = threading.Lock()
+        self._sync = 0, _SYNC
+        """The command that waits for it, behind its handle."""
         self._probe: tuple[tuple[Attachment, int], Event] | None = None
         """What `done` recorded last, and after how many submissions: polling does not record ever anew."""
         if not default:
@@ -115,8 +122,11 @@ class Stream:
         connection = self._connection
         connection.raise_deferred()
         attachment = connection.attachment()
-        command = commands_pb2.Command(stream=self._handle_on(attachment), sync=commands_pb2.Sync())
-        connection.report(command, attachment=attachment, timeout=timeout)
+        handle = self._handle_on(attachment)
+        if self._sync[0] != handle:
+            command = commands_pb2.Command(stream=handle, sync=commands_pb2.Sync())
+            self._sync = handle, command.SerializeToString()
+        attachment.ask(self._sync[1], reports=True).wait(timeout)
 
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far; a new one unless given."""

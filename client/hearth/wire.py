@@ -13,10 +13,18 @@ from hearth_proto.chunks import varint
 _BATCH = b"\x12"  # ExecuteRequest.batch, length-delimited
 _SEQ = b"\x08"  # Batch.seq, varint
 _COMMANDS = b"\x12"  # Batch.commands, length-delimited
+_REQUEST = b"\x08"  # Command.request, varint
 _LAUNCHES = b"\x1a"  # Command.launches, length-delimited
 
+_SHORT = tuple(bytes((size,)) for size in range(128))
+"""The varints of one byte."""
 FRAMING = 16
 """More than a tag and a length add to a command, and than the rest of a request adds to its commands."""
+
+
+def asking(request: int, command: bytes) -> bytes:
+    """The serialized `command`, which has no request, with one."""
+    return _REQUEST + varint(request) + command
 
 
 def launches_command(records: Sequence[bytes], size: int) -> bytes:
@@ -26,10 +34,9 @@ def launches_command(records: Sequence[bytes], size: int) -> bytes:
 
 def batch_request(seq: int, commands: Sequence[bytes]) -> bytes:
     """An `ExecuteRequest` with one batch of serialized commands."""
-    parts = [b"", _SEQ, varint(seq)]
+    parts = [_SEQ, varint(seq)]
     for command in commands:
-        parts.append(_COMMANDS)
-        parts.append(varint(len(command)))
-        parts.append(command)
-    parts[0] = _BATCH + varint(sum(map(len, parts)))
-    return b"".join(parts)
+        size = len(command)
+        parts += _COMMANDS, _SHORT[size] if size < 128 else varint(size), command
+    body = b"".join(parts)
+    return b"".join((_BATCH, varint(len(body)), body))

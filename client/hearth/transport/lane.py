@@ -9,17 +9,20 @@ import contextlib
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from itertools import islice, repeat
 
 from hearth_proto import frames
-from hearth_proto.frames import FrameError, FrameReader, Kind
-
-if TYPE_CHECKING:
-    from hearth_proto.frames import Frame
+from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 
 LIVE_S = 1.0
 """So long a lane may take to come to life."""
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
+_LONG_READ_BYTES = 256 << 10
+"""While a frame is under way that is longer than what has come of it. Not always: memory for so much is mapped and
+unmapped each time, which takes 15 us."""
+_BATCH = int(Kind.BATCH)
+_HEAD = HEADER.size
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
@@ -56,12 +59,18 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
 
 
 class Lane:
-    """The client's end. One thread receives; who sends does so under a lock of its own."""
+    """The client's end. One thread at a time receives; who sends does so under a lock of its own."""
 
     def __init__(self, connection: socket.socket, reader: FrameReader, came: list[Frame]) -> None:
         self._connection = connection
         self._reader = reader
         self._came = came
+        self._raw: deque[bytes] = deque()
+        """What has come and is not cut into frames."""
+        # `deque.extend` calls `recv` and keeps what it returns without a step of the interpreter between: a Ctrl-C
+        # comes before, and nothing was taken from the socket, or after, and it is kept.
+        self._short = map(connection.recv, repeat(_READ_BYTES))
+        self._long = map(connection.recv, repeat(_LONG_READ_BYTES))
         self._rest = memoryview(b"")  # of a frame that the socket took a part of
 
     @property
@@ -71,7 +80,7 @@ class Lane:
 
     def send(self, seq: int, request: bytes) -> None:
         """Sends an `ExecuteRequest`, `seq` its batch or 0, as far as the socket takes it. Not while `blocked`."""
-        frame = frames.header(Kind.BATCH, len(request), id=seq) + request
+        frame = HEADER.pack(len(request), _BATCH, 0, 0, seq) + request
         sent = self._send(frame)
         if sent < len(frame):
             self._rest = memoryview(frame)[sent:]
@@ -93,15 +102,49 @@ class Lane:
             poll.register(self._connection, select.POLLOUT)
             poll.poll()
 
-    def receive(self) -> list[Frame]:
-        """Waits for the next frames. Raises `OSError` at the lane's end, `FrameError` for what is no frame."""
+    def readable(self, seconds: float | None = None) -> bool:
+        """Waits until there is something to receive, or the end; False where it was not there in time. Takes nothing,
+        so that another may receive it meanwhile."""
+        if self._raw or self._came:
+            return True
+        poll = select.poll()
+        try:
+            poll.register(self._connection, select.POLLIN)
+        except (OSError, ValueError):  # released meanwhile: to receive says so
+            return True
+        return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
+
+    def receive(self) -> None:
+        """Waits for the next bytes, and keeps them. Raises `OSError`. A `KeyboardInterrupt` loses nothing."""
+        if not (self._raw or self._came):
+            self._raw.extend(islice(self._long if self._reader.pending > _HEAD else self._short, 1))
+
+    def frames(self) -> list[Frame]:
+        """What has come whole of what was received. Raises `LaneEnded`, and `FrameError` for what is no frame. Where it
+        is interrupted the lane is of no more use."""
         came, self._came = self._came, []
-        while not came:
-            data = self._connection.recv(_READ_BYTES)
+        while self._raw:
+            data = self._raw.popleft()
             if not data:
                 raise LaneEnded("the daemon closed the lane")
-            came = self._reader.feed(data)
+            came += self._cut(data)
         return came
+
+    def _cut(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes. Most often it is one or two short ones, whole: those are cut without the
+        reader, which is ready for everything."""
+        if self._reader.pending:
+            return self._reader.feed(data)
+        came: list[Frame] = []
+        at, size = 0, len(data)
+        while size - at >= _HEAD:
+            length, kind, flags, channel, ident = HEADER.unpack_from(data, at)
+            end = at + _HEAD + length
+            if end > size:
+                break
+            came.append(Frame(kind, flags, channel, ident, data[at + _HEAD : end]))
+            at = end
+        return came if at == size else came + self._reader.feed(data[at:] if at else data)
 
     def close(self) -> None:
         """Ends it for both sides; who receives or waits to send is woken."""

@@ -270,24 +270,25 @@ def test_a_wait_that_is_interrupted(daemon: LaneDaemon, gpu: hearth.Device) -> N
     assert daemon.attaches == 1
 
 
-def test_sending_that_is_interrupted_is_told(
+def test_sending_that_is_interrupted_loses_nothing(
     daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu.synchronize()
     work = attachment(gpu)
-    whole = work.session.gather
+    whole = work.session.move
 
-    def interrupted(*arguments: object, **options: object) -> list[bytes]:
-        whole(*arguments, **options)  # type: ignore[arg-type]
+    def interrupted(*arguments: object) -> None:
         monkeypatch.undo()
+        whole(*arguments)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work.session, "gather", interrupted)
+    monkeypatch.setattr(work.session, "move", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        work.request(ask())
-    assert work.over.wait(5)
-    assert work.session.error is not None and work.session.error.reason == "CANCELLED"
+        work.submit(note(1))
+    work.submit(note(2))
     gpu.synchronize()
+    assert notes(daemon) == [1, 2] and daemon.attaches == 2
+    assert work.session.error is None
 
 
 def test_nothing_is_left_of_a_closed_node(daemon: LaneDaemon) -> None:

@@ -1,0 +1,129 @@
+"""Which thread receives from a lane: one that waits for an answer, else one in the background.
+
+To hand an answer from thread to thread costs more than all else that a client does for it. So who waits receives
+itself, whatever comes, until its own answer is there; then the next of those that wait is called. Only while nobody
+waits does the background receive: at once where something depends on what comes (work that an ack takes along, a thread
+that waits for room), else a moment later, for in a loop of launch and synchronize the next wait follows soon, and to
+wake a thread each time would cost what was to be saved.
+
+The background waits for the socket to be readable without having the role, so that it can be taken from it without a
+word: it finds that out when something comes, and stays away then until nobody has received for a tick.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hearth.reply import Reply
+
+TICK_S = 1e-3
+"""How often the background looks whether it is needed, once somebody has received in its place."""
+
+
+class Role:
+    """Of the thread that receives. All but `await_turn` is called with the lock held."""
+
+    def __init__(
+        self, lock: threading.Lock, sleepers: list[Reply], needed: Callable[[], bool], tick: Callable[[], None]
+    ) -> None:
+        self.holder = 0
+        """The thread that receives now; 0: none."""
+        self.parked = False
+        """Whether the background stays away."""
+        self.over = False
+        self._lock = lock
+        self._sleepers = sleepers
+        self._needed = needed
+        self._tick = tick
+        self._taken = 0
+        """How often a thread that waits took it."""
+        self._watching = False
+        """Whether the background looks no more by itself: one has received for long, and says when it leaves."""
+        self._summoned = False
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
+    @property
+    def ticking(self) -> bool:
+        """Whether the background looks again soon."""
+        return self.parked and not self._watching
+
+    def take(self, thread: int) -> bool:
+        """For a thread that waits; False where another has it."""
+        if self.holder and self.holder != thread:
+            return False
+        self.holder = thread
+        self._taken += 1
+        return True
+
+    def leave(self, thread: int) -> None:
+        """It receives no more; somebody else does where that is needed."""
+        if self.holder != thread:
+            return
+        self.holder = 0
+        if self._sleepers and self.call():
+            return
+        if self.parked:
+            if self._needed():
+                self.summon()
+            elif self._watching:
+                self._unpark()
+
+    def call(self) -> bool:
+        """Wakes one of those that wait, if there is any, so that it receives."""
+        for reply in self._sleepers:
+            if not (reply.answered or reply.abandoned):
+                reply.call()
+                return True
+        return False
+
+    def summon(self) -> None:
+        """The background should receive now, unless one does who waits."""
+        if self.parked and not self.holder:
+            self._summoned = True
+            self._unpark()
+
+    def end(self) -> None:
+        """Nobody receives any more."""
+        self.over = True
+        if self.parked:
+            self._unpark()
+
+    def _unpark(self) -> None:
+        self.parked = False
+        self._wake.release()
+
+    # ---- the background, without the lock ----
+
+    def await_turn(self) -> None:
+        """Returns when it is the background's turn to look for what comes, or at the end."""
+        with self._lock:
+            if self.over or not self.holder:
+                return
+            seen = -1
+            while True:
+                quiet = seen == self._taken
+                if self.over or self._summoned or (quiet and not self.holder):
+                    self._summoned = False
+                    return
+                self._watching = quiet
+                seen = self._taken
+                self.parked = True
+                self._park()
+                self._tick()
+
+    def _park(self) -> None:
+        """Until the next tick or a summons."""
+        self._lock.release()
+        try:
+            woken = self._wake.acquire(timeout=-1 if self._watching else TICK_S)
+        finally:
+            self._lock.acquire()
+        if self.parked:
+            self.parked = False
+        elif not woken:
+            self._wake.acquire()  # it came as the tick passed
+        self._watching = False

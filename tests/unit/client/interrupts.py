@@ -1,0 +1,43 @@
+"""Ctrl-C at any line of the client's."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import hearth
+
+PACKAGE = str(Path(hearth.__file__).parent)
+
+
+def interrupting(call: Callable[[], object], step: int) -> bool:
+    """Calls it, and raises KeyboardInterrupt at that line of the client's; False where there were not so many.
+
+    Not where a `with` stands: at its end this would come before the lock is released, where no signal does.
+    """
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        if PACKAGE not in frame.f_code.co_filename:
+            return None
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event in ("call", "line") and not text.lstrip().startswith("with "):
+            count += 1
+            if count == step:
+                raise KeyboardInterrupt
+        return trace
+
+    old = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(old)
+    return False

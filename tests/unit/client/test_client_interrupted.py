@@ -1,0 +1,108 @@
+"""The session core where a Ctrl-C comes in the middle: what is done again then is done once."""
+
+from __future__ import annotations
+
+import pytest
+from interrupts import interrupting
+
+import hearth
+from hearth.outgoing import Limits
+from hearth.reply import Reply
+from hearth.session import Session
+from hearth_proto import reasons
+from hearth_proto.v1 import commands_pb2, device_pb2
+
+
+def session() -> Session:
+    fresh = Session(Limits(max_batch_bytes=600, max_batches_in_flight=4))
+    fresh.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1)))
+    return fresh
+
+
+def carried(requests: list[tuple[int, bytes]]) -> tuple[list[int], bytes, list[int]]:
+    """Batches, launches and streams of other commands."""
+    launches, streams = b"", []
+    for _, request in requests:
+        for command in device_pb2.ExecuteRequest.FromString(request).batch.commands:
+            launches += command.launches
+            if command.WhichOneof("kind") != "launches":
+                streams.append(command.stream)
+    return [seq for seq, _ in requests], launches, streams
+
+
+def test_sending() -> None:
+    """The next stream or lane gets it again; what is behind it follows."""
+    step = 1
+    while sending(step):
+        step += 1
+    assert step > 100
+
+
+def sending(step: int) -> bool:
+    """Sends, is interrupted there, and sends on; whether there were so many lines."""
+    core = session()
+    records = [bytes((number,)) * 40 for number in range(12)]
+    for number, record in enumerate(records):
+        core.launch(record)
+        if number % 5 == 4:
+            core.add(commands_pb2.Command(stream=number).SerializeToString())
+    sent: list[tuple[int, bytes]] = []
+
+    def send() -> None:
+        while (numbered := core.next_numbered()) is not None:
+            sent.append(numbered)
+
+    hit = interrupting(send, step)
+    if hit:
+        core.interrupted()
+        core.suspend(hearth.ConnectError("broken"))
+        attached = device_pb2.Attached(generation=1, resumed=True, last_seq=len(sent))
+        core.receive(device_pb2.ExecuteResponse(attached=attached))
+    core.launch(b"x" * 40)
+    while not core.idle:
+        send()
+        core.acknowledge(sent[-1][0])
+    seqs, launches, streams = carried(sent)
+    assert seqs == list(range(1, len(sent) + 1))
+    assert launches == b"".join(records) + b"x" * 40 and streams == [4, 9]
+    assert core.queued_bytes == 0 and not core._unacked_bytes and not core.sendable
+    return hit
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_receiving(failing: bool) -> None:
+    """What was not counted is said again."""
+    refusal = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full").to_status()
+    step, hits = 0, 0
+    while True:
+        step += 1
+        core, late, printed = session(), list[hearth.HearthError](), list[str]()
+        core.on_output = printed.append
+        replies = [Reply(reports=True) for _ in range(3)]
+        replies[2].on_late_error = late.append
+        replies[2].abandon()
+        for request, reply in enumerate(replies, 1):
+            core.launch(b"x")
+            core.add(b"", request, reply, barrier=True)
+        assert core.next_numbered() is not None
+        answers = [device_pb2.ExecuteResponse(result=commands_pb2.Result(request=request)) for request in (1, 2, 3)]
+        for answer in answers[1:]:
+            if failing:
+                answer.result.error.CopyFrom(refusal)
+        said = [*answers, device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=1))]
+
+        def receive(core: Session = core, said: list[device_pb2.ExecuteResponse] = said) -> None:
+            for response in said:
+                core.receive(response)
+
+        hit = interrupting(receive, step)
+        if hit:
+            for response in said[core.receipts.responses :]:
+                core.receive(response)
+        assert core.fail_later is None and core.error is None
+        assert all(reply.answered for reply in replies) and bool(late) is failing
+        assert core.receipts.responses == 3 and not core.outstanding and core.idle and not core.unreported
+        if not hit:
+            break
+        hits += 1
+    assert hits > 40
