@@ -32,6 +32,9 @@ _AWAY_S = 1.0
 """How long who closes waits for a connection that broke."""
 _TURN_S = 0.5e-3
 """How long commands may lie in the queue, though they could be sent, before who submits lets others have a turn."""
+_LANE_TURN_S = 50e-6
+"""How long it lets them over a lane, where it sends itself what is worth it: the receiving thread alone needs a turn,
+to say what is done."""
 
 
 class Attachment(LaneUser):
@@ -144,9 +147,9 @@ class Attachment(LaneUser):
                 self._sender_waits = False
                 self._work.notify()
 
-    def submit(self, command: commands_pb2.Command) -> None:
-        """Queues a command that answers nothing."""
-        self._add(command.SerializeToString(), 0, None, False)
+    def submit(self, command: commands_pb2.Command, worth: int = 1) -> None:
+        """Queues a command that answers nothing; it is as good a reason to send a batch as `worth` others."""
+        self._add(command.SerializeToString(), 0, None, False, worth)
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
         """Queues a command that answers nothing and does something `n` times; see `Session.count_up`."""
@@ -167,14 +170,14 @@ class Attachment(LaneUser):
         self._add(command.SerializeToString(), command.request, reply, barrier)
         return reply
 
-    def _add(self, data: bytes, request: int, reply: Reply | None, barrier: bool) -> None:
+    def _add(self, data: bytes, request: int, reply: Reply | None, barrier: bool, worth: int = 1) -> None:
         with self._lock:
             if self.session.full or self.session.error is not None:
                 self._await_room()
             if self._graveyard is not None and self._graveyard.dead:
                 self.bury()  # first: what was freed is there again for what is allocated now
             first = not self.session.queued
-            self.session.add(data, request, reply, barrier=barrier)
+            self.session.add(data, request, reply, barrier=barrier, worth=worth)
             self._wake_sender(reply is not None)
             if first:
                 self._waiting_since = time.monotonic()
@@ -187,7 +190,7 @@ class Attachment(LaneUser):
         turns."""
         self._watchers += 1
         try:
-            self._change.wait(_TURN_S)
+            self._change.wait(_TURN_S if self._laned is None else _LANE_TURN_S)
         finally:
             self._watchers -= 1
             self._waiting_since = time.monotonic()

@@ -86,7 +86,7 @@ class Laned:
         """One-way work was queued."""
         session = self._session
         under_way = session.next_seq - 1 - session.acked
-        if session.queued >= GATHER << 2 * under_way:
+        if session.queued + session.extra >= GATHER << 2 * under_way:
             self.push()
         elif under_way:
             return  # it goes with an ack at the latest
@@ -109,7 +109,8 @@ class Laned:
         under_way = session.next_seq - 1 - session.acked
         if (
             session.again or session.receipt_due
-            or (session.queued and (self._awaited or session.queued >= GATHER << 2 * under_way or not under_way))
+            or (session.queued and (self._awaited or not under_way
+                or session.queued + session.extra >= GATHER << 2 * under_way))
         ):  # fmt: skip
             self.push()
             self._awaited = self._awaited and session.queued > 0

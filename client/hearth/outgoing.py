@@ -46,6 +46,8 @@ class Outgoing:
         self.limits = limits
         self.queued_bytes = 0
         self.queued = 0
+        self.extra = 0
+        """What the commands that are queued are worth beyond their number, at most; see `put`."""
         self.submitted = 0
         """One-way commands and launches so far."""
         self._queue: deque[tuple[bytes, int]] = deque()  # serialized command, how many launches it carries (or 1)
@@ -65,14 +67,15 @@ class Outgoing:
         self.queued += 1
         self.submitted += 1
 
-    def put(self, command: bytes) -> None:
-        """One serialized command."""
+    def put(self, command: bytes, worth: int = 1) -> None:
+        """One serialized command; it takes the daemon as long as `worth` others, so that fewer are worth a batch."""
         self._check_size(len(command))
         if self._run:
             self._close_run()
         self._queue.append((command, 1))
         self.queued_bytes += len(command)
         self.queued += 1
+        self.extra += max(worth - 1, 0)
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
         """One-way `command(n)`, which does something n times. Behind one of the same `key` that has not been sent, that
@@ -116,13 +119,15 @@ class Outgoing:
             launches += count
             self.queued -= count
             self.queued_bytes -= len(command)
+        if not queue:
+            self.extra = 0
         return commands
 
     def drop(self) -> None:
         """Forgets all of them."""
         self._queue.clear()
         self._run.clear()
-        self._run_bytes = self.queued = self.queued_bytes = 0
+        self._run_bytes = self.queued = self.queued_bytes = self.extra = 0
 
     def set_limits(self, limits: Limits) -> None:
         """What the daemon accepts, as it says now."""

@@ -60,12 +60,20 @@ class Session(Outgoing):
 
     # ---- in: commands ----
 
-    def add(self, command: bytes, request: int = 0, reply: ReplyLike | None = None, *, barrier: bool = False) -> None:
+    def add(
+        self,
+        command: bytes,
+        request: int = 0,
+        reply: ReplyLike | None = None,
+        *,
+        barrier: bool = False,
+        worth: int = 1,
+    ) -> None:
         """One serialized command; with `request`, `reply` gets its answer.
 
-        `barrier`: its success says that everything added before is done (a sync of all streams).
+        `barrier`: its success says that everything added before is done (a sync of all streams). `worth`: see `put`.
         """
-        self.put(command)
+        self.put(command, worth)
         if reply is None:
             self.submitted += 1
             return
