@@ -23,7 +23,7 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from hearth import tensor_map
+    from hearth import ipc, tensor_map
     from hearth.device import Device
 
 _PATTERNS = (1, 2, 4, 8, 16)
@@ -69,6 +69,20 @@ class DeviceArray(HostCopies):
     def __repr__(self) -> str:
         freed = ", freed" if self._memory.owner is None else ""
         return f"DeviceArray(shape={self._shape}, dtype={self._dtype}, device={self._device.ordinal}{freed})"
+
+    # ---- for other libraries ----
+
+    def ipc(self) -> ipc.Exported:
+        """The same memory, mapped into this process: for CuPy, PyTorch and others that use this host's GPU themselves
+        (on the CPU backend, for NumPy). See `hearth.ipc.Exported` for what it is, and until when.
+
+        Waits as `get` does, and raises what that raises; also `UnsupportedError` where this process cannot map it
+        (another host, no CUDA, not that GPU), `ArgumentError` for what is attached, published or used by graphs,
+        `OutOfMemoryError`, `QuotaExceededError`, and `AuthenticationError` without the rights to read and to write.
+        """
+        from hearth import ipc
+
+        return ipc.export(self)
 
     # ---- contents ----
 

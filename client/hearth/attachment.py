@@ -34,6 +34,9 @@ _AWAY_S = 1.0
 """How long who closes waits for a connection that broke."""
 _TURN_S = 0.5e-3
 """How long commands may lie in the queue, though they could be sent, before who submits lets others have a turn."""
+_LANE_TURN_S = 50e-6
+"""How long it lets them over a lane, where it sends itself what is worth it: the receiving thread alone needs a turn,
+to say what is done."""
 
 
 class Attachment(LaneUser):
@@ -146,9 +149,9 @@ class Attachment(LaneUser):
                 self._sender_waits = False
                 self._work.notify()
 
-    def submit(self, command: commands_pb2.Command) -> None:
-        """Queues a command that answers nothing."""
-        self._add(command.SerializeToString(), 0, None, False)
+    def submit(self, command: commands_pb2.Command, worth: int = 1) -> None:
+        """Queues a command that answers nothing; it is as good a reason to send a batch as `worth` others."""
+        self._add(command.SerializeToString(), 0, None, False, worth)
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
         """Queues a command that answers nothing and does something `n` times; see `Session.count_up`."""
@@ -184,7 +187,7 @@ class Attachment(LaneUser):
                 self.session.submitted += 1
         self._add(command.SerializeToString(), command.request, reply, False)
 
-    def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool) -> None:
+    def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool, worth: int = 1) -> None:
         session = self.session
         with self._lock:
             if session.full or session.error is not None:
@@ -192,7 +195,7 @@ class Attachment(LaneUser):
             if self._graveyard is not None and self._graveyard.dead:
                 self.bury()  # first: what was freed is there again for what is allocated now
             first = not session.queued
-            session.add(data, request, reply, barrier=barrier)
+            session.add(data, request, reply, barrier=barrier, worth=worth)
             if self._laned is not None and reply is not None:
                 self._laned.push_awaited()
                 return
@@ -208,7 +211,7 @@ class Attachment(LaneUser):
         turns."""
         self._watch()
         try:
-            self._change.wait(_TURN_S)
+            self._change.wait(_TURN_S if self._laned is None else _LANE_TURN_S)
         finally:
             self._watchers -= 1
             self._waiting_since = time.monotonic()

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from hearth.stream import Stream
 
 
+WORTH = 16
+"""An operation takes the daemon about as long as so many launches, and is under way until all ranks have come to it:
+each batch is under way for long, so that several have to be for one stage to work while others do."""
+
+
 class Part(NamedTuple):
     """One rank's part in one operation; ranks are the group's."""
 
@@ -89,7 +94,7 @@ def present(
             connection.turns.take(roster.name, number)
             command.collective.sequence = number
         for _, attachment, command in commands:
-            attachment.submit(command)
+            attachment.submit(command, WORTH * len(command.collective.operations))
 
 
 def _on_stream(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:

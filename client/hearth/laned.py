@@ -104,7 +104,7 @@ class Laned:
         """One-way work was queued."""
         session = self._session
         under_way = session.next_seq - 1 - session.acked
-        if session.queued >= GATHER << 2 * under_way:
+        if session.queued + session.extra >= GATHER << 2 * under_way:
             self.push()
         elif under_way:  # it goes with an ack at the latest
             if self._role.parked:
@@ -127,7 +127,10 @@ class Laned:
         session = self._session
         under_way = session.next_seq - 1 - session.acked
         if (
-            (session.queued and (self._awaited or session.queued >= GATHER << 2 * under_way or not under_way))
+            (
+                session.queued
+                and (self._awaited or not under_way or session.queued + session.extra >= GATHER << 2 * under_way)
+            )
             or session.again or session.receipts.due
         ):  # fmt: skip
             self.push()

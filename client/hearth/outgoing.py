@@ -53,6 +53,8 @@ class Outgoing:
     def __init__(self, limits: Limits) -> None:
         self.queued_bytes = 0
         self.queued = 0
+        self.extra = 0
+        """What the commands that are queued are worth beyond their number, at most; see `put`."""
         self.submitted = 0
         """One-way commands and launches so far."""
         self._queue: deque[tuple[bytes, int]] = deque()  # serialized command, how many launches it carries (or 1)
@@ -74,14 +76,15 @@ class Outgoing:
         self.submitted += 1
         self._run.append(record)  # the one call, and last: a Ctrl-C comes before all of it or after
 
-    def put(self, command: bytes) -> None:
-        """One serialized command."""
+    def put(self, command: bytes, worth: int = 1) -> None:
+        """One serialized command; it takes the daemon as long as `worth` others, so that fewer are worth a batch."""
         size = len(command)
         self._check_size(size)
         if self._run or self._closed is not None:
             self._close_run()
         self.queued_bytes += size
         self.queued += 1
+        self.extra += max(worth - 1, 0)
         self._queue.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
@@ -136,13 +139,15 @@ class Outgoing:
         while len(queue) > left.entries:
             queue.popleft()
         self.queued, self.queued_bytes = left.queued, left.queued_bytes
+        if not queue:
+            self.extra = 0
 
     def drop(self) -> None:
         """Forgets all of them."""
         self._queue.clear()
         self._run.clear()
         self._closed = None
-        self._run_bytes = self.queued = self.queued_bytes = 0
+        self._run_bytes = self.queued = self.queued_bytes = self.extra = 0
 
     def set_limits(self, limits: Limits) -> None:
         """What the daemon accepts, as it says now."""

@@ -64,20 +64,28 @@ class Session(Outgoing):
 
     # ---- in: commands ----
 
-    def add(self, command: bytes, request: int = 0, reply: ReplyLike | None = None, *, barrier: bool = False) -> None:
+    def add(
+        self,
+        command: bytes,
+        request: int = 0,
+        reply: ReplyLike | None = None,
+        *,
+        barrier: bool = False,
+        worth: int = 1,
+    ) -> None:
         """One serialized command; with `request`, `reply` gets its answer.
 
-        `barrier`: its success says that everything added before is done (a sync of all streams).
+        `barrier`: its success says that everything added before is done (a sync of all streams). `worth`: see `put`.
         """
         if reply is None:
-            self.put(command)
+            self.put(command, worth)
             self.submitted += 1
             return
         self._replies[request] = reply  # before: an answer that nobody asked for would end the attachment
         if barrier:
             self._barriers[request] = self.submitted
         try:
-            self.put(command)
+            self.put(command, worth)
         except BaseException:
             if not (self._queue and self._queue[-1][0] is command):
                 self._replies.pop(request, None)

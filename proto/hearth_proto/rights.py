@@ -102,6 +102,8 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "Unpublish": (Right.PUBLISH,),
     "AttachBuffer": (Right.ATTACH,),
     "ListPublished": _NONE,  # lists what the caller may attach
+    "ExportIpc": (Right.READ, Right.WRITE),  # whoever maps it does both, and nobody looks on
+    "ReleaseIpc": _NONE,
 }
 """By the method of DeviceService, for those that carry no single command."""
 

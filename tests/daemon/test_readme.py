@@ -58,8 +58,13 @@ def test_sharing_a_device(daemon: DaemonProcess) -> None:
     assert run(code, daemon) == shown
 
 
-def test_several_devices(start_daemon: StartDaemon) -> None:
+def test_beside_cupy_and_pytorch(daemon: DaemonProcess) -> None:
     code = blocks("python")[4]
+    assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
+
+
+def test_several_devices(start_daemon: StartDaemon) -> None:
+    code = blocks("python")[5]
     daemon = start_daemon(cpu_count=2)
     if len(daemon.status()["devices"]) < 2:
         pytest.skip("needs two devices")
@@ -70,7 +75,7 @@ def test_several_devices(start_daemon: StartDaemon) -> None:
 @on_cpu
 def test_several_daemons(start_daemon: StartDaemon) -> None:
     first, second = start_daemon(cpu_count=1), start_daemon(cpu_count=1)
-    code = blocks("python")[5].replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
+    code = blocks("python")[6].replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
     run(f"import numpy as np, hearth\n{code}print(group.all_reduce([group.devices[0].ones(1, np.int32)]))", first)
 
 

@@ -646,6 +646,44 @@ class AttachBufferResponse(_message.Message):
     generation: int
     def __init__(self, size: _Optional[int] = ..., description: _Optional[bytes] = ..., protected: bool = ..., generation: _Optional[int] = ...) -> None: ...
 
+class ExportIpcRequest(_message.Message):
+    __slots__ = ("target", "buffer", "export")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    buffer: int
+    export: int
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., buffer: _Optional[int] = ..., export: _Optional[int] = ...) -> None: ...
+
+class ExportIpcResponse(_message.Message):
+    __slots__ = ("path", "ticket", "valid_ns", "size", "allocation_bytes", "generation")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    VALID_NS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    ticket: bytes
+    valid_ns: int
+    size: int
+    allocation_bytes: int
+    generation: int
+    def __init__(self, path: _Optional[str] = ..., ticket: _Optional[bytes] = ..., valid_ns: _Optional[int] = ..., size: _Optional[int] = ..., allocation_bytes: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class ReleaseIpcRequest(_message.Message):
+    __slots__ = ("target", "export")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    export: int
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., export: _Optional[int] = ...) -> None: ...
+
+class ReleaseIpcResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListPublishedRequest(_message.Message):
     __slots__ = ("target",)
     TARGET_FIELD_NUMBER: _ClassVar[int]

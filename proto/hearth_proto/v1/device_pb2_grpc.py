@@ -290,6 +290,16 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedResponse.FromString,
                 _registered_method=True)
+        self.ExportIpc = channel.unary_unary(
+                '/hearth.v1.DeviceService/ExportIpc',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.ExportIpcRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.ExportIpcResponse.FromString,
+                _registered_method=True)
+        self.ReleaseIpc = channel.unary_unary(
+                '/hearth.v1.DeviceService/ReleaseIpc',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.ReleaseIpcRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.ReleaseIpcResponse.FromString,
+                _registered_method=True)
 
 
 class DeviceServiceServicer(object):
@@ -610,6 +620,21 @@ class DeviceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportIpc(self, request, context):
+        """A buffer for another process on the same host to map, and read and write, without a copy (CUDA IPC; on the CPU shared
+        memory). Answered when the buffer's work before it is done. It keeps the memory until it is released, or the session
+        ends. Over the Unix socket only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseIpc(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DeviceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -867,6 +892,16 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     servicer.ListPublished,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_device__pb2.ListPublishedResponse.SerializeToString,
+            ),
+            'ExportIpc': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportIpc,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.ExportIpcRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.ExportIpcResponse.SerializeToString,
+            ),
+            'ReleaseIpc': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseIpc,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.ReleaseIpcRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.ReleaseIpcResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2246,6 +2281,60 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/ListPublished',
             hearth__proto_dot_v1_dot_device__pb2.ListPublishedRequest.SerializeToString,
             hearth__proto_dot_v1_dot_device__pb2.ListPublishedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportIpc(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/ExportIpc',
+            hearth__proto_dot_v1_dot_device__pb2.ExportIpcRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.ExportIpcResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseIpc(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/ReleaseIpc',
+            hearth__proto_dot_v1_dot_device__pb2.ReleaseIpcRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.ReleaseIpcResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -226,7 +226,7 @@ class Collectives:
 
     def flush(self) -> None:
         """To be called before the outbox is emptied."""
-        self._presented.flush()
+        self._presented.settle()
 
     def _say(self, message: dict[str, Any]) -> None:
         self._device.outbox.put(Kind.COLLECTIVE, _as_json(message).encode())

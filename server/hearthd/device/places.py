@@ -143,3 +143,16 @@ class MappedPlace(Place):
         if self.bearer is not None:
             self._count(self.bearer, -1)
         self._give_back(self)
+
+
+class LentPlace(MappedPlace):
+    """Memory that another process on this host was given, to read and to write, by the session whose it is. It is not
+    handed on to anybody else: that it was given cannot be taken back."""
+
+    @property
+    def shared(self) -> None:  # type: ignore[override]
+        return None
+
+    @property
+    def memory(self) -> SharedMemory:
+        return self._memory

@@ -10,7 +10,8 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.collective_lane import Lane
 from hearthd.device.collective_parts import Part, locate
-from hearthd.device.collective_pending import Key, Pending, Row
+from hearthd.device.collective_pending import Key, Pending
+from hearthd.device.collective_rows import Rows
 from hearthd.device.communicators import CHECK_S, Memberships, Send
 from hearthd.device.context import Device
 from hearthd.device.membership import verdict
@@ -43,8 +44,7 @@ class Presented:
         self._device = device
         self._members = members
         self._send = send
-        self._say = say
-        self._row: Row | None = None
+        self._rows = Rows(say, self._unanswered)
         self._pending: dict[Key, Pending] = {}
         self._going: dict[Pending, None] = {}
         """Those of them that have been told to go."""
@@ -108,22 +108,18 @@ class Presented:
         weight = self._weights.get(pending.session, 0)
         self._weights[pending.session] = weight + pending.weight
         signature = [part.signature for part in pending.parts]
-        row = self._row
-        if row is not None and row.goes_on(pending, signature):
-            row.last = pending.key
-            row.count += 1
-        else:
-            self.flush()
-            self._row = Row(pending, signature)
+        self._rows.add(pending, signature)
         if not weight:
-            self.flush()
+            self._rows.flush()
             self._device.outbox.send()  # the first of a row starts while the others are still looked at
 
     def flush(self) -> None:
         """Sends what has been presented."""
-        row, self._row = self._row, None
-        if row is not None:
-            self._say(row.message())
+        self._rows.flush()
+
+    def settle(self) -> None:
+        """The same, but for what is better sent with more."""
+        self._rows.settle()
 
     def _make_room(self, session: Session, weight: int) -> None:
         """So much less of the session's is presented."""
@@ -147,7 +143,7 @@ class Presented:
 
     def _unanswered(self, key: Key) -> bool:
         other = self._pending.get(key)
-        return other is not None and other.comm is None
+        return other is not None and other.comm is None and other.error is None
 
     # ---- how it goes on ----
 
@@ -242,6 +238,8 @@ class Presented:
             pending = self._pending.get(Key(channel, group, devices, sequence))
             if pending is not None and pending.comm is None and pending.error is None:
                 pending.error = verdict(message.get("status"))
+        if self._rows.settle():
+            self._device.outbox.send()  # the front looks at the next while these are launched
         self._kick(session_of(channel))
 
     def _go(self, key: Key, pending: Pending | None, comm: str, index: int) -> None:
@@ -301,6 +299,7 @@ class Presented:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
+        asleep = self._rows.sleep(asleep)
         if self._going:
             return sooner(CHECK_S, asleep)
         return asleep

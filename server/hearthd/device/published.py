@@ -8,7 +8,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer, ReadOnly
 from hearthd.device.operation import Origin
-from hearthd.device.places import Place
+from hearthd.device.places import LentPlace, Place
 from hearthd.device.session import BatchEntry, Session
 
 ATTACHED = ReadOnly("is attached, and whoever attaches a published buffer only reads it", "write to a copy of it")
@@ -55,6 +55,8 @@ def check_publishable(buffer: Buffer) -> None:
         why, fix = ATTACHED.why, "publish a copy of it"
     elif buffer.read_only is not None:
         why, fix = buffer.read_only.why, "unpublish it first, or publish a copy"
+    elif isinstance(buffer.place, LentPlace):
+        why, fix = "is, or was, exported to another process, which may write to it", "publish a copy of it"
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and publish that"
     elif buffer.holders:

@@ -1,4 +1,5 @@
-"""Published buffers in one process: EXPORT frames of whoever publishes, IMPORT frames of whoever attaches.
+"""Published buffers in one process: EXPORT frames of whoever publishes (or lends: `lending`), IMPORT frames of whoever
+attaches.
 
 Within the process a published buffer is shared as it lies. When the first session of another process attaches it, its
 contents are copied, once, into memory that other processes can map; the handles of this process follow one by one, each
@@ -22,6 +23,7 @@ from hearthd.device.buffer import Buffer, ReadOnly
 from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
 from hearthd.device.exporting import FILE, Exporting
+from hearthd.device.lending import Lending
 from hearthd.device.operation import Operation, Origin, internal_error, submit
 from hearthd.device.places import NOTHING, MappedPlace, Place, PoolPlace
 from hearthd.device.policy.ordering import Usage
@@ -49,6 +51,9 @@ class Publishing:
             partial(self._answer, Kind.EXPORTED),
             partial(self._refuse, Kind.EXPORTED),
         )
+        self._lending = Lending(
+            device, reservations, partial(self._answer, Kind.EXPORTED), partial(self._refuse, Kind.EXPORTED)
+        )
         self._files: dict[int, int] = {}
         """Those that have come before the frame that asks for them."""
         self._expected: dict[int, Frame] = {}
@@ -57,7 +62,7 @@ class Publishing:
         """Takes its frames, and the files beside them, from now on."""
         control(Kind.EXPORT, self._export_frame)
         control(Kind.IMPORT, self._import_frame)
-        self._exporting.descriptors = descriptors
+        self._exporting.descriptors = self._lending.descriptors = descriptors
         if descriptors is not None:
             descriptors.on(FILE, self._file_arrived)
 
@@ -65,10 +70,12 @@ class Publishing:
         return {
             "buffers_published": sum(shared.publisher is not None for shared in self._known.values()),
             "buffers_attached": len(self._attachments),
+            "buffers_exported": len(self._lending),
         }
 
     def close(self, session: Session) -> None:
-        """The session is over, and so are the names that it gave; what is attached stays."""
+        """The session is over, and so are the names that it gave, and its exports; what is attached stays."""
+        self._lending.close(session)
         ended = [shared for shared in self._known.values() if shared.publisher is session]
         for shared in ended:
             shared.publisher = None
@@ -80,7 +87,7 @@ class Publishing:
 
     def _export_frame(self, frame: Frame) -> None:
         body = json.loads(frame.payload)
-        what, number = body["op"], body["memory"]
+        what, number = body["op"], body.get("memory", 0)
         try:
             if what == "publish":
                 self._publish(frame, number, body["buffer"], body["name"])
@@ -90,6 +97,12 @@ class Publishing:
                 self._forget(number)
             elif what == "bear":
                 self._bear(number)
+            elif what == "lend":
+                session = self._session_of(frame.channel)
+                self._lending.lend(frame.id, session, body["buffer"], body["export"], body["file"])
+            elif what == "release":
+                self._lending.release(frame.channel, body["export"])
+                self._answer(Kind.EXPORTED, frame.id, {})
         except Refusal as refusal:
             self._refuse(Kind.EXPORTED, frame.id, refusal)
         except DeviceFault:

@@ -93,6 +93,12 @@ class Reservations:
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
 
+    def check_quota(self, session: Session, more: int) -> None:
+        """Raises Refusal(QUOTA_EXCEEDED) where the session's tenant may not have so many bytes more."""
+        quota, held = session.device_bytes, self._held.get(session.tenant, 0)
+        if quota and held + rounded(more) > quota:
+            raise over_quota(more, quota, held)
+
     def count(self, tenant: str, more: int) -> None:
         """So many bytes outside of the pool more, or less, count with the tenant."""
         self._held[tenant] = self._held.get(tenant, 0) + more
@@ -147,11 +153,7 @@ class Reservations:
         return self._within_quota(session, size, track)
 
     def _within_quota(self, session: Session, size: int, track: Track) -> Memory:
-        quota = session.device_bytes
-        if quota:
-            held = self._held.get(session.tenant, 0)
-            if held + rounded(size) > quota:
-                raise over_quota(size, quota, held)
+        self.check_quota(session, size)
         return self._device.grants.allocate(size, track.stream)
 
     def _free_all(self, session: Session, reservations: list[Reservation]) -> None:

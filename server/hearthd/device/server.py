@@ -81,8 +81,9 @@ class ComputeServer(Protocol):
         ...
 
     # memory that other processes map
-    def create_shared(self, size: int) -> SharedMemory:
+    def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
         """At least `size` bytes, not 0, that `export_shared` can hand on. What they held before is whatever it was.
+        `writable`: to who may write there as well; else others are kept from it where the backend can.
 
         Refusal(OUT_OF_MEMORY), Refusal(UNSUPPORTED).
         """

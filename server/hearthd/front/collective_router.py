@@ -134,11 +134,7 @@ class CollectiveRouter:
         """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
         Raises KeyError, TypeError or ValueError where `body` is no `present`."""
         now = self._now()
-        sends = self.coordinator.present(key, rank, place, body, now)
-        for _ in range(count - 1):
-            body = {**body, "behind": [[key.members, key.sequence]]}
-            key = key._replace(sequence=key.sequence + 1)
-            sends += self.coordinator.present(key, rank, place, body, now)
+        sends = self.coordinator.present(key, rank, place, body, now, count)
         self._send(rows(sends) if count > 1 else sends)
         if self._timer is None or now + float(body.get("timeout") or 0) < self._armed:
             self._arm()

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal, to_text
@@ -163,6 +164,8 @@ class Matcher:
         """Those that wait for ranks, and those that are complete and held behind others."""
         self._failures: dict[str, OrderedDict[Key, Failure]] = {}
         self._due = math.inf
+        self._agreed: tuple[Part, ...] = ()
+        """What was compared last, and is the same."""
         self.failed: Counter[Reason] = Counter()
 
     def __len__(self) -> int:
@@ -173,10 +176,11 @@ class Matcher:
         """Nothing expires before; `expire` is due then. It may be early: finding out costs a look at all that wait."""
         return self._due if self._pending else None
 
-    def present(
-        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float
-    ) -> tuple[list[Send], Match | None]:
-        """One rank's part has come: what to tell whom, and the operation if it is complete and all ranks agree.
+    def row(
+        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
+    ) -> Iterator[tuple[list[Send], Match | None]]:
+        """One rank's part in so many operations has come, each of which stands behind the one before: of each what to
+        tell whom, and the operation if it is complete and all ranks agree.
 
         Raises KeyError, TypeError or ValueError for what is no `present`."""
         part = Part.of(place, body)
@@ -184,6 +188,16 @@ class Matcher:
         seconds = float(body.get("timeout") or 0) or self._timeout
         if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
             raise ValueError(f"rank {rank} of {len(key.members)}, timeout {seconds}")
+        yield self._present(key, rank, part, behind, now + seconds)
+        owner, members, first = key
+        for sequence in range(first + 1, first + count):
+            behind = {key}
+            key = Key(owner, members, sequence)
+            yield self._present(key, rank, part, behind, now + seconds)
+
+    def _present(
+        self, key: Key, rank: int, part: Part, behind: set[Key], deadline: float
+    ) -> tuple[list[Send], Match | None]:
         failures = self._failures.get(key.owner)
         failure = failures.get(key) if failures else None
         if failures and failure is not None:
@@ -193,20 +207,22 @@ class Matcher:
             del failures[key]  # it comes after all, and nobody has been told that it does not
         match = self._pending.get(key)
         if match is None:
-            match = self._pending[key] = Match(key, now + seconds)
+            match = self._pending[key] = Match(key, deadline)
             self._order.open(key)
         elif rank in match.parts:
             return self._fail(match, collective_refusals.twice(key, rank)), None
-        match.deadline = min(match.deadline, now + seconds)
+        match.deadline = min(match.deadline, deadline)
         self._due = min(self._due, match.deadline)
         match.parts[rank] = part
         match.behind |= behind
         self._recorder.presented(key, rank, part.operations)
         if len(match.parts) < len(key.members):
             return [], None
-        refusal = self._mismatch(match)
-        if refusal is not None:
-            return self._fail(match, refusal), None
+        if not self._agrees(match):
+            refusal = self._mismatch(match)
+            if refusal is not None:
+                return self._fail(match, refusal), None
+            self._agreed = tuple(match.parts.values())
         if match.behind and self._order.hold(key, match.behind):
             return self._crossed(key), None
         del self._pending[key]
@@ -285,6 +301,11 @@ class Matcher:
             if match is not None:
                 sends += self._fail(match, collective_refusals.crossed(each, circle))
         return sends
+
+    def _agrees(self, match: Match) -> bool:
+        """Whether the same messages have been compared just before: of rows, that is nearly always so."""
+        agreed = self._agreed
+        return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))
 
     def _mismatch(self, match: Match) -> Refusal | None:
         found = mismatch({rank: part.operations for rank, part in match.parts.items()}, len(match.key.members))

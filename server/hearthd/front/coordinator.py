@@ -37,13 +37,19 @@ class Coordinator:
         """Operations that failed so far, by reason."""
         return self.matcher.failed + self.communicators.failed
 
-    def present(self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float) -> list[Send]:
-        """A rank's part in an operation has come. Raises KeyError, TypeError or ValueError where `body` is no
-        `present`."""
-        sends, match = self.matcher.present(key, rank, place, body, now)
-        if match is not None:
-            sends += self.communicators.submit(match)
-        return self._go_on(sends)
+    def present(
+        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
+    ) -> list[Send]:
+        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
+        sends: list[Send] = []
+        for told, match in self.matcher.row(key, rank, place, body, now, count):
+            sends += told
+            if match is not None:
+                sends += self.communicators.submit(match)
+            if self._released:
+                self._go_on(sends)
+        return sends
 
     def withdraw(self, key: Key, rank: int, body: Mapping[str, Any]) -> list[Send]:
         """A rank that has presented, or was to present, an operation will not take part. Raises KeyError or ValueError

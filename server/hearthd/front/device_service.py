@@ -18,6 +18,7 @@ from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import attach, calls, execute, refusals, transfer_streams
 from hearthd.front.bulk_service import BulkService
 from hearthd.front.channel import Channel
+from hearthd.front.ipc_service import IpcService
 from hearthd.front.lanes import Lanes
 from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
@@ -78,6 +79,7 @@ class DeviceService:
         self._bulk = bulk
         self.attachments: set[execute.Attachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
+        self._ipc = IpcService(sessions, supervisor, self._using, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
         """What every new Execute stream is told first: that the daemon drains."""
 
@@ -114,6 +116,7 @@ class DeviceService:
             handlers[call.rpc] = calls.method_handler(call, self._guard(call.rpc, handle))
         handlers.update(self.publishing.handlers(self._guard))
         handlers.update(self._bulk.handlers(self._guard))
+        handlers.update(self._ipc.handlers(self._guard))
         return grpc.method_handlers_generic_handler(NAME, handlers)
 
     def announce(self, event: device_pb2.Event) -> None:

@@ -21,7 +21,10 @@ from hypothesis import strategies as st
 from lane_daemon import LaneDaemon
 
 import hearth
+from hearth import attachment as attachments
 from hearth.attachment import Attachment
+from hearth.collective_parts import WORTH
+from hearth.laned import GATHER
 from hearth.transport import grpc as transports
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
@@ -86,6 +89,40 @@ def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: 
     gpu.synchronize()
     assert notes(daemon) == list(range(1, 2000))
     assert len(daemon.batches) - before < 500
+
+
+def test_what_takes_long_goes_in_several_batches_at_once(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    """Collectives: each batch is under way until all ranks have come to it, and the next ones are not kept for that."""
+    gpu.synchronize()
+    work = attachment(gpu)
+    daemon.gate.clear()
+    base, sent = work.session.next_seq, []
+    for number in range(1, 42):
+        work.submit(note(number), WORTH)
+        if work.session.next_seq - base > len(sent):
+            sent.append(number)
+    assert sent == [1, 1 + GATHER * 4 // WORTH, 1 + GATHER * 4 // WORTH + GATHER * 16 // WORTH]
+    assert not work.session.queued and not work.session.extra
+    daemon.gate.set()
+    gpu.synchronize()
+    assert notes(daemon) == list(range(1, 42))
+
+
+def test_who_submits_is_not_held_up_for_a_thread_that_sends(
+    daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.synchronize()
+    work = attachment(gpu)
+    waited: list[float | None] = []
+    monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # every command has lain there for too long
+    monkeypatch.setattr(work._change, "wait", lambda timeout=None: waited.append(timeout))
+    daemon.gate.clear()
+    for number in range(1, 11):
+        work.submit(note(number))
+    monkeypatch.undo()
+    daemon.gate.set()
+    gpu.synchronize()
+    assert waited and set(waited) == {attachments._LANE_TURN_S}
 
 
 @pytest.mark.parametrize("flaw", ["silent", "no_path", "no_ticket", "no_listener"])

@@ -61,7 +61,7 @@ class Device:
     def attachment(self) -> Device:
         return self
 
-    def submit(self, command: c.Command) -> None:
+    def submit(self, command: c.Command, worth: int = 1) -> None:
         part = command.collective
         self.submitted.append((part.group or tuple(part.devices), part.sequence))
 
@@ -106,7 +106,7 @@ def test_what_all_do_together_meets_whatever_each_did_alone(program: list[tuple[
 def test_a_device_that_fails_to_submit_has_had_its_turn() -> None:
     devices: Any = {rank: Device() for rank in range(2)}
 
-    def fail(_command: c.Command) -> None:
+    def fail(_command: c.Command, _worth: int) -> None:
         raise OSError("gone")
 
     kept, devices[1].submit = devices[1].submit, fail

@@ -17,7 +17,7 @@ def present(
     matcher: Matcher, group: Key, device: int, body: dict[str, Any], now: float = 0.0, process: int = 0
 ) -> tuple[list[Send], Match | None]:
     """A local device's part."""
-    return matcher.present(group, group.members.index(device), place(device, process), body, now)
+    return next(matcher.row(group, group.members.index(device), place(device, process), body, now))
 
 
 def test_complete_when_all_have_presented() -> None:
@@ -153,7 +153,7 @@ def test_what_is_no_present_leaves_no_trace(body: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         present(matcher, key(0, 1), 0, body)
     with pytest.raises(ValueError, match="rank 2"):
-        matcher.present(key(0, 1), 2, place(0), part(), 0.0)
+        next(matcher.row(key(0, 1), 2, place(0), part(), 0.0))
     assert len(matcher) == 0 and matcher.deadline is None
 
 
@@ -194,9 +194,9 @@ def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
     matcher = Matcher()
     ours, other = Key("group:aa", (0, 1), 1), Key("group:bb", (0, 1), 1)
     for group in (ours, other):
-        matcher.present(group, 1, Place(1, 0, 3), part(), 0.0)
+        next(matcher.row(group, 1, Place(1, 0, 3), part(), 0.0))
     local = Key("group:aa", (0, 1), 2)
-    matcher.present(local, 0, Place(0, 0, 3), part(55), 0.0)
+    next(matcher.row(local, 0, Place(0, 0, 3), part(55), 0.0))
     assert matcher.lost(1, "its connection broke") == []
     sends = matcher.lost(1, "its connection broke", {"group:aa"})
     assert [(send.place, send.body["group"], send.body["devices"]) for send in sends] == [(Place(0, 0, 3), "aa", [])]

@@ -18,7 +18,8 @@ from hearthd.device.policy.budget import out_of_memory
 
 F_ADD_SEALS = 1033
 F_GET_SEALS = 1034
-SEALS = 0x1 | 0x2 | 0x4 | 0x10
+F_SEAL_FUTURE_WRITE = 0x10
+SEALS = 0x1 | 0x2 | 0x4 | F_SEAL_FUTURE_WRITE
 """F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE (Linux 5.1): who has it mapped to write keeps that,
 nobody else can get it."""
 
@@ -49,7 +50,7 @@ class SharedMemoryOperations:
 
     _heap: Heap
 
-    def create_shared(self, size: int) -> SharedMemory:
+    def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         heap = self._heap
         if heap.in_use + reserved > heap.limit:
@@ -61,7 +62,7 @@ class SharedMemoryOperations:
         try:
             os.ftruncate(file, reserved)
             address = _map(file, reserved, mmap.PROT_READ | mmap.PROT_WRITE)
-            fcntl.fcntl(file, F_ADD_SEALS, SEALS)
+            fcntl.fcntl(file, F_ADD_SEALS, SEALS & ~F_SEAL_FUTURE_WRITE if writable else SEALS)
         except OSError as error:
             os.close(file)
             raise _refused(size, error) from error

@@ -47,8 +47,8 @@ class SharedMemoryOperations:
     pool: Pool
     _index: int
 
-    def create_shared(self, size: int) -> SharedMemory:
-        index = self._index
+    def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
+        index = self._index  # who maps it chooses the access: `writable` changes nothing
         self._check_shared()
         try:
             properties = _properties(index)

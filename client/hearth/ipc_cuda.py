@@ -1,0 +1,228 @@
+"""A GPU's memory, mapped into this process by the CUDA driver (libcuda), through ctypes: no CUDA package is needed.
+
+The daemon's memory is physical memory of `cuMemCreate`, which comes as an open file. Physical memory stays for as long
+as anybody maps it, so it does not matter who of the two ends first; what is mapped here is that allocation alone.
+CUDA's documentation: Driver API, Virtual Memory Management; Programming Guide, the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from typing import Any
+
+from hearth.errors import HearthError, UnsupportedError
+
+_POSIX_FILE_DESCRIPTOR = 1
+"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"""
+_LOCATION_DEVICE = 1
+"""CU_MEM_LOCATION_TYPE_DEVICE"""
+_READ_WRITE = 3
+"""CU_MEM_ACCESS_FLAGS_PROT_READWRITE"""
+_DEINITIALIZED = 4
+"""CUDA_ERROR_DEINITIALIZED: the process is about to end."""
+_KDLCUDA = 2
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class _AccessDesc(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", c_int))
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * 16),)
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuCtxSynchronize": (),
+    "cuMemImportFromShareableHandle": (POINTER(c_ulonglong), c_void_p, c_int),
+    "cuMemAddressReserve": (POINTER(c_ulonglong), c_size_t, c_size_t, c_ulonglong, c_ulonglong),
+    "cuMemMap": (c_ulonglong, c_size_t, c_size_t, c_ulonglong, c_ulonglong),
+    "cuMemSetAccess": (c_ulonglong, c_size_t, POINTER(_AccessDesc), c_size_t),
+    "cuMemUnmap": (c_ulonglong, c_size_t),
+    "cuMemRelease": (c_ulonglong,),
+    "cuMemAddressFree": (c_ulonglong, c_size_t),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+}
+
+
+class DriverError(HearthError):
+    """A call of the CUDA driver in this process failed."""
+
+    def __init__(self, call: str, status: int, name: str) -> None:
+        super().__init__(
+            f"{call} failed in this process: {name} ({status}).",
+            reason="UNSUPPORTED",
+            fix="see that this process can use the GPU (nvidia-smi, CUDA_VISIBLE_DEVICES) and has had no CUDA error.",
+        )
+        self.status = status
+
+
+class Driver:
+    """libcuda's functions, checked."""
+
+    def __init__(self, library: Any) -> None:
+        """Raises AttributeError for a driver that is too old for one of them."""
+        self._functions = {}
+        for name, types in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, c_int
+            self._functions[name] = function
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises `DriverError`."""
+        status = self._functions[name](*arguments)
+        if status:
+            text = c_char_p()
+            self._functions["cuGetErrorName"](status, byref(text))
+            raise DriverError(name, status, (text.value or b"unknown error").decode())
+
+
+class CudaDevice:
+    """One GPU, and its primary context here: the one that CuPy and PyTorch use."""
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self._driver = driver
+        self.ordinal = ordinal
+        self._context = c_void_p()
+        device = c_int()
+        driver.call("cuDeviceGet", byref(device), ordinal)
+        driver.call("cuDevicePrimaryCtxRetain", byref(self._context), device)
+
+    def map(self, file: int, size: int) -> CudaMapping:
+        driver, handle, address = self._driver, c_ulonglong(), c_ulonglong()
+        with _Current(driver, self._context):
+            driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), _POSIX_FILE_DESCRIPTOR)
+            try:
+                driver.call("cuMemAddressReserve", byref(address), size, 0, 0, 0)
+                try:
+                    driver.call("cuMemMap", address, size, 0, handle, 0)
+                    try:
+                        access = _AccessDesc(_Location(_LOCATION_DEVICE, self.ordinal), _READ_WRITE)
+                        driver.call("cuMemSetAccess", address, size, byref(access), 1)
+                    except BaseException:
+                        driver.call("cuMemUnmap", address, size)
+                        raise
+                except BaseException:
+                    driver.call("cuMemAddressFree", address, size)
+                    raise
+            finally:
+                driver.call("cuMemRelease", handle)  # the mapping keeps it
+        return CudaMapping(self, address.value, size)
+
+    def unmap(self, address: int, size: int) -> None:
+        """When all that this process has given the GPU is done."""
+        driver = self._driver
+        try:
+            with _Current(driver, self._context):
+                driver.call("cuCtxSynchronize")
+                driver.call("cuMemUnmap", address, size)
+                driver.call("cuMemAddressFree", address, size)
+        except DriverError as error:
+            if error.status != _DEINITIALIZED:
+                raise
+
+
+class _Current:
+    """Makes a context this thread's, for the length of a ``with`` block."""
+
+    def __init__(self, driver: Driver, context: c_void_p) -> None:
+        self._driver = driver
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._driver.call("cuCtxPushCurrent_v2", self._context)
+
+    def __exit__(self, *_: object) -> None:
+        self._driver.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+
+class CudaMapping:
+    """See `Mapping`."""
+
+    cuda = True
+
+    def __init__(self, device: CudaDevice, address: int, size: int) -> None:
+        self.address = address
+        self.dlpack_device = (_KDLCUDA, device.ordinal)
+        self._device = device
+        self._size = size
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            size, self._size = self._size, 0
+        if size:
+            self._device.unmap(self.address, size)
+
+
+def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
+    """This process's CUDA driver. Raises `UnsupportedError` where there is none, or none new enough."""
+    why = ""
+    for name in names:
+        try:
+            driver = Driver(ctypes.CDLL(name))
+        except (OSError, AttributeError) as error:
+            why = why or str(error)
+            continue
+        driver.call("cuInit", 0)
+        return driver
+    raise UnsupportedError(
+        f"this process has no CUDA driver to map exported memory with: {why}.",
+        reason="UNSUPPORTED",
+        fix="run it where the GPU's driver is installed (containers: --gpus all), or copy with x.get().",
+    )
+
+
+_driver = functools.cache(load)
+_lock = threading.Lock()
+_devices: dict[str, CudaDevice] = {}
+
+
+def device_of_uuid(uuid: str, name: str) -> CudaDevice:
+    """The GPU of this UUID, as `nvidia-smi -L` writes it. Raises `UnsupportedError` where there is none here."""
+    with _lock:
+        found = _devices.get(uuid)
+        if found is None:
+            driver = _driver()
+            found = _devices[uuid] = CudaDevice(driver, _ordinal(driver, uuid, name))
+        return found
+
+
+def _ordinal(driver: Driver, uuid: str, name: str) -> int:
+    count = c_int()
+    driver.call("cuDeviceGetCount", byref(count))
+    seen: list[str] = []
+    for ordinal in range(count.value):
+        device, raw = c_int(), _Uuid()
+        driver.call("cuDeviceGet", byref(device), ordinal)
+        driver.call("cuDeviceGetUuid_v2", byref(raw), device)
+        seen.append(written(bytes(raw.bytes)))
+        if seen[-1] == uuid:
+            return ordinal
+    raise UnsupportedError(
+        f"this process does not see the daemon's GPU {uuid} ({name}); it sees {', '.join(seen) or 'none'}.",
+        reason="UNSUPPORTED",
+        fix="run on the daemon's host, with CUDA_VISIBLE_DEVICES naming that GPU; or copy with x.get().",
+        details={"requested": uuid, "visible": ", ".join(seen)},
+    )
+
+
+def written(raw: bytes) -> str:
+    """A UUID as NVML writes it."""
+    digits = raw.hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

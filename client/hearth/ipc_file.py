@@ -1,0 +1,64 @@
+"""An open file from the daemon: the memory of an exported array."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+from hearth.errors import ConnectError, UnsupportedError
+from hearth_proto import frames
+from hearth_proto.frames import FrameError, FrameReader, Kind
+
+WAIT_S = 5.0
+"""So long the daemon may take to hand it over; the ticket is worth nothing afterwards."""
+
+
+def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:
+    """Shows the ticket at the daemon's Unix socket `path`; the file that comes, close-on-exec and the caller's.
+
+    Raises `UnsupportedError` where the socket cannot be reached from here, `ConnectError` where nothing comes.
+    """
+    deadline = time.monotonic() + seconds
+    files: list[int] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.settimeout(seconds)
+            connection.connect(path)
+        except (OSError, ValueError) as error:
+            raise UnsupportedError(
+                f"the daemon's socket {path} cannot be reached from here: {error}.",
+                reason="UNSUPPORTED",
+                fix="mount the directory of its sockets into this container, both of them; or copy with x.get().",
+            ) from error
+        try:
+            connection.sendall(frames.encode(Kind.TICKET, ticket))
+            reader = FrameReader()
+            came: list[frames.Frame] = []
+            while not came:
+                connection.settimeout(max(1e-3, deadline - time.monotonic()))
+                data, more, _, _ = socket.recv_fds(connection, 4096, 4, socket.MSG_CMSG_CLOEXEC)
+                files += more
+                if not data:
+                    raise ConnectionError("it hung up")
+                came = reader.feed(data)
+            if came[0].kind != Kind.LIVE or len(files) != 1:
+                raise FrameError(f"a frame of kind {came[0].kind} came, with {len(files)} files")
+        except (OSError, FrameError) as error:
+            _close(files)
+            raise ConnectError(
+                f"the daemon did not hand over the memory of an exported array ({error}).",
+                reason="UNAVAILABLE",
+                fix="try again.",
+            ) from error
+        except BaseException:
+            _close(files)
+            raise
+    return files[0]
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.close(file)

@@ -1,0 +1,73 @@
+"""DLPack capsules of exported memory, taken by NumPy: what they say, and what they keep for how long."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth import dlpack
+
+
+class Owner:
+    """Something with a capsule of an array that stays where it is."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        array = self.array
+        return dlpack.capsule(self, array.ctypes.data, (1, 0), array.shape, array.strides, array.dtype)
+
+
+@given(
+    st.sampled_from(["uint8", "int16", "int32", "uint64", "float16", "float64", "complex128", "bool"]),
+    st.lists(st.integers(1, 4), max_size=4),
+    st.integers(0, 2),
+)
+def test_taken_by_numpy(dtype: str, shape: list[int], cut: int) -> None:
+    whole = np.arange(int(np.prod(shape, dtype=int))).reshape(shape).astype(dtype)
+    array = whole[..., cut:] if shape and shape[-1] > cut else whole
+    taken = np.from_dlpack(Owner(array))
+    assert (taken.dtype, taken.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(taken, array)
+
+
+def test_it_keeps_its_owner_while_anybody_has_it() -> None:
+    owner = Owner(np.arange(10))
+    kept = weakref.ref(owner)
+    before = len(dlpack._kept)
+    taken = np.from_dlpack(owner)
+    unused = owner.__dlpack__()
+    del owner
+    gc.collect()
+    assert kept() is not None and len(dlpack._kept) == before + 2
+    del unused  # nobody took it
+    assert len(dlpack._kept) == before + 1
+    np.testing.assert_array_equal(taken, np.arange(10))
+    del taken
+    gc.collect()
+    assert kept() is None and len(dlpack._kept) == before
+
+
+def test_what_dlpack_does_not_have() -> None:
+    for dtype in ("S4", ">i4", "M8[s]"):
+        with pytest.raises(BufferError):
+            dlpack.capsule(None, 0, (1, 0), (1,), (np.dtype(dtype).itemsize,), np.dtype(dtype))
+    with pytest.raises(BufferError):
+        dlpack.capsule(None, 0, (1, 0), (2,), (3,), np.dtype("int16"))
+
+
+def test_the_struct_is_dlpacks() -> None:
+    """DLManagedTensor of a 64-bit system."""
+    assert (ctypes.sizeof(dlpack._Tensor), ctypes.sizeof(dlpack._Managed)) == (48, 64)
+    assert (dlpack._Tensor.shape.offset, dlpack._Tensor.byte_offset.offset) == (24, 40)

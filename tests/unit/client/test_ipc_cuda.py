@@ -1,0 +1,152 @@
+"""How exported memory of a GPU is mapped: the driver's calls, in order, and what is undone where one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import hearth
+from hearth import ipc_cuda
+from hearth.ipc_cuda import CudaDevice, Driver, DriverError, load, written
+
+UUIDS = [bytes(range(16)), bytes(range(16, 32))]
+ADDRESS, HANDLE, CONTEXT = 0x7F0000000000, 77, 0x1234
+
+
+class Library:
+    """libcuda with two GPUs. `fails`: the call that does, and its status; `lacks`: a function that it has not."""
+
+    def __init__(self, fails: str = "", status: int = 2, lacks: str = "") -> None:
+        self.calls: list[str] = []
+        self.seen: dict[str, tuple[Any, ...]] = {}
+        self.fails, self.status, self.lacks = fails, status, lacks
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.lacks or not name.startswith("cu"):
+            raise AttributeError(f"undefined symbol: {name}")
+
+        def function(*arguments: Any) -> int:
+            self.calls.append(name)
+            self.seen[name] = tuple(getattr(each, "value", each) for each in arguments)
+            if name == self.fails:
+                return self.status
+            _ANSWERS.get(name, lambda *_: None)(*arguments)
+            return 0
+
+        setattr(self, name, function)
+        return function
+
+    @property
+    def mapping(self) -> list[str]:
+        """The calls that are about memory."""
+        return [name.removeprefix("cuMem") for name in self.calls if name.startswith("cuMem")]
+
+
+def _set(value: int) -> Callable[..., None]:
+    def answer(to: Any, *_: Any) -> None:
+        to._obj.value = value
+
+    return answer
+
+
+def _device(to: Any, ordinal: int) -> None:
+    to._obj.value = ordinal
+
+
+def _uuid(to: Any, device: Any) -> None:
+    to._obj.bytes[:] = UUIDS[device.value]
+
+
+def _name(status: int, to: Any) -> None:
+    to._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
+
+
+_ANSWERS: dict[str, Callable[..., None]] = {
+    "cuDeviceGetCount": _set(2),
+    "cuDeviceGet": _device,
+    "cuDeviceGetUuid_v2": _uuid,
+    "cuDevicePrimaryCtxRetain": _set(CONTEXT),
+    "cuMemImportFromShareableHandle": _set(HANDLE),
+    "cuMemAddressReserve": _set(ADDRESS),
+    "cuGetErrorName": _name,
+}
+
+
+def device(library: Library) -> CudaDevice:
+    return CudaDevice(Driver(library), 1)
+
+
+def test_mapped_and_unmapped() -> None:
+    library = Library()
+    mapping = device(library).map(5, 4096)
+    assert library.mapping == ["ImportFromShareableHandle", "AddressReserve", "Map", "SetAccess", "Release"]
+    assert library.seen["cuMemImportFromShareableHandle"][1:] == (5, 1)
+    assert library.seen["cuMemMap"] == (ADDRESS, 4096, 0, HANDLE, 0)
+    access = library.seen["cuMemSetAccess"][2]._obj
+    assert (access.location.type, access.location.id, access.flags) == (1, 1, 3)
+    assert (mapping.address, mapping.dlpack_device, mapping.cuda) == (ADDRESS, (2, 1), True)
+    del library.calls[:]
+    mapping.close()
+    mapping.close()
+    assert library.calls == [
+        "cuCtxPushCurrent_v2", "cuCtxSynchronize", "cuMemUnmap", "cuMemAddressFree", "cuCtxPopCurrent_v2"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fails", "undone"),
+    [
+        ("cuMemImportFromShareableHandle", []),
+        ("cuMemAddressReserve", ["Release"]),
+        ("cuMemMap", ["AddressFree", "Release"]),
+        ("cuMemSetAccess", ["Unmap", "AddressFree", "Release"]),
+    ],
+)
+def test_what_fails_leaves_nothing(fails: str, undone: list[str]) -> None:
+    library = Library(fails)
+    with pytest.raises(hearth.HearthError, match=rf"{fails} failed in this process: CUDA_ERROR_OUT_OF_MEMORY") as error:
+        device(library).map(5, 4096)
+    assert error.value.fix
+    done = library.mapping
+    assert done[done.index(fails.removeprefix("cuMem")) + 1 :] == undone
+    assert library.calls.count("cuCtxPushCurrent_v2") == library.calls.count("cuCtxPopCurrent_v2") == 1
+
+
+def test_a_process_that_ends_unmaps_nothing() -> None:
+    library = Library()
+    mapping = device(library).map(5, 4096)
+    library.fails, library.status = "cuCtxPushCurrent_v2", 4
+    mapping.close()
+    other = device(Library()).map(5, 4096)
+    other._device._driver._functions["cuCtxSynchronize"] = lambda: 700
+    with pytest.raises(DriverError):
+        other.close()
+
+
+def test_the_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setattr(ipc_cuda, "_driver", lambda: Driver(library))
+    monkeypatch.setattr(ipc_cuda, "_devices", {})
+    found = ipc_cuda.device_of_uuid(written(UUIDS[1]), "H200")
+    assert found.ordinal == 1
+    assert ipc_cuda.device_of_uuid(written(UUIDS[1]), "H200") is found
+    with pytest.raises(hearth.UnsupportedError, match="does not see the daemon's GPU") as error:
+        ipc_cuda.device_of_uuid(written(bytes(16)), "H200")
+    assert written(UUIDS[0]) in error.value.details["visible"]
+
+
+def test_uuids_are_written_as_nvml_does() -> None:
+    assert written(UUIDS[0]) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+def test_no_driver() -> None:
+    with pytest.raises(hearth.UnsupportedError, match="no CUDA driver") as error:
+        load(("libcuda-that-is-not-there.so",))
+    assert error.value.fix
+
+
+def test_a_driver_that_is_too_old() -> None:
+    with pytest.raises(AttributeError):
+        Driver(Library(lacks="cuMemImportFromShareableHandle"))

@@ -1,0 +1,162 @@
+"""Which presentations are sent at once, and which are kept to be sent with more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.collective_pending import Key, Pending
+from hearthd.device.collective_rows import KEEP_S, MOST_KEPT, UNANSWERED, Rows
+
+SAME = [{"kind": "all_reduce"}]
+
+
+class Desk:
+    """Presents operations of devices (0, 1), each behind the one before, and answers some."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.said: list[dict[str, Any]] = []
+        self.answered = 0
+        self.added = 0
+        self.rows = Rows(self.said.append, lambda key: key.sequence > self.answered, lambda: self.now)
+
+    def add(self, count: int = 1, signature: Any = SAME, behind: bool = True, **named: Any) -> None:
+        for _ in range(count):
+            self.added += 1
+            pending = Pending(None, None, self.key(**named), [], 30.0)  # type: ignore[arg-type]
+            if behind and self.added > 1:
+                pending.behind = [self.key(sequence=self.added - 1)]
+            self.rows.add(pending, signature)
+
+    def key(self, channel: int = 1, group: str = "", devices: tuple[int, ...] = (0, 1), sequence: int = 0) -> Key:
+        return Key(channel, group, devices, sequence or self.added)
+
+    def settle(self) -> list[int]:
+        """How many operations each message has that went since."""
+        before = len(self.said)
+        self.rows.settle()
+        return [each.get("count", 1) for each in self.said[before:]]
+
+
+def started(messages: int = UNANSWERED) -> Desk:
+    """So many messages have gone, of an operation each, and are not answered."""
+    desk = Desk()
+    for _ in range(messages):
+        desk.add()
+        assert desk.settle() == [1]
+    return desk
+
+
+def test_a_lone_operation_goes_at_once() -> None:
+    desk = started(1)
+    desk.answered = 1
+    desk.add()
+    assert desk.settle() == [1]
+    assert desk.rows.sleep(None) is None
+
+
+def test_what_gathers_while_two_messages_have_no_answer_is_one_message() -> None:
+    desk = started()
+    for _ in range(5):
+        desk.add(2)
+        assert desk.settle() == []
+    assert len(desk.rows) == 10
+    desk.answered = 1
+    assert desk.settle() == [10]
+    assert desk.said[-1]["sequence"] == 3 and desk.said[-1]["behind"] == [[(0, 1), 2]]
+    desk.add(3)
+    assert desk.settle() == [], "the second and the third message have no answer now"
+    desk.answered = 2
+    assert desk.settle() == [3]
+
+
+def test_nothing_is_kept_for_long() -> None:
+    desk = started()
+    desk.add()
+    assert desk.settle() == []
+    assert desk.rows.sleep(None) == pytest.approx(KEEP_S)
+    desk.now += KEEP_S / 2
+    desk.add()
+    assert desk.settle() == []
+    desk.now += KEEP_S
+    assert desk.rows.sleep(None) == 0.0
+    assert desk.settle() == [2]
+    assert desk.rows.sleep(None) is None
+
+
+def test_not_more_than_so_many_are_kept() -> None:
+    desk = started()
+    desk.add(MOST_KEPT - 1)
+    assert desk.settle() == []
+    desk.add()
+    assert desk.settle() == [MOST_KEPT]
+
+
+def test_what_stands_behind_nothing_is_not_kept() -> None:
+    """Nothing says that it has to wait for what has no answer: to keep it might have others wait in a circle."""
+    desk = started()
+    desk.add(behind=False)
+    assert desk.settle() == [1]
+    desk = started()
+    desk.add()
+    desk.add(behind=False)
+    assert desk.settle() != []
+
+
+def test_what_is_of_other_devices_or_of_another_session_is_not_kept() -> None:
+    for other in ({"devices": (0, 2)}, {"channel": 2}):
+        desk = started()
+        desk.add(**other)  # behind an operation of the other line
+        assert desk.settle() == [1]
+        desk = started()
+        desk.add()
+        desk.add(**other)
+        assert desk.settle() == [1, 1]
+
+
+def test_operations_that_differ_are_kept_together_and_sent_each_by_itself() -> None:
+    desk = started()
+    desk.add(2)
+    desk.add(2, [{"kind": "broadcast"}])
+    assert desk.settle() == []
+    desk.answered = 1
+    assert desk.settle() == [2, 2]
+    assert desk.said[-1]["behind"] == [[(0, 1), 4]]
+
+
+def test_what_has_to_be_said_first_is_sent_at_once() -> None:
+    desk = started()
+    desk.add(2)
+    assert desk.rows.flush() and not desk.rows.flush()
+    assert desk.said[-1]["count"] == 2
+
+
+@given(st.lists(st.sampled_from(["add", "other", "alone", "answer", "settle", "flush", "time"]), max_size=60))
+def test_all_are_sent_once_and_in_order(steps: list[str]) -> None:
+    desk = Desk()
+    for step in steps:
+        if step == "add":
+            desk.add()
+        elif step == "other":
+            desk.add(signature=[{"kind": "broadcast"}])
+        elif step == "alone":
+            desk.add(behind=False)
+        elif step == "answer":
+            sent = sum(each.get("count", 1) for each in desk.said)
+            desk.answered = min(desk.answered + 1, sent)
+        elif step == "time":
+            desk.now += KEEP_S
+        elif step == "flush":
+            desk.rows.flush()
+        else:
+            desk.rows.settle()
+    waits = desk.added - sum(each.get("count", 1) for each in desk.said)
+    assert waits == len(desk.rows)
+    desk.now += KEEP_S
+    desk.rows.settle()
+    sequences = [each["sequence"] + step for each in desk.said for step in range(each.get("count", 1))]
+    assert sequences == list(range(1, desk.added + 1))
