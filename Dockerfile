@@ -39,7 +39,7 @@ RUN wheel="$(ls /wheels/*.whl)" && pip install --no-cache-dir "${wheel}[${EXTRA}
 USER hearth
 WORKDIR /var/cache/hearth
 ENV CACHE_DIRECTORY=/var/cache/hearth
-EXPOSE 7421 7422
+EXPOSE 7421 7422 7423
 VOLUME ["/run/hearth", "/var/cache/hearth"]
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
   CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:7422/healthz', timeout=2)"]
