@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import array
 import asyncio
-import itertools
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -24,11 +22,13 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import calls
 from hearthd.front.channel import Channel
+from hearthd.front.exported_files import ExportedFiles
 from hearthd.front.lane_tickets import LIFETIME
 from hearthd.front.lanes import Lanes
 from hearthd.front.link import DeviceLink
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import decoder
+from hearthd.front.seen_through import SeenThrough
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 FILE = "lent"
 """The kind of the messages that carry memory from device processes."""
-FILE_TIMEOUT = 10.0
-"""Seconds; a file comes with the answer that announces it, on the socket beside."""
 
 
 class Lent:
@@ -71,9 +69,8 @@ class IpcService:
         self._sessions = sessions
         self._using = using
         self._lanes = lanes
-        self._files = itertools.count(1)
-        self._arriving: dict[tuple[DeviceLink, int], asyncio.Future[int]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._files = ExportedFiles(FILE)
+        self._begun = SeenThrough()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -103,30 +100,15 @@ class IpcService:
                     f"connected by {context.peer().partition(':')[0]}.",
                     fix='Connect by the socket: hearth.connect("unix:/run/hearth/hearth.sock"); or copy with x.get().',
                 )
-            return await self._to_its_end(self._lend(request, session, channel))
+            return await self._begun.run(self._lend(request, session, channel))
 
         return await self._using(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
 
     async def _lend(self, request: Any, session: Session, channel: Channel) -> Any:
         link = cast(DeviceLink, channel.link)
-        number = next(self._files)
-        body = {"op": "lend", "buffer": request.buffer, "export": request.export, "file": number}
-        arriving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._arriving[link, number] = arriving
-        try:
-            answer = await link.ask(Kind.EXPORT, body, channel.number)
-            await asyncio.wait({arriving}, timeout=FILE_TIMEOUT)
-        except BaseException:
-            if arriving.done():
-                os.close(arriving.result())
-            raise
-        finally:
-            del self._arriving[link, number]
-        if not arriving.done():
-            raise link.loss or Refusal(
-                Reason.INTERNAL, "the memory of the exported buffer did not come", fix="report it with the log"
-            )
-        lent = Lent(session, arriving.result())
+        body = {"op": "lend", "buffer": request.buffer, "export": request.export}
+        answer, file = await self._files.ask(link, body, channel.number, "the exported buffer")
+        lent = Lent(session, file)
         offer = self._lanes.offer(lent)
         if offer is None:
             lent.close()
@@ -157,28 +139,5 @@ class IpcService:
 
         return await self._using(request.target, work, operation="ReleaseIpc", needed=rights.CALLS["ReleaseIpc"])
 
-    async def _to_its_end(self, work: Any) -> Any:
-        """What has begun is done to its end, also when the caller goes: no file may be left to nobody."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at: the caller may have gone
-
-    # ---- files ----
-
     async def _watch(self, link: DeviceLink) -> None:
-        if link.descriptors is not None:
-            link.descriptors.on(FILE, partial(self._arrived, link))
-
-    def _arrived(self, link: DeviceLink, body: dict[str, Any], files: list[int]) -> None:
-        arriving = self._arriving.get((link, body.get("file", 0)))
-        if arriving is not None and not arriving.done() and len(files) == 1:
-            arriving.set_result(files[0])
-            return
-        for file in files:
-            os.close(file)
+        self._files.watch(link)

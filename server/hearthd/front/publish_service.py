@@ -7,13 +7,11 @@ mapped, it needs nobody any more.
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import grpc
 import structlog
@@ -25,10 +23,12 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import calls
 from hearthd.front.channel import Channel
+from hearthd.front.exported_files import ExportedFiles
 from hearthd.front.link import DeviceLink
 from hearthd.front.publications import Attachment, Publication, Registry, check_name, not_published
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import decoder
+from hearthd.front.seen_through import SeenThrough
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 
@@ -36,12 +36,9 @@ log = structlog.get_logger("hearthd.publish")
 
 FILE = "published"
 """The kind of the messages that carry memory from and to device processes."""
-FILE_TIMEOUT = 10.0
-"""Seconds; a file comes with the answer that announces it, on the socket beside."""
 
 Using = Callable[..., Awaitable[Any]]
 """`DeviceService._using`: gives work the channel of its target, and checks the caller's rights."""
-T = TypeVar("T")
 
 
 class PublishService:
@@ -51,9 +48,8 @@ class PublishService:
         self.registry = Registry()
         self._sessions = sessions
         self._using = using
-        self._files = itertools.count(1)
-        self._arriving: dict[tuple[DeviceLink, int], asyncio.Future[int]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._files = ExportedFiles(FILE)
+        self._begun = SeenThrough()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -77,21 +73,7 @@ class PublishService:
         """What has begun is done to its end, also when the caller goes: memory must not be left to nobody."""
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
-        return await self._to_its_end(self._using(request.target, work, operation=name, needed=rights.CALLS[name]))
-
-    async def _to_its_end(self, work: Awaitable[T]) -> T:
-        async def run() -> T:
-            return await work
-
-        task = asyncio.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at: the caller may have gone
+        return await self._begun.run(self._using(request.target, work, operation=name, needed=rights.CALLS[name]))
 
     # ---- the calls ----
 
@@ -179,7 +161,7 @@ class PublishService:
             raise not_published(publication.tenant, publication.device, publication.name)
         number = 0
         if publication.size:
-            number = next(self._files)
+            number = self._files.mint()
             file = await self._export(publication)
             try:
                 _send(link, number, file)
@@ -190,32 +172,9 @@ class PublishService:
     async def _export(self, publication: Publication) -> int:
         """The memory as an open file, from the process that published it."""
         home: DeviceLink = publication.home
-        number = next(self._files)
-        arriving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._arriving[home, number] = arriving
-        try:
-            body = {"op": "export", "memory": publication.number, "file": number}
-            await home.ask(Kind.EXPORT, body, publication.channel.number)
-            await asyncio.wait({arriving}, timeout=FILE_TIMEOUT)
-        except BaseException:
-            if arriving.done():
-                os.close(arriving.result())
-            raise
-        finally:
-            del self._arriving[home, number]
-        if not arriving.done():
-            raise home.loss or Refusal(
-                Reason.INTERNAL, "the memory of the published buffer did not come", fix="report it with the log"
-            )
-        return arriving.result()
-
-    def _arrived(self, link: DeviceLink, body: dict[str, Any], files: list[int]) -> None:
-        arriving = self._arriving.get((link, body.get("file", 0)))
-        if arriving is not None and not arriving.done() and len(files) == 1:
-            arriving.set_result(files[0])
-            return
-        for file in files:
-            os.close(file)
+        body = {"op": "export", "memory": publication.number}
+        _, file = await self._files.ask(home, body, publication.channel.number, "the published buffer")
+        return file
 
     # ---- the end ----
 
@@ -241,8 +200,7 @@ class PublishService:
     async def _watch(self, link: DeviceLink) -> None:
         """A process is ready: hears from now on what ends in it by itself, and its own end."""
         link.listen(Kind.IMPORTED, partial(self._news, link))
-        if link.descriptors is not None:
-            link.descriptors.on(FILE, partial(self._arrived, link))
+        self._files.watch(link)
         link.closed.add_done_callback(lambda _: self._lost(link))
 
     def _news(self, link: DeviceLink, frame: Frame) -> None:
