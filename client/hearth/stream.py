@@ -127,6 +127,7 @@ class Stream:
             command = commands_pb2.Command(stream=handle, sync=commands_pb2.Sync())
             self._sync = handle, command.SerializeToString()
         attachment.ask(self._sync[1], reports=True).wait(timeout)
+        connection.raise_deferred()  # of what was sent before, all answers have come before
 
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far; a new one unless given."""

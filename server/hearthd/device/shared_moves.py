@@ -7,6 +7,7 @@ then may its client change the bytes, or look at them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -30,12 +31,22 @@ Copy = Callable[["Move", int, int, int], None]
 class Move:
     """One command's bytes, from `start` of the segment on, and how many of them the device has been given."""
 
-    __slots__ = ("buffer", "direct", "given", "origin", "over", "rows", "segment", "start", "verdicts")
+    __slots__ = ("buffer", "direct", "given", "origin", "over", "rows", "segment", "since", "start", "told", "verdicts")
 
     def __init__(
-        self, origin: Origin, segment: Segment, start: int, buffer: Buffer, rows: Rows, direct: Direct
+        self,
+        origin: Origin,
+        segment: Segment,
+        start: int,
+        buffer: Buffer,
+        rows: Rows,
+        direct: Direct,
+        told: Callable[[int], None],
     ) -> None:
         self.origin = origin
+        self.since = time.perf_counter_ns()
+        self.told = told
+        """Hears how many nanoseconds it took."""
         self.segment = segment
         self.start = start
         self.buffer = buffer
@@ -52,6 +63,7 @@ class Move:
         """The segment is not used any more. A second time does nothing."""
         if not self.over:
             self.over = True
+            self.told(time.perf_counter_ns() - self.since)
             self.segment.drop()
 
 
@@ -84,7 +96,8 @@ class SharedMoves:
     def _move(self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: Rows) -> Move:
         segment = self._segments.find(origin.session, shared.segment)
         check_range(what, segment.ident, segment.size, shared.offset, rows.size)
-        return Move(origin, segment, shared.offset, buffer, rows, Direct(self._device, origin, buffer, rows))
+        direct = Direct(self._device, origin, buffer, rows)
+        return Move(origin, segment, shared.offset, buffer, rows, direct, self._device.telemetry.transfer.observe)
 
     # ---- the other way ----
 
