@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hearth.laned import Laned
 
 if TYPE_CHECKING:
+    from hearth.lookout import Lookout
     from hearth.reply import Reply
     from hearth.session import Session
     from hearth.transport.lane import Lane
@@ -40,6 +41,8 @@ class LaneUser:
         self._laned: Laned | None = None
         self.sleepers: list[Reply] = []
         """What threads that sleep wait for; with the lock held."""
+        self.lookout: Lookout | None = None
+        """For the answers about large copies, once there was one."""
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
 

@@ -20,6 +20,7 @@ from hearth_proto.frames import FrameError, Kind
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
+    from hearth.lookout import Lookout
     from hearth.reply import Reply
     from hearth.session import Session
     from hearth.transport.lane import Lane
@@ -39,6 +40,8 @@ class Owner(Protocol):
     session: Session
     sleepers: list[Reply]
     """What threads that sleep wait for."""
+    lookout: Lookout | None
+    """For the answers about large copies."""
 
     @property
     def watched(self) -> bool:
@@ -184,9 +187,11 @@ class Laned:
     def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
         """Receives until `reply` is answered, `deadline` has come, or the lane is over. Without the lock, and with the
         role, which it leaves."""
-        lane, lock = self._lane, self._lock
+        lane, lock, lookout = self._lane, self._lock, self._owner.lookout
         try:
             while True:
+                if lookout is not None and deadline is None:
+                    lane.look_out(lookout)
                 if deadline is not None and not lane.readable(deadline - time.monotonic()):
                     with lock:
                         self._leave_role(thread)

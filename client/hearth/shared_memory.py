@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hearth import segments
 from hearth.errors import HearthError
+from hearth.lookout import lookout
 from hearth.ring import SLOT_BYTES, Ring, Slot
 from hearth.segment_pool import pool
 from hearth.segments import Segment
@@ -33,6 +34,7 @@ class Shared:
     def __init__(self, attachment: Attachment, connection: SegmentConnection) -> None:
         self.attachment = attachment
         self.ring = Ring(self._slot)
+        self.lookout = attachment.lookout = lookout()
         self._connection = connection
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hearth.errors import HearthError
+from hearth.lookout import DOWN, UP
 from hearth.one_way import Ending, heard_otherwise, lost_on_the_way
 from hearth.segments import address_of, known
 from hearth.transfer import short
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hearth.segments import Place, Segment
     from hearth.shared_memory import Shared
     from hearth.transfer import Part
+    from hearth_proto.forecast import Foreseen
 
 
 def write(
@@ -99,14 +101,15 @@ def _write_pinned(
     command.write.shared.CopyFrom(named)
     if blocking:
         try:
-            _wait(shared.attachment.request(command), shared, place, data, None)
+            _wait(shared.attachment.request(command), shared, place, data, None, UP)
         except HearthError as error:
             if shared.lost(error):
                 return 0
             raise
     else:
-        end = partial(_write_ended, connection, shared, place.segment)
-        shared.attachment.hear(command, Ending(end, data), one_way=True)
+        foreseen = _sent(shared, UP, size)
+        end = partial(_write_ended, connection, shared, place.segment, foreseen)
+        _hear(shared, command, Ending(end, data), foreseen)
     if progress is not None:
         progress(size, size)
     return size
@@ -128,7 +131,7 @@ def _read_pinned(
     command.read.shared.CopyFrom(named)
     if blocking:
         try:
-            result = _wait(shared.attachment.request(command, reports=True), shared, place, into, timeout)
+            result = _wait(shared.attachment.request(command, reports=True), shared, place, into, timeout, DOWN)
         except HearthError as error:
             if shared.lost(error):
                 return 0
@@ -136,20 +139,47 @@ def _read_pinned(
         if result.read.size != size:
             raise short(result.read.size, size)
     else:
-        end = partial(_read_ended, connection, shared, place.segment, size)
-        shared.attachment.hear(command, Ending(end, into), one_way=True)
+        foreseen = _sent(shared, DOWN, size)
+        end = partial(_read_ended, connection, shared, place.segment, size, foreseen)
+        _hear(shared, command, Ending(end, into), foreseen)
     if progress is not None:
         progress(size, size)
     return size
 
 
-def _wait(reply: Reply, shared: Shared, place: Place, memory: memoryview, timeout: float | None) -> commands_pb2.Result:
+def _wait(
+    reply: Reply, shared: Shared, place: Place, memory: memoryview, timeout: float | None, way: int
+) -> commands_pb2.Result:
     """The answer. The session keeps the memory until it has come, whoever waits for it no more."""
+    foreseen = _sent(shared, way, len(memory))
     unanswered = partial(_unanswered, shared, place.segment, memory)
     reply.on_error = unanswered
     if reply.error is not None:
         unanswered()
-    return reply.wait(timeout)
+    well = False
+    try:
+        result = reply.wait(timeout)
+        well = True
+    finally:
+        _ended(shared, foreseen, well)
+    return result
+
+
+def _sent(shared: Shared, way: int, size: int) -> Foreseen | None:
+    return shared.lookout.sent(way, size) if shared.lookout is not None else None
+
+
+def _hear(shared: Shared, command: commands_pb2.Command, ending: Ending, foreseen: Foreseen | None) -> None:
+    try:
+        shared.attachment.hear(command, ending, one_way=True)
+    except BaseException:
+        _ended(shared, foreseen, False)
+        raise
+
+
+def _ended(shared: Shared, foreseen: Foreseen | None, well: bool) -> None:
+    if shared.lookout is not None:
+        shared.lookout.ended(foreseen, well=well)
 
 
 def _unanswered(shared: Shared, segment: Segment, memory: memoryview) -> None:
@@ -162,9 +192,11 @@ def _write_ended(
     connection: Connection,
     shared: Shared,
     segment: Segment,
+    foreseen: Foreseen | None,
     _: commands_pb2.Result | None,
     error: HearthError | None,
 ) -> None:
+    _ended(shared, foreseen, error is None)
     if error is None:
         return
     _unanswered(shared, segment, memoryview(b""))
@@ -177,9 +209,11 @@ def _read_ended(
     shared: Shared,
     segment: Segment,
     size: int,
+    foreseen: Foreseen | None,
     result: commands_pb2.Result | None,
     error: HearthError | None,
 ) -> None:
+    _ended(shared, foreseen, error is None)
     if result is not None and result.read.size != size:
         error = short(result.read.size, size)
     if error is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import ring, segments
+from hearth import lookout, ring, segments
+from hearth.transport.lane import Lane
 
+from .harness import DaemonProcess
 from .kernels import COMMON, common, gated
 from .pinned_arrays import INLINE, KIB64, noise, pinned, same, whole
 
@@ -205,3 +208,41 @@ def test_pinned_uploads_do_not_wait_long_for_anything(gpu: hearth.Device) -> Non
         gate.open()
         got = x.get()
     assert all((row == host).all() for row in got)
+
+
+def test_who_waits_looks_out_for_the_answer(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of one size again and again, with other work between, in time and out of it."""
+    monkeypatch.setattr(lookout, "CORES", 1)
+    ahead: list[float] = []
+    look_out = Lane.look_out
+
+    def watched(lane: Lane, look: lookout.Lookout) -> None:
+        ahead.append(look.ahead)
+        look_out(lane, look)
+
+    monkeypatch.setattr(Lane, "look_out", watched)
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        kernel = common(gpu, "add_one")
+        counter = gpu.zeros(1, np.int32)
+        host, out = pinned(noise(5 * INLINE)), pinned(np.zeros(5 * INLINE, np.uint8))
+        x = gpu.asarray(host)
+        for count in range(30):
+            host[...] = noise(host.size, count)
+            x.set(host, blocking=count % 3 == 0)
+            if count % 2:
+                kernel((1,), (1,), (counter, np.int32(1)))
+            gpu.synchronize()
+            x.get(out=out, blocking=count % 5 != 0, timeout=60 if count % 7 == 0 else None)
+            gpu.synchronize()
+            same(out, host)
+        assert int(counter.get()[0]) == 15
+        with gated(gpu) as gate:
+            gate.hold(counter)
+            with pytest.raises(hearth.TimeoutError):
+                x.get(out=out, timeout=0.05)
+            gate.open()
+        gpu.synchronize()
+        x.get(out=out)
+        same(out, host)
+    assert sum(each < math.inf for each in ahead) > 20, "it was never foreseen"
