@@ -23,6 +23,8 @@ _READ_WRITE = 3
 """CU_MEM_ACCESS_FLAGS_PROT_READWRITE"""
 _DEINITIALIZED = 4
 """CUDA_ERROR_DEINITIALIZED: the process is about to end."""
+_NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE: CUDA_VISIBLE_DEVICES hides every GPU, or there is none."""
 _KDLCUDA = 2
 
 
@@ -64,8 +66,9 @@ class DriverError(HearthError):
     """A call of the CUDA driver in this process failed."""
 
     def __init__(self, call: str, status: int, name: str) -> None:
+        self.what = f"{name} ({status})"
         super().__init__(
-            f"{call} failed in this process: {name} ({status}).",
+            f"{call} failed in this process: {self.what}.",
             reason="UNSUPPORTED",
             fix="see that this process can use the GPU (nvidia-smi, CUDA_VISIBLE_DEVICES) and has had no CUDA error.",
         )
@@ -171,7 +174,8 @@ class CudaMapping:
 
 
 def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
-    """This process's CUDA driver. Raises `UnsupportedError` where there is none, or none new enough."""
+    """This process's CUDA driver. Raises `UnsupportedError` where there is none, none new enough, or none that can be
+    used here: it sees no GPU, does not match the kernel's module, or was used before a fork."""
     why = ""
     for name in names:
         try:
@@ -179,12 +183,27 @@ def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
         except (OSError, AttributeError) as error:
             why = why or str(error)
             continue
-        driver.call("cuInit", 0)
+        try:
+            driver.call("cuInit", 0)
+        except DriverError as error:
+            raise _unusable(error) from error
         return driver
     raise UnsupportedError(
         f"this process has no CUDA driver to map exported memory with: {why}.",
         reason="UNSUPPORTED",
         fix="run it where the GPU's driver is installed (containers: --gpus all), or copy with x.get().",
+    )
+
+
+def _unusable(error: DriverError) -> UnsupportedError:
+    fix = "see whether nvidia-smi works in this environment, and what CUDA_VISIBLE_DEVICES says"
+    if error.status == _NO_DEVICE:
+        fix = "unset CUDA_VISIBLE_DEVICES, or have it name the daemon's GPU (containers: --gpus all)"
+    return UnsupportedError(
+        f"this process can use no GPU, so it cannot map exported memory: cuInit answers {error.what}.",
+        reason="UNSUPPORTED",
+        fix=f"{fix}; or copy with x.get().",
+        details={"status": str(error.status)},
     )
 
 

@@ -110,7 +110,8 @@ class Role:
                     self._summoned = False
                     return
                 self._watching = quiet
-                seen = self._taken
+                # One that received for long and has left comes again soon, where it waits for copies: another tick.
+                seen = -1 if quiet else self._taken
                 self.parked = True
                 self._park()
                 self._tick()

@@ -196,7 +196,7 @@ def test_whom_it_holds_up(daemon: DaemonProcess, size: int) -> None:
 
 
 def test_a_release_beside_a_kernel_that_runs_on(daemon: DaemonProcess) -> None:
-    """Nobody waits for it: not who launches on another stream, nor who shares more."""
+    """Nobody waits for it: not who launches on another stream and waits for that one, nor who shares more."""
     with hearth.connect(daemon.unix) as node, Sharing(daemon.unix) as sharing:
         gpu = node.device(0)
         module = gpu.RawModule(code=COMMON)
@@ -205,6 +205,7 @@ def test_a_release_beside_a_kernel_that_runs_on(daemon: DaemonProcess) -> None:
         add((1,), (32,), (x, np.int32(32)))
         spin((1,), (1,), (np.int64(1000),))
         gpu.synchronize()
+        main = gpu.default_stream  # `gpu.synchronize` would wait for the kernel: it is for all streams of the session
         sharing.shared.share(1, 64 * MIB)
         with gpu.stream() as side:
             spin((1,), (1,), (np.int64(3_000_000_000),))  # cycles: a second or two
@@ -212,15 +213,20 @@ def test_a_release_beside_a_kernel_that_runs_on(daemon: DaemonProcess) -> None:
             begun = time.perf_counter()
             sharing.shared.share(2, 64 * MIB)
             shared = time.perf_counter()
+        main.synchronize()
+        reached = time.perf_counter()
         add((1,), (32,), (x, np.int32(32)))
-        gpu.synchronize()
+        gpu.flush()
+        given = time.perf_counter()
+        main.synchronize()
         launched = time.perf_counter()
         side.synchronize()
         kernel = time.perf_counter()
         wait_until(lambda: daemon.gauge("segments") == 1, "its end")
     print(
-        f"\nbeside a kernel of {kernel - begun:.2f} s: sharing 64 MiB took {(shared - begun) * 1e3:.1f} ms, a launch "
-        f"{(launched - shared) * 1e3:.1f} ms"
+        f"\nbeside a kernel of {kernel - begun:.2f} s: sharing 64 MiB took {(shared - begun) * 1e3:.1f} ms, a wait "
+        f"for nothing {(reached - shared) * 1e3:.1f} ms, a launch given to it {(given - reached) * 1e3:.1f} ms, "
+        f"done {(launched - given) * 1e3:.1f} ms later"
     )
     assert launched - begun < 0.5 * (kernel - begun)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import os
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +22,10 @@ from queue import SimpleQueue
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.policy.segments import parts
+
+PAUSE_S = 0.3e-3
+"""Between two parts that are locked. CUDA lets nobody else through while it locks one, and who asks again at once is
+before those whom that has kept waiting: without a pause all parts together would hold up the device-handle thread."""
 
 Post = Callable[[Callable[[], None]], None]
 Work = Iterator[None]
@@ -53,6 +59,8 @@ class Mapper:
         self._post = post
         self._arrived: SimpleQueue[tuple[bool, Work]] = SimpleQueue()
         self._started = False
+        self._locked_at = -math.inf
+        """When the last part was."""
 
     def map(
         self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
@@ -119,14 +127,22 @@ class Mapper:
         for start, length in parts(size):
             if not wanted():
                 break
+            self._pause()
             try:
                 self._register(address + start, length)
             except Exception as error:  # a device that has failed tells its own thread
                 why = str(error) or type(error).__name__
                 break
+            finally:
+                self._locked_at = time.monotonic()
             locked += length
             yield
         self._post(partial(done, address, locked, why))
+
+    def _pause(self) -> None:
+        left = self._locked_at + PAUSE_S - time.monotonic()
+        if left > 0:
+            time.sleep(left)
 
     def _unmap(
         self, address: int, size: int, locked: int, unlocked: Callable[[], None], done: Callable[[], None]

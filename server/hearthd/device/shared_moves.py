@@ -19,6 +19,7 @@ from hearthd.device.context import Device
 from hearthd.device.copies import Direct, locate, refused_read
 from hearthd.device.doubts import Verdict, both
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.policy.forecast import Foreseen
 from hearthd.device.policy.layout import pieces
 from hearthd.device.policy.segments import check_range, step
 from hearthd.device.segment import Segment
@@ -28,10 +29,17 @@ Copy = Callable[["Move", int, int, int], None]
 """Gives the device one copy of a move: from its byte (third argument) on, so many."""
 
 
+UP, DOWN = 0, 1
+"""Which way a copy goes: the device has an engine for each."""
+
+
 class Move:
     """One command's bytes, from `start` of the segment on, and how many of them the device has been given."""
 
-    __slots__ = ("buffer", "direct", "given", "origin", "over", "rows", "segment", "since", "start", "told", "verdicts")
+    __slots__ = (
+        "began", "buffer", "direct", "foreseen", "given", "origin", "over", "rows", "segment", "since", "start", "told",
+        "verdicts",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +62,9 @@ class Move:
         self.direct = direct
         """For memory that could not be page-locked."""
         self.given = 0
+        self.began = 0.0
+        """When the device was given the first copy, where it had nothing to do before it on the stream; else 0."""
+        self.foreseen: Foreseen | None = None
         self.verdicts: dict[Verdict, None] = {}
         """Of collectives on which it hung what was copied."""
         self.over = False
@@ -109,11 +120,12 @@ class SharedMoves:
             return False
         if move.rows.size == buffer.size:
             buffer.failure = None
+        self._foresee(move, UP)
         self._device.tracks.on_complete(move.origin.stream.track, partial(self._written, move))
         return True
 
-    @staticmethod
-    def _written(move: Move) -> None:
+    def _written(self, move: Move) -> None:
+        self._came(move)
         move.end()
         move.origin.reply()
 
@@ -124,17 +136,27 @@ class SharedMoves:
         address = locate(move.buffer, move.rows, "read")
         if not self._give(move, address, self._download, self._get):
             return False
+        self._foresee(move, DOWN)
         arrived = partial(self._arrived, move)
         if move.verdicts:
             arrived = both(move.verdicts, arrived)  # type: ignore[assignment]
         self._device.tracks.on_complete(move.origin.stream.track, arrived)
         return True
 
-    @staticmethod
-    def _arrived(move: Move) -> None:
+    def _arrived(self, move: Move) -> None:
+        self._came(move)
         move.end()
         if not (move.verdicts and refused_read(move.origin, move.buffer, move.verdicts)):
             move.origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
+
+    def _foresee(self, move: Move, way: int) -> None:
+        """The device has been given all of it: when it will be done is known, if nothing else was to be done before."""
+        if move.began and move.segment.pinned:
+            move.foreseen = self._device.tracks.forecast.begin(way, move.rows.size, move.began)
+
+    def _came(self, move: Move) -> None:
+        if move.foreseen is not None:
+            self._device.tracks.forecast.came(move.foreseen, time.perf_counter())
 
     # ---- copies ----
 
@@ -142,6 +164,8 @@ class SharedMoves:
         """Gives the device what it takes of the move now; whether that was the rest of it."""
         size, track = move.rows.size, move.origin.stream.track
         move.direct.address = address
+        if not move.given and self._device.tracks.done(track):
+            move.began = time.perf_counter()
         while move.given < size:
             left = size - move.given
             if move.segment.pinned:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from hearthd.device.doubts import Callback, Doubts
+from hearthd.device.policy.forecast import Forecast
 from hearthd.device.policy.ordering import Ordering, Usage
 from hearthd.device.policy.spinning import Spinning
 from hearthd.device.resources import Event
@@ -33,6 +34,8 @@ class Tracks:
         self._held: dict[Event, int] = {}
         self._retired: set[Event] = set()
         self._spinning = Spinning()
+        self.forecast = Forecast()
+        """Of copies whose end somebody waits for."""
         self.completions = 0
         """Counts what has completed: whoever waits for room or an end looks again when it grows."""
         self._told = 0
@@ -234,7 +237,10 @@ class Tracks:
     @property
     def awaits(self) -> bool:
         """Whether something is under way that may be done in a moment, and will not say so by itself."""
-        return not self.notified and self._spinning.spins(time.perf_counter()) and self._pending
+        if self.notified:
+            return False
+        now = time.perf_counter()
+        return (self._spinning.spins(now) or self.forecast.near(now)) and self._pending
 
     @property
     def _pending(self) -> bool:
@@ -271,7 +277,8 @@ class Tracks:
             return None
         if self.notified:  # but a deadline comes without a notice
             return WATCH_S if any(deadline != float("inf") for _, _, deadline, _ in self._watched) else None
-        return self._spinning.sleep(time.perf_counter())
+        now = time.perf_counter()
+        return min(self._spinning.sleep(now), self.forecast.ahead(now))
 
     def reap(self, track: Track) -> bool:
         """Calls back for what is done on one track; whether it takes more commands."""

@@ -150,3 +150,14 @@ def test_no_driver() -> None:
 def test_a_driver_that_is_too_old() -> None:
     with pytest.raises(AttributeError):
         Driver(Library(lacks="cuMemImportFromShareableHandle"))
+
+
+@pytest.mark.parametrize(("status", "fix"), [(100, "CUDA_VISIBLE_DEVICES, or have it name"), (803, "nvidia-smi")])
+def test_a_process_that_can_use_no_gpu(monkeypatch: pytest.MonkeyPatch, status: int, fix: str) -> None:
+    """cuInit answers CUDA_ERROR_NO_DEVICE where CUDA_VISIBLE_DEVICES is empty."""
+    library = Library("cuInit", status)
+    monkeypatch.setattr(ipc_cuda.ctypes, "CDLL", lambda _: library)
+    with pytest.raises(hearth.UnsupportedError, match=rf"can use no GPU.*\({status}\)") as error:
+        load()
+    assert fix in error.value.fix and "x.get()" in error.value.fix and error.value.details["status"] == str(status)
+    assert error.value.reason == "UNSUPPORTED"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import os
 import socket
@@ -27,7 +29,9 @@ from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.policy.segments import PART
 from hearthd.device.process import DeviceProcess
 from hearthd.device.segment import Segment
+from hearthd.device.segment_mapper import PAUSE_S
 from hearthd.device.segments import RETIRED
+from hearthd.device.shared_moves import DOWN, UP
 from hearthd.spec import DeviceSpec
 
 MIB = 1 << 20
@@ -44,6 +48,8 @@ class PageLocking(CpuServer):
         self.left = left
         self.locked: dict[int, int] = {}
         self.locks: list[tuple[int, str]] = []
+        self.locked_between: list[tuple[float, float]] = []
+        """When each call began and ended."""
         self.gate, self.slow = threading.Event(), threading.Event()
         self.gate.set()
         self.slow.set()
@@ -57,8 +63,10 @@ class PageLocking(CpuServer):
         self._guard = threading.Lock()
 
     def register_host(self, address: int, size: int) -> None:
+        began = time.monotonic()
         assert self.slow.wait(30)
         self.locks.append((size, threading.current_thread().name))
+        self.locked_between.append((began, time.monotonic()))
         if size > self.left:
             raise MemoryError(f"cannot lock {size} bytes")
         self.left -= size
@@ -219,6 +227,69 @@ def test_pages_are_locked_in_parts_on_a_thread_of_their_own(start: Start) -> Non
     client.end.close()
     rig.settled()
     assert mapped() == 0
+
+
+class Asked(PageLocking):
+    """Does not say when something is done."""
+
+    def on_progress(self, wake: Any) -> bool:
+        super().on_progress(None)
+        return False
+
+
+def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that nothing is before; and whatever becomes of it, it is not waited for any more."""
+    monkeypatch.setitem(globals(), "PageLocking", Asked)
+    rig, gates = Segmented(), [threading.Event(), threading.Event()]
+    try:
+        client = rig.connect()
+        size = 4 * MIB
+        memory = client.share(1, size)
+        ok(rig.call(allocate=c.Allocate(buffer=1, size=size)))
+        for command in (write(1, 1, size), read(1, 1, size)):
+            ok(rig.call(sync=c.Sync()))  # the stream is known to have come to its end
+            ok(rig.call(**command))
+        forecast = rig.process._device.tracks.forecast
+        assert {way for way, _ in forecast._pace} == {UP, DOWN} and not forecast._under_way
+        ok(rig.call(sync=c.Sync()))
+        rig.server.stream(0).submit(gates[0].wait)
+        first, second = rig.start(**write(1, 1, size)), rig.start(**write(1, 1, size))
+        small = rig.start(**write(1, 1, 4096))
+        ok(rig.call(memory_usage=c.MemoryUsage()))  # all are given to the device
+        assert len(forecast._under_way) == 1, "nobody knows when what is before the second began"
+        assert forecast._under_way[0].begins < math.inf
+        gates[0].set()
+        for number in (first, second, small):
+            ok(rig.answer(number))
+        assert not forecast._under_way
+        rig.server.stream(0).submit(gates[1].wait)
+        rig.start(**read(1, 1, size))
+        ok(rig.call(memory_usage=c.MemoryUsage()))
+        rig.send(Kind.CLOSE, channel=1)
+        gates[1].set()
+        rig.until(Kind.CLOSED)
+        assert not forecast._under_way
+        rig.send(Kind.OPEN, b"{}", channel=1)
+        memory.close()
+        rig.settled()
+    finally:
+        for gate in gates:
+            gate.set()
+        rig.close()
+
+
+def test_others_come_through_between_two_parts(start: Start) -> None:
+    """Of one segment, and of two that are locked by turns."""
+    rig = start()
+    client = rig.connect()
+    client.announce(1, 3 * PART).close()
+    client.announce(2, 2 * PART).close()
+    assert {client.next().kind for _ in range(2)} == {Kind.SEGMENT}
+    calls = rig.server.locked_between
+    assert len(calls) == 5
+    assert all(began - ended >= PAUSE_S for (_, ended), (began, _) in itertools.pairwise(calls))
+    client.end.close()
+    rig.settled()
 
 
 @pytest.mark.parametrize("left", [0, PART, 2 * PART])

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from hearth_proto.reasons import Reason, Refusal
 
-PART = 32 << 20
+PART = 16 << 20
 """Bytes. A segment is page-locked in parts of this size, and no copy crosses the border of one: of what two calls have
-locked, CUDA does not promise that one copy may span it. A part is page-locked in some milliseconds, during which CUDA
-may let nobody else through, and copied in little more than half of one: others get their turns between."""
+locked, CUDA does not promise that one copy may span it. A part is page-locked in about a millisecond, during which CUDA
+may let nobody else through, and copied in a third of one: others get their turns between. A smaller one would show in
+the time of a copy: the device takes a microsecond or two from one to the next."""
 
 MOST = 256
 """Segments of one session, those that are on their way in or out among them."""

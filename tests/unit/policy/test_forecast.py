@@ -1,0 +1,94 @@
+"""When copies will be done: foreseen after one of a kind, looked for closely then, and never for long."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.forecast import LEAST, MOST, Forecast
+
+RATE = 50e9
+SIZES = st.integers(LEAST, 1 << 31)
+
+
+def watched(forecast: Forecast, size: int, given_at: float, took: float, nap: float = 1e-3) -> tuple[float, float]:
+    """Gives one copy and asks as the loop does, sleeping `nap` where nothing is foreseen sooner; how late its end was
+    noticed, and how long was spent asking."""
+    foreseen = forecast.begin(0, size, given_at)
+    assert foreseen is not None
+    now, asked = given_at, 0.0
+    while now < given_at + took:
+        step = 1e-6 if forecast.near(now) else max(1e-6, min(nap, forecast.ahead(now)))
+        asked += step if forecast.near(now) else 0.0
+        now += step
+    forecast.came(foreseen, now)
+    return now - given_at - took, asked
+
+
+@given(SIZES, st.floats(10e9, 200e9))
+def test_after_a_few_of_a_kind_the_end_is_noticed_at_once(size: int, rate: float) -> None:
+    forecast, took = Forecast(), size / rate + 10e-6
+    nap = min(1e-3, took / 8)
+    for again in range(12):
+        late, asked = watched(forecast, size, 100.0 + 10 * again, took, nap)
+        assert late <= nap + 2e-6 and asked <= min(0.75e-3, max(60e-6, took * 3 / 16)) + 2e-6
+    assert late <= 2e-6
+
+
+@given(st.lists(st.tuples(SIZES, st.floats(1e-5, 1.0)), max_size=20), SIZES, st.floats(1e-5, 1.0))
+def test_whatever_came_before_one_copy_is_not_asked_for_long(
+    before: list[tuple[int, float]], size: int, took: float
+) -> None:
+    forecast = Forecast()
+    for index, (other, seconds) in enumerate(before):
+        foreseen = forecast.begin(0, other, 10.0 * index)
+        assert foreseen is not None
+        forecast.came(foreseen, 10.0 * index + seconds)
+    _, asked = watched(forecast, size, 1e4, took)
+    assert asked <= 0.8e-3
+
+
+def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
+    forecast = Forecast()
+
+    def ends(took: float) -> float:
+        foreseen = forecast.begin(0, 64 << 20, 0.0)
+        assert foreseen is not None
+        forecast.came(foreseen, took)
+        last = forecast.begin(0, 64 << 20, 0.0)
+        assert last is not None
+        likely = (2 * last.begins + last.ends) / 3
+        forecast._under_way.clear()
+        return likely
+
+    assert math.isclose(ends(1e-3), 1e-3)
+    assert math.isclose(ends(2e-3), 1.25e-3)
+    assert ends(0.5e-3) < 0.5e-3, "noticed before it was looked for: it may have been done for long"
+
+
+def test_what_is_behind_others_is_expected_behind_them_and_tells_nothing() -> None:
+    forecast, size = Forecast(), 64 << 20
+    first = forecast.begin(0, size, 0.0)
+    assert first is not None and first.begins == math.inf and not forecast.near(0.0)
+    forecast.came(first, 1e-3)
+    rows = [forecast.begin(0, size, 1.0) for _ in range(3)]
+    other = forecast.begin(1, size, 1.0)
+    assert other is not None and other.begins == math.inf, "the other way is another engine"
+    for index, each in enumerate(rows):
+        assert each is not None and each.begins < 1.0 + 1e-3 * (index + 1) < each.ends
+    assert math.isclose(forecast.ahead(1.0), 1e-3 * 15 / 16)
+    for each in reversed(rows):
+        assert each is not None
+        forecast.came(each, 9.0)
+    after = forecast.begin(0, size, 10.0)
+    assert after is not None and after.begins > 10.0 + 1e-3, "the first of the row was alone, and slow"
+
+
+def test_small_ones_and_many_are_not_foreseen() -> None:
+    forecast = Forecast()
+    assert forecast.begin(0, LEAST - 1, 0.0) is None
+    rows = [forecast.begin(0, LEAST, 0.0) for _ in range(MOST)]
+    assert None not in rows and forecast.begin(0, LEAST, 0.0) is None
+    assert forecast.ahead(0.0) == math.inf
