@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.chunks import download_head
@@ -13,7 +13,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
 from hearthd.device.bulk import Move, check_live, claim
 from hearthd.device.copies import Direct, locate, refused_read
-from hearthd.device.doubts import Verdict, both
+from hearthd.device.doubts import both
 from hearthd.device.flows import Download
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.policy.layout import pieces
@@ -139,7 +139,8 @@ class Downloads(StripedDownloads):
                 arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
                 verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
                 if buffer is not None and verdicts:
-                    look = partial(self._look, origin, transfer, download, buffer, verdicts, host, arrived)
+                    release = self._device.staging.release
+                    look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
                     arrived = both(verdicts, look)
                 self._device.tracks.on_complete(track, arrived)
             else:
@@ -154,26 +155,6 @@ class Downloads(StripedDownloads):
                 break
         origin.session.downloads.pop(transfer, None)
         return True
-
-    def _look(
-        self,
-        origin: Origin,
-        transfer: int,
-        download: Download,
-        buffer: Buffer,
-        verdicts: Sequence[Verdict],
-        host: HostBuffer,
-        arrived: Callable[[], None],
-    ) -> None:
-        """A chunk has come whose contents hung on how collectives would end."""
-        if not download.refused and not refused_read(origin, buffer, verdicts):
-            arrived()
-            return
-        self._device.staging.release(host)
-        if not download.refused:
-            download.refused = True
-            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
-            self._device.kick(origin.session)
 
     def _arrived(self, host: HostBuffer, size: int, chunk: Callable[[bytes], None]) -> None:
         data = bytes(host.view[:size])  # so that the staging memory is free for the next chunk

@@ -24,7 +24,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.policy.segments import parts
 
 PAUSE_S = 0.3e-3
-"""Between two parts that are locked. CUDA lets nobody else through while it locks one, and who asks again at once is
+"""Between two parts that are locked. CUDA seems to let nobody else through while it locks one, and who asks again at once is
 before those whom that has kept waiting: without a pause all parts together would hold up the device-handle thread."""
 
 Post = Callable[[Callable[[], None]], None]

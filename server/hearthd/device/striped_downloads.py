@@ -90,9 +90,9 @@ class StripedDownloads(Bulk):
             arrived: Callable[[], None] = partial(striped.fetched, stripe, index, host)
             verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
             if buffer is not None and verdicts:
-                arrived = both(
-                    verdicts, partial(self._look_striped, origin, transfer, download, buffer, verdicts, host, arrived)
-                )
+                release = self.landing.give_back
+                look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
+                arrived = both(verdicts, look)
             self._device.tracks.on_complete(track, arrived)
             download.queued = max(download.queued, at + part)
         if download.aborted:
@@ -103,7 +103,7 @@ class StripedDownloads(Bulk):
             )
         return striped.done
 
-    def _look_striped(
+    def _look(
         self,
         origin: Origin,
         transfer: int,
@@ -111,13 +111,14 @@ class StripedDownloads(Bulk):
         buffer: Buffer,
         verdicts: Sequence[Verdict],
         host: HostBuffer,
+        release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],
     ) -> None:
         """A chunk has come whose contents hung on how collectives would end."""
         if not download.refused and not refused_read(origin, buffer, verdicts):
             arrived()
             return
-        self.landing.give_back(host)
+        release(host)
         if not download.refused:
             download.refused = True
             self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
