@@ -24,8 +24,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.policy.segments import parts
 
 PAUSE_S = 0.3e-3
-"""Between two parts that are locked. CUDA seems to let nobody else through while it locks one, and who asks again at once
-is before those whom that has kept waiting: without a pause all parts together would hold the device-handle thread up."""
+"""Between two parts that are locked. CUDA seems to let nobody else through while it locks one, and who asks again at
+once is before those whom that has kept waiting: all parts together would hold up the device-handle thread."""
 
 Post = Callable[[Callable[[], None]], None]
 Work = Iterator[None]
