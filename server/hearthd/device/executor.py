@@ -19,7 +19,7 @@ from hearthd.device.dispatch import DispatchCommands
 from hearthd.device.dispatch_run import Means
 from hearthd.device.graphs import GraphCommands
 from hearthd.device.holdings import Keepers
-from hearthd.device.launch import LaunchCommands
+from hearthd.device.launch import LaunchCommands, asked_for_launches
 from hearthd.device.marking import Activity, Marks
 from hearthd.device.memory import MemoryCommands
 from hearthd.device.modules import ModuleCommands
@@ -35,6 +35,7 @@ from hearthd.device.session import BatchEntry, Session
 from hearthd.device.shared_moves import SharedMoves
 from hearthd.device.sharing import Sharing
 from hearthd.device.snapshots import SnapshotCommands
+from hearthd.device.straight import Straight
 from hearthd.device.tensor_maps import TensorMapCommands
 from hearthd.device.trace import TraceCommands
 from hearthd.device.transfers import Transfers
@@ -96,7 +97,7 @@ class Executor:
             "get_function": self._modules.get_function,
             "describe_function": self._modules.describe_function,
             "get_global": self._modules.get_global,
-            "launches": _asked_for_launches,
+            "launches": asked_for_launches,
             "launch": self._launches.launch,
             "begin_capture": self._graphs.begin,
             "end_capture": self._graphs.end,
@@ -131,6 +132,7 @@ class Executor:
         }
         device.telemetry.know(self._handlers)
         self.sharing = Sharing(device, Arrivals(device, self._launches, self), self._perform)
+        self.straight = Straight(device, self, self._launches, self.sharing)
         self._at_once: dict[int, Callable[[Session, Frame], None]] = {
             Kind.UPLOAD: self._upload,
             Kind.DOWNLOAD: self.transfers.download_frame,
@@ -192,6 +194,11 @@ class Executor:
             if session is not None:
                 session.deferred.pump()
                 self.sharing.pumped(session)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether something that was put off is to be tried first."""
+        return bool(self._kicked) or self._memory.clearance.waiting
 
     @property
     def more(self) -> bool:
@@ -374,12 +381,3 @@ class Executor:
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
         self._memory.clearance.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))
-
-
-def _asked_for_launches(_origin: Origin, _records: bytes) -> None:
-    """Packed launches outside a batch, or with a request number, which would never be answered."""
-    raise Refusal(
-        Reason.INVALID_ARGUMENT,
-        "packed launches are one way: they take no request number",
-        fix="send them without one and a Flush behind them, or the readable form, Launch",
-    )

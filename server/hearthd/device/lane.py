@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any
 
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearthd.device.loop import Loop
-from hearthd.device.outbox import ACK, RECEIVED, Vectors
+from hearthd.device.outbox import ACK, RECEIVED, RESPONSE, Vectors
 
 BATCH = int(Kind.BATCH)
 HEAD = HEADER.size
+ANSWER = struct.Struct(HEADER.format + HEADER.format[1:])
+"""Two headers: of an ack, and of the response behind it."""
 
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 1 << 20
@@ -54,7 +57,8 @@ class LaneError(Exception):
 class Lane:
     """Belongs to the device-handle thread. Takes nothing before `begin`, nor while its client is ahead too far.
 
-    `take` is handed the frames of the channel, `crowded` says whether the front has too much to hear; `over` is told
+    `take` is handed the frames of the channel; before it, `straight` may take a batch that comes while nothing waits
+    here, see `hearthd.device.straight`. `crowded` says whether the front has too much to hear; `over` is told
     once that the client has gone (an empty string) or what it has done.
     """
 
@@ -68,6 +72,7 @@ class Lane:
         take: Callable[[Frame], None],
         crowded: Callable[[], bool],
         over: Callable[[Lane, str], None],
+        straight: Callable[[Lane, int, bytes], bool] = lambda lane, seq, payload: False,
     ) -> None:
         self.channel = channel
         self.number = number
@@ -79,6 +84,7 @@ class Lane:
         self._take = take
         self._crowded = crowded
         self._over = over
+        self._straight = straight
         self._most = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._most)
         self._partly = False
@@ -142,6 +148,29 @@ class Lane:
             self.put_ack()
             return True
         return not self._reading
+
+    def answer(self, seq: int, payload: bytes) -> bool:
+        """A response with the ack of the last batch that has come, now. False, with nothing done, where something is to
+        go before it."""
+        if self._unread or self._why or not self._open:
+            return False
+        self._acked = self._told = seq
+        self._sizes.clear()
+        self._unacked = 0
+        data = ANSWER.pack(0, ACK, 0, 0, seq, len(payload), RESPONSE, 0, 0, 0) + payload
+        try:
+            sent = self._end.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._ended("")
+            return True
+        if sent < len(data):
+            self._out.parts.append(data[sent:])
+            self._unread = len(data) - sent
+        if self._unread or not self._reading:
+            self._watch()
+        return True
 
     def put_ack(self) -> None:
         """Tells the client what has been executed."""
@@ -227,7 +256,17 @@ class Lane:
             if not partly and len(data) >= HEAD:
                 length, kind, flags, channel, seq = HEADER.unpack_from(data)
                 if length == len(data) - HEAD and length <= self._most:  # one frame: the rule where somebody waits
-                    self._frame(kind, flags, channel, seq, data[HEAD:])
+                    payload = data[HEAD:]
+                    if (
+                        kind != BATCH
+                        or seq != self._last + 1
+                        or channel
+                        or flags
+                        or self._unacked
+                        or self._unread
+                        or not self._straight(self, seq, payload)
+                    ):
+                        self._frame(kind, flags, channel, seq, payload)
                     return
             for frame in self._reader.feed(data):
                 self._frame(*frame)
@@ -245,14 +284,19 @@ class Lane:
             self._take(Frame(RECEIVED, 0, self.channel, 0, payload))
             return
         if seq == self._last + 1:
-            self._last = seq
-            self._sizes.append(size)
+            self.came(seq, size)
         elif seq <= self._last:
             self._repeated.append(size)
+            self._unacked += size
         else:
             raise LaneError(f"batch {seq} has come; the next is {self._last + 1}")
-        self._unacked += size
         self._take(Frame(BATCH, 0, self.channel, seq, payload))
+
+    def came(self, seq: int, size: int) -> None:
+        """The next batch has been taken; it has so many bytes."""
+        self._last = seq
+        self._sizes.append(size)
+        self._unacked += size
 
     def _ended(self, why: str) -> None:
         if self._open:

@@ -103,7 +103,8 @@ class Lanes:
 
     def _adopt(self, channel: int, end: socket.socket, limits: Limits) -> None:
         number = next(self._numbers)
-        lane = Lane(end, channel, number, limits, self._loop, self._take, lambda: self._outbox.crowded, self._over)
+        crowded, straight = lambda: self._outbox.crowded, self._executor.straight.take
+        lane = Lane(end, channel, number, limits, self._loop, self._take, crowded, self._over, straight)
         self._outbox.lanes[channel] = lane
         self._outbox.stir(lane)
         # Batches of an earlier attachment may still wait to be looked at: which is the next one, they decide.

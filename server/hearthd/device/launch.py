@@ -108,6 +108,16 @@ class LaunchCommands:
             recall.report(found, count)
         return count + found, at
 
+    def again(self, session: Session, record: bytes) -> bool:
+        """The one launch in `record`, where nothing of the session waits; False, with nothing done, where it takes more
+        than a look at what was launched before."""
+        recall = session.recall
+        known = recall.known.get(record)
+        if known is None or not self._repeat(known):
+            return False
+        recall.report(1, 0)
+        return True
+
     def _repeat(self, known: Known) -> bool:
         """A launch that is the same, byte for byte, as one before; False, with nothing done, where it has to wait."""
         stream, plan, params, writes, reads = known
@@ -286,3 +296,12 @@ def _extension(command: commands_pb2.Launch) -> Extension | None:
     if iterations == 1 and not any(cluster) and not command.HasField("dynamic_grid"):
         return None
     return Extension(cluster, iterations, dynamic.buffer, dynamic.offset)
+
+
+def asked_for_launches(_origin: Origin, _records: bytes) -> None:
+    """Packed launches outside a batch, or with a request number, which would never be answered."""
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        "packed launches are one way: they take no request number",
+        fix="send them without one and a Flush behind them, or the readable form, Launch",
+    )

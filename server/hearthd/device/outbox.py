@@ -120,6 +120,17 @@ class Outbox:
             self._urgent = True
             self._vectors.put(head, payload)
 
+    def straight(self, lane: Lane, seq: int, payload: bytes) -> None:
+        """A response, now, where nothing else has to go before it, with the ack of its batch: the last one that has
+        come over this lane, and all before it have been executed."""
+        channel = lane.channel
+        if self._urgent or not lane.answer(seq, payload):
+            self.put(ACK, channel=channel, id=seq)
+            self.put(RESPONSE, payload, channel=channel)
+            return
+        ack = HEADER.pack(0, ACK, LANED, channel, seq)
+        self._copy(ack + HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
+
     def _copy(self, head: bytes, payload: bytes) -> None:
         """For the front, when there is company."""
         if not self._parts:

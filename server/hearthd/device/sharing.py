@@ -76,6 +76,24 @@ class Sharing:
         if not backlog.active:
             self._wake(backlog)
 
+    def alone(self, session: Session) -> Backlog | None:
+        """The session's, where nobody else has work, all that it has sent has been looked at, and no more than that
+        decides what it may give the device."""
+        active = self._active
+        if self._slicing.on or self._turns.on or len(active) > 1:
+            return None
+        backlog = self._backlogs[session.channel]
+        if (active and not backlog.active) or backlog.ended or backlog.waiting:
+            return None
+        return backlog
+
+    def went(self, backlog: Backlog) -> None:
+        """One that is `alone` has been given to the device what it had."""
+        if not backlog.active:
+            backlog.active = True
+            self._active[backlog] = None
+        self._alone(backlog)
+
     def last_batch(self, session: Session) -> int:
         """The number of the last batch that has been looked at, or waits and came with its number."""
         frames = self._backlogs[session.channel].frames

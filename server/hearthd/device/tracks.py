@@ -223,6 +223,16 @@ class Tracks:
         self._spinning.came(time.perf_counter())
         return True
 
+    def ask(self, track: Track, seconds: float) -> None:
+        """Asks one track again and again for its end, so long at the most and only while that is worth it."""
+        done, pending, spins = self._server.done, track.pending, self._spinning.spins
+        until = time.perf_counter() + seconds
+        while pending:
+            if done(pending[0][1]):
+                self._complete(track)
+            elif (now := time.perf_counter()) > until or not spins(now):
+                return
+
     @property
     def news(self) -> bool:
         """Whether a `poll` would find something. Cheap to ask for again and again."""
@@ -282,15 +292,18 @@ class Tracks:
 
     def reap(self, track: Track) -> bool:
         """Calls back for what is done on one track; whether it takes more commands."""
-        done = self._server.done
-        queue = track.pending
+        done, queue = self._server.done, track.pending
         while queue and done(queue[0][1]):
-            position, event, callback = queue.popleft()
-            self._server.release_event(event)
-            track.done_position = position
-            self.completions += 1
-            callback()
+            self._complete(track)
         return track.budget > 0
+
+    def _complete(self, track: Track) -> None:
+        """The first that is pending is done."""
+        position, event, callback = track.pending.popleft()
+        self._server.release_event(event)
+        track.done_position = position
+        self.completions += 1
+        callback()
 
     def in_flight(self) -> list[str]:
         """Names of kernels that were launched and are not known to be done, oldest first."""

@@ -23,7 +23,8 @@ class Turns:
     def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
         self._outbox = outbox
         self._clock = clock
-        self._on = False
+        self.on = False
+        """Whether there are others on the device."""
         self._awaited = False
         self._told: int | None = None
         self._idle_since: float | None = None
@@ -33,18 +34,18 @@ class Turns:
     @property
     def bounded(self) -> bool:
         """Whether only so much may be on the device as others can wait for."""
-        return self._on and (self._awaited or not self.allowed)
+        return self.on and (self._awaited or not self.allowed)
 
     def heard(self, frame: Frame) -> None:
         """A TURN has come."""
         self.allowed = bool(frame.flags & MAY)
-        self._on = not frame.flags & ALONE
+        self.on = not frame.flags & ALONE
         self._awaited = bool(frame.flags & AWAITED)
         self._told = self._idle_since = None
 
     def tell(self, active: Iterable[Backlog]) -> None:
         """Tells the front what these sessions have to do, as far as that is news."""
-        if not self._on:
+        if not self.on:
             return
         state = 0
         for backlog in active:

@@ -183,7 +183,7 @@ class WaitCommands:
         began = time.perf_counter_ns()
 
         def answer() -> None:
-            self._answer(origin, streams())
+            answer_with(origin, streams())
             telemetry.sync_wait.observe(time.perf_counter_ns() - began)
 
         return answer
@@ -192,24 +192,25 @@ class WaitCommands:
         self._need_answer(origin, "flush")
 
         def run() -> bool:
-            self._answer(origin, [origin.stream])
+            answer_with(origin, [origin.stream])
             return True
 
         return Operation(origin, run, writes=(origin.stream,))
 
     @staticmethod
-    def _answer(origin: Origin, streams: Iterable[LogicalStream]) -> None:
-        failures: list[Failure] = []
-        for stream in streams:
-            if stream.errors:
-                failures += stream.errors.take(origin.place)
-        if failures:
-            failures.sort(key=lambda failure: (failure.seq, failure.index))
-            origin.reply_error(surface(failures))
-        else:
-            origin.reply()
-
-    @staticmethod
     def _need_answer(origin: Origin, what: str) -> None:
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, f"a {what} needs a request number", fix="set Command.request")
+
+
+def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
+    """Answers who waits: with what has failed on these streams before, or that it is done."""
+    failures: list[Failure] = []
+    for stream in streams:
+        if stream.errors:
+            failures += stream.errors.take(origin.place)
+    if failures:
+        failures.sort(key=lambda failure: (failure.seq, failure.index))
+        origin.reply_error(surface(failures))
+    else:
+        origin.reply()

@@ -1,0 +1,116 @@
+"""The batch that whoever works step by step sends again and again: launches and a Sync, or a Sync alone. Pure.
+
+Read and answered without message objects, which would take longer than the launch. The encoding is protobuf's own
+(https://protobuf.dev/programming-guides/encoding/); the tests compare both ways with the generated classes. What is
+written in any other way, though it may mean the same, is left to those.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_BATCH = _COMMANDS = 0x12  # ExecuteRequest.batch and Batch.commands, length-delimited
+_SEQ = _REQUEST = 0x08  # Batch.seq and Command.request, varints
+_STREAM = 0x10  # Command.stream, varint
+_LAUNCHES = 0x1A  # Command.launches, length-delimited
+_SYNCS = {b"\xc2\x01\x00": False, b"\xc2\x01\x02\x08\x01": True}
+"""Command.sync, and whether that is of all streams."""
+
+ENDS = tuple(_SYNCS)
+"""What every plain batch ends with."""
+
+_DONE = b"\x1a\x00"  # Result.done
+_RESULTS = tuple(bytes((0x1A, size + 3, 0x08)) for size in range(11))
+"""ExecuteResponse.result up to the number in Result.request, by the bytes that this has."""
+
+_MOST = 9
+"""Bytes of a number: a longer one is not read here."""
+
+
+class PlainBatch(NamedTuple):
+    """What was read."""
+
+    records: bytes
+    """Packed launches, at least one; empty: there are none."""
+    request: bytes
+    """The number under which the Sync is answered, as it is written."""
+    stream: int
+    all_streams: bool
+
+
+def read(data: bytes, seq: int) -> PlainBatch | None:
+    """The ExecuteRequest in `data`, where it is a plain batch with this number; None: it may be anything."""
+    try:
+        at = _commands(data, seq)
+        records = b""
+        size, at = data[at], at + 1
+        if size >= 0x80:
+            size, at = size & 0x7F | data[at] << 7, at + 1
+        if data[at] == _LAUNCHES:
+            end = at + size
+            size, at = data[at + 1], at + 2
+            if size >= 0x80:
+                size, at = size & 0x7F | data[at] << 7, at + 1
+            if at + size != end or not size or data[end] != _COMMANDS:
+                return None
+            records = data[at:end]
+            size, at = data[end + 1], end + 2
+        if data[at] != _REQUEST or at + size != len(data):
+            return None
+        return _sync(data, at + 1, records)
+    except IndexError:  # also where it was no such thing from the beginning
+        return None
+
+
+def _commands(data: bytes, seq: int) -> int:
+    """Where the length of the first command is. Raises IndexError where this is no batch with the number."""
+    # Lengths have one byte or two here: what is longer is no short work.
+    size, at = data[1], 2
+    if size >= 0x80:
+        size, at = size & 0x7F | data[2] << 7, 3
+    if data[0] != _BATCH or size + at != len(data) or data[at] != _SEQ:
+        raise IndexError
+    start = at + 1
+    found = byte = data[start]
+    at = start + 1
+    if byte >= 0x80:
+        found &= 0x7F
+        while byte >= 0x80:
+            byte = data[at]
+            found |= (byte & 0x7F) << 7 * (at - start)
+            at += 1
+    if found != seq or at - start > _MOST or data[at] != _COMMANDS:
+        raise IndexError
+    return at + 1
+
+
+def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
+    """What follows to the end is a Sync, from its number on. Raises IndexError where it ends in that."""
+    at = start
+    while data[at] >= 0x80:
+        at += 1
+    if at - start >= _MOST or not data[at]:  # 0 asks for nothing
+        return None
+    at += 1
+    request = data[start:at]
+    stream = 0
+    if data[at] == _STREAM:
+        stream = data[at + 1]
+        at += 2
+        if stream >= 0x80:
+            return None
+    all_streams = _SYNCS.get(data[at:])
+    return None if all_streams is None else PlainBatch(records, request, stream, all_streams)
+
+
+def number(request: bytes) -> int:
+    """The number that is written so."""
+    value = 0
+    for place, byte in enumerate(request):
+        value |= (byte & 0x7F) << 7 * place
+    return value
+
+
+def done(request: bytes) -> bytes:
+    """The ExecuteResponse that says that it is done."""
+    return _RESULTS[len(request)] + request + _DONE

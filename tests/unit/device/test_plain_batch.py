@@ -1,0 +1,76 @@
+"""The short way through protobuf and the generated classes say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from hearthd.device.policy import plain_batch
+
+NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1))
+
+
+def read(data: bytes, seq: int) -> tuple[bytes, int, int, bool] | None:
+    """What is read, which the generated classes have to read as well."""
+    plain = plain_batch.read(data, seq)
+    if plain is None:
+        return None
+    request = plain_batch.number(plain.request)
+    batch = device_pb2.ExecuteRequest.FromString(data).batch
+    *launches, sync = batch.commands
+    assert [batch.seq, *((each.WhichOneof("kind"), each.request, each.stream) for each in launches)] == [
+        seq,
+        *[("launches", 0, 0)] * bool(plain.records),
+    ]
+    assert b"".join(each.launches for each in launches) == plain.records
+    assert sync.WhichOneof("kind") == "sync"
+    assert (sync.request, sync.stream, sync.sync.all_streams) == (request, plain.stream, plain.all_streams)
+    done = device_pb2.ExecuteResponse(result=c.Result(request=request, done=c.Done()))
+    assert plain_batch.done(plain.request) == done.SerializeToString()
+    return plain.records, request, plain.stream, plain.all_streams
+
+
+@given(NUMBERS, st.binary(max_size=20000), NUMBERS, st.integers(0, 300), st.booleans())
+def test_what_a_client_sends_is_read(seq: int, records: bytes, request: int, stream: int, every: bool) -> None:
+    launches = [c.Command(launches=records)] if records else []
+    sync = c.Command(request=request, stream=stream, sync=c.Sync(all_streams=every))
+    data = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=[*launches, sync])).SerializeToString()
+    found = read(data, seq)
+    if 0 < request < 1 << 63 and 0 < seq < 1 << 63 and stream < 128 and len(data) < 1 << 14:
+        assert found == (records, request, stream, every)
+    assert plain_batch.read(data, seq + 1) is None
+    assert all(plain_batch.read(data[:size], seq) is None for size in range(min(len(data), 40)))
+
+
+@given(st.data())
+def test_what_is_read_means_the_same_to_all(data: st.DataObject) -> None:
+    """Messages that are no plain batch, or hardly."""
+    commands = data.draw(st.lists(st.sampled_from(COMMANDS), max_size=3))
+    message = bytearray(device_pb2.ExecuteRequest(batch=c.Batch(seq=5, commands=commands)).SerializeToString())
+    for _ in range(data.draw(st.integers(0, 3))):
+        if message:
+            place = data.draw(st.integers(0, len(message) - 1))
+            message[place] = data.draw(st.sampled_from([0, 1, 2, 3, 8, 0x10, 0x12, 0x1A, 0x7F, 0x80, 0x81, 0xC2, 0xFF]))
+    read(bytes(message), 5)
+
+
+@given(st.binary(max_size=60), NUMBERS)
+def test_nothing_else_is_read(data: bytes, seq: int) -> None:
+    read(data, seq)
+
+
+COMMANDS: list[Any] = [
+    c.Command(launches=b"\x12\x02\x08\x01" * 4),
+    c.Command(launches=b""),
+    c.Command(request=3, launches=b"12345678"),
+    c.Command(sync=c.Sync()),
+    c.Command(request=7, sync=c.Sync()),
+    c.Command(request=300, stream=9, sync=c.Sync(all_streams=True)),
+    c.Command(request=7, flush=c.Flush()),
+    c.Command(request=7, stream=2, query_event=c.QueryEvent(event=1)),
+    c.Command(),
+]

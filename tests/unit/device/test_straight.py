@@ -1,0 +1,353 @@
+"""What goes straight through ends as on the long way, and does so where nothing else is going on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lane_rig import Client, Laned, add, batch, summed, sync
+from rig import Command
+
+from hearth_proto.frames import Flag, Frame, Kind
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.straight import Straight
+
+
+class Polled(CpuServer):
+    """Does not say when something is done, as CUDA does not."""
+
+    def on_progress(self, wake: Any) -> bool:
+        super().on_progress(None)
+        return False
+
+
+class Passing(Laned):
+    """`straight` False: everything goes the long way. `taken` counts what did not."""
+
+    def __init__(self, server: type[CpuServer], straight: bool = True) -> None:
+        self.taken = self.offered = 0
+        self.straight = straight
+        self.channels = itertools.count(2)
+        super().__init__(server)
+
+    def _started(self) -> None:
+        real = self.process._executor.straight.take
+
+        def take(*what: Any) -> bool:
+            self.offered += 1
+            taken = self.straight and real(*what)
+            self.taken += taken
+            return taken
+
+        self.process._executor.straight.take = take  # type: ignore[method-assign]
+
+
+@pytest.fixture(params=[CpuServer, Polled])
+def rig(request: pytest.FixtureRequest) -> Iterator[Passing]:
+    made = Passing(request.param)
+    made.prepare()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module", params=[CpuServer, Polled])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
+    both = Passing(request.param), Passing(request.param, straight=False)
+    yield both
+    for each in both:
+        each.stop()
+
+
+def launch(what: int, **kind: Any) -> bytes:
+    return add(what, **kind).launches
+
+
+# ---- the same programs on both ways ----
+
+WRONG = st.sampled_from([{"function": 9}, {"buffer": 9}, {"stream": 9}, {"offset": 64}, {"block": 0}])
+LAUNCH = st.builds(lambda what, stream: launch(what, stream=stream), st.integers(1, 3), st.sampled_from([0, 0, 0, 5]))
+FRESH = st.builds(launch, st.integers(100, 1 << 60))
+BROKEN = st.one_of(
+    st.builds(lambda wrong: launch(1, **wrong), WRONG),
+    st.builds(lambda whole, size: whole[:size], LAUNCH, st.integers(1, 80)),
+)
+OTHERS: list[dict[str, Any]] = [
+    {"flush": c.Flush()},
+    {"record_event": c.RecordEvent(event=1)},
+    {"wait_event": c.WaitEvent(event=1)},
+    {"query_event": c.QueryEvent(event=1, wait=True)},
+    {"fill": c.Fill(buffer=1, size=8, pattern=b"\1")},
+    {"write": c.Write(buffer=1, data=b"12345678")},
+    {"read": c.Read(buffer=1, size=8)},
+    {"create_stream": c.CreateStream(stream=6)},
+    {"destroy_stream": c.DestroyStream(stream=6)},
+    {"begin_capture": c.BeginCapture(graph=1)},
+    {"end_capture": c.EndCapture(graph=1)},
+]
+
+
+class Step(NamedTuple):
+    """A batch; `waits`: the next one is sent when it has been answered."""
+
+    commands: tuple[c.Command, ...]
+    waits: bool
+
+
+@st.composite
+def steps(draw: st.DrawFn, wrong: bool) -> Step:
+    """`wrong`: with failures, each batch waited for: of what is under way at once, time decides who tells of them."""
+    if wrong and draw(st.integers(0, 5)) == 5:
+        return Step((Command(request=1, **draw(st.sampled_from(OTHERS))),), True)
+    records = st.one_of(LAUNCH, LAUNCH, FRESH, BROKEN) if wrong else st.one_of(LAUNCH, LAUNCH, FRESH)
+    runs = draw(st.lists(st.lists(records, min_size=1, max_size=5), max_size=2))
+    stream = draw(st.sampled_from([0, 0, 0, 5, 9] if wrong else [0, 0, 5]))
+    wait = Command(request=1, stream=stream, sync=c.Sync(all_streams=draw(st.booleans())))
+    waits = [wait] * draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
+    others = [Command(**draw(st.sampled_from(OTHERS)))] if wrong and draw(st.integers(0, 5)) == 5 else []
+    commands = [*others, *[Command(launches=b"".join(each)) for each in runs], *waits]
+    return Step(tuple(commands), wrong or draw(st.booleans()))
+
+
+def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
+    """What was answered; the last is what the buffer holds."""
+    channel = next(rig.channels)
+    rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=channel)
+    client = rig.lane(channel)
+    client.batch(
+        Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=rig.source)),
+        Command(get_function=c.GetFunction(function=1, module=1, name="add")),
+        Command(allocate=c.Allocate(buffer=1, size=8)),
+        Command(fill=c.Fill(buffer=1, size=8, pattern=b"\0")),
+        Command(create_stream=c.CreateStream(stream=5)),
+        sync(1),
+    )
+    requests = itertools.count(2)
+    heard = Heard(client, [1])
+    heard.all()
+    for step in program:
+        asked = []
+        commands = []
+        for each in step.commands:
+            command = Command()
+            command.CopyFrom(each)
+            if command.request:
+                command.request = next(requests)
+                asked.append(command.request)
+            if command.WhichOneof("kind") == "sync":
+                heard.streams[command.request] = -1 if command.sync.all_streams else command.stream
+            commands.append(command)
+        heard.asked += asked
+        client.batch(*commands)
+        if step.waits:
+            heard.all()
+    last = next(requests)
+    heard.asked.append(last)
+    client.batch(Command(request=last, read=c.Read(buffer=1, size=8)))
+    heard.all()
+    assert rig.end_lane(channel) == client.seq
+    copies = [frame for frame in rig.copies() if frame.channel == channel]
+    assert all(frame.flags == Flag.LANED for frame in copies)
+    acks = [frame.id for frame in copies if frame.kind == Kind.ACK]
+    assert acks == sorted(set(acks)) and acks[-1] == client.seq
+    said = [frame.payload for frame in copies if frame.kind == Kind.RESPONSE]
+    assert said == heard.responses, "the front keeps what the client was told"
+    rig.send(Kind.CLOSE, channel=channel)
+    rig.until(Kind.CLOSED)
+    client.end.close()
+    assert heard.in_order()
+    return sorted(heard.responses)
+
+
+class Heard:
+    """What has come to a client."""
+
+    def __init__(self, client: Client, asked: list[int]) -> None:
+        self.client = client
+        self.asked = asked
+        self.streams: dict[int, int] = {}
+        self.responses: list[bytes] = []
+        self._acked = 0
+
+    def all(self) -> None:
+        """Until everything asked has been answered."""
+        while len(self.responses) < len(self.asked):
+            frame: Frame = self.client.next()
+            if frame.kind == Kind.ACK:
+                assert self._acked < frame.id <= self.client.seq
+                self._acked = frame.id
+            else:
+                self.responses.append(frame.payload)
+
+    def in_order(self) -> bool:
+        """Whether syncs of one stream were answered in their order."""
+        answered = [device_pb2.ExecuteResponse.FromString(each).result.request for each in self.responses]
+        rows = [[each for each in answered if self.streams.get(each) == row] for row in set(self.streams.values())]
+        return all(row == sorted(row) for row in rows)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@given(st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject) -> None:
+    short, long = pair
+    program = data.draw(st.lists(steps(wrong), min_size=1, max_size=8))
+    assert run(short, program) == run(long, program)
+
+
+def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
+    """Else the comparison says nothing."""
+    short, long = pair
+    step = Step((Command(launches=launch(1)), sync(1)), True)
+    before = short.taken
+    assert run(short, [step] * 20) == run(long, [step] * 20)
+    assert short.taken - before >= 19 and not long.taken
+
+
+# ---- what goes straight through, and what does not ----
+
+
+def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
+    client = rig.lane()
+    for number in range(1, 300):
+        every = number % 3 == 0
+        client.batch(
+            *[Command(launches=launch(number % 5) * (number % 4))] * bool(number % 4),
+            Command(request=number, sync=c.Sync(all_streams=every)),
+        )
+        assert client.response().result.request == number
+    assert rig.taken == 299
+    values = [value for number in range(1, 300) for value in [number % 5] * (number % 4)]
+    assert rig.sum() == summed(*values)
+    counters = rig.counters()
+    assert counters["kernel_launches"] == len(values) and counters["sync_points"] >= 299
+    assert counters["batches"] == 299
+    assert rig.end_lane() == 299
+    copies = rig.copies()
+    assert [frame.id for frame in copies if frame.kind == Kind.ACK] == list(range(1, 300))
+    assert len([frame for frame in copies if frame.kind == Kind.RESPONSE]) == 299
+
+
+def test_who_waits_for_all_streams_waits_for_each(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(Command(create_stream=c.CreateStream(stream=5)), add(1, stream=5), sync(1))
+    client.response()
+    gate = threading.Event()
+    for stream, row in itertools.product((0, 5), (1, 2)):
+        gate.clear()
+        session = rig.process._executor.session(1)
+        assert session is not None
+        session.streams.items[stream].track.stream.submit(gate.wait)
+        request = 10 * row + stream
+        other = launch(1, stream=5 - stream) if row == 1 else b""
+        client.batch(
+            Command(launches=other + launch(2, stream=stream)), Command(request=request, sync=c.Sync(all_streams=True))
+        )
+        rig.barrier()
+        rig.barrier()
+        client.end.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while client.next().kind == Kind.ACK:
+                pass
+            pytest.fail("it was answered before the work was done")
+        client.end.settimeout(30)
+        gate.set()
+        assert client.response().result.request == request
+
+
+def test_device_time_is_charged_for_it(rig: Passing) -> None:
+    client = rig.lane()
+    for number in range(1, 50):
+        client.batch(add(1), sync(number))
+        client.response()
+    before = rig.counters()["device_busy_ns"]
+    assert before > 0
+    client.batch(sync(50))
+    client.response()
+    assert rig.counters()["device_busy_ns"] == before, "nothing is on the device any more"
+
+
+def test_errors_of_earlier_launches_surface_at_a_sync_that_goes_straight_through(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(Command(launches=launch(1, buffer=9)))
+    client.until(Kind.ACK)
+    taken = rig.taken
+    client.batch(add(1), sync(1))
+    error = client.response().result.error
+    assert rig.taken == taken + 1
+    assert "buffer 9" in error.message
+    client.batch(sync(2))
+    assert client.response().result.HasField("done"), "it has been told"
+
+
+@pytest.mark.parametrize("other", ["permissions", "trace", "capture", "deferred", "called", "sharing", "turns"])
+def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    client.response()
+    session = rig.process._executor.session(1)
+    assert session is not None and rig.taken == 1
+    sharing = rig.process._executor.sharing
+    if other == "permissions":
+        session.permissions = object()  # type: ignore[assignment]
+    elif other == "trace":
+        session.trace = object()  # type: ignore[assignment]
+    elif other == "capture":
+        client.batch(Command(begin_capture=c.BeginCapture(graph=1)))
+        client.until(Kind.ACK)
+    elif other == "deferred":
+        client.batch(Command(write=c.Write(buffer=1, size=8, transfer=5)))
+        rig.barrier()
+    elif other == "called":
+        rig.start(write=c.Write(buffer=1, size=8, transfer=5))
+        rig.barrier()
+    elif other == "sharing":
+        sharing._slicing.on = True
+    else:
+        sharing._turns.on = True
+    straight: Straight = rig.process._executor.straight
+    lane = rig.process._outbox.lanes[1]
+    payload = batch(session.last_seq + 1, sync(2))[20:]
+    assert not Straight.take(straight, lane, session.last_seq + 1, payload)
+    sharing._slicing.on = sharing._turns.on = False
+    session.permissions = session.trace = None
+
+
+def test_a_client_that_is_gone_takes_nobody_with_it(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    client.response()
+    client.batch(add(2), sync(2))
+    client.end.close()
+    rig.barrier()
+    rig.end_lane()
+    assert rig.sum() in (summed(1), summed(1, 2))
+    again = rig.lane()
+    session = rig.process._executor.session(1)
+    assert session is not None
+    again.seq = session.last_seq
+    again.batch(sync(3))
+    assert again.response().result.request == 3
+
+
+def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> None:
+    client = rig.lane(max_unread_bytes=1 << 12, max_batches=1 << 16)
+    client.end.setblocking(False)
+    number = sent = 0
+    try:
+        while number < 100_000:
+            number += 1
+            client.end.sendall(batch(number, sync(number)))
+            sent = number
+    except BlockingIOError:
+        pass
+    client.end.settimeout(30)
+    assert sent
+    assert [client.response().result.request for _ in range(sent)] == list(range(1, sent + 1))
