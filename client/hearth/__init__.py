@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hearth.failure import Failure as Failure
     from hearth.flight_record import FlightRecord as FlightRecord
     from hearth.function import Function as Function
-    from hearth.function import Occupancy as Occupancy
+    from hearth.function_attributes import Occupancy as Occupancy
     from hearth.graph import Graph as Graph
     from hearth.graph import GraphNode as GraphNode
     from hearth.group import Group as Group
@@ -110,7 +110,8 @@ _HOMES = {
     ),
     "failure": ("Failure",),
     "flight_record": ("FlightRecord",),
-    "function": ("Function", "Occupancy"),
+    "function": ("Function",),
+    "function_attributes": ("Occupancy",),
     "graph": ("Graph", "GraphNode"),
     "group": ("Group",),
     "module": ("RawModule",),

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hearth import packing
 from hearth.errors import LaunchError, LaunchTypeError
 from hearth.memory import OnDevice
 from hearth.readonly import ReadOnly
@@ -66,7 +67,7 @@ _PYTHON = (
 class Signature:
     """Everything about a launch that follows from its arguments' types alone."""
 
-    __slots__ = ("block_size", "layout", "pack", "parameters", "pointers", "raw", "size")
+    __slots__ = ("block_size", "layout", "pack", "pack_checked", "parameters", "pointers", "raw", "size")
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         offset = 0
@@ -94,6 +95,7 @@ class Signature:
         tail = struct.Struct(f"<{len(self.pointers)}Q{''.join(codes)}{-offset % 8}x")
         self.pack: Callable[..., bytes] = tail.pack
         """(buffer handles..., arguments...) -> all of the record that follows the layout."""
+        self.pack_checked = packing.packer(len(codes), self.pointers, self.raw, self.pack, raw_bytes)
         self.size = launches.HEADER.size + len(self.layout) + tail.size
 
     def head(
@@ -149,6 +151,7 @@ class Signature:
 
 _BY_TYPES: dict[tuple[object, ...], Signature] = {}
 _BY_SHAPE: dict[tuple[object, ...], Signature] = {}
+_TYPED: dict[tuple[type, ...], packing.Packer] = {}
 _CACHE_LIMIT = 4096
 
 
@@ -166,6 +169,17 @@ def signature(args: Sequence[Any]) -> Signature:
         _remember(_BY_SHAPE, shape, found)
     if fixed(types):
         _remember(_BY_TYPES, types, found)
+    return found
+
+
+def typed(types: tuple[type, ...], known: Signature) -> packing.Packer | None:
+    """`known.pack_checked` that looks at the types as well, for `types` that are `fixed`. None for too many."""
+    found = _TYPED.get(types)
+    if found is None and len(types) <= packing.WRITTEN_OUT:
+        found = packing.packer(len(types), known.pointers, known.raw, known.pack, raw_bytes, types)
+        if len(_TYPED) >= _CACHE_LIMIT:
+            _TYPED.clear()
+        _TYPED[types] = found
     return found
 
 

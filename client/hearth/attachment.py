@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hearth import wire
+from hearth import outgoing, wire
 from hearth.errors import ClosedError, HearthError, TimeoutError
 from hearth.execute import Execute
 from hearth.lane_user import LaneUser
@@ -22,7 +23,7 @@ from hearth.session import Session
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
-    from hearth.memory import Graveyard, Space
+    from hearth.memory import Kind, Space
     from hearth.outgoing import Limits
     from hearth.output import Prints
     from hearth.reply import ReplyLike
@@ -53,21 +54,23 @@ class Attachment(LaneUser):
     ) -> None:
         self._requests_minted = requests if requests is not None else itertools.count(1)
         super().__init__(Session(limits, next(self._requests_minted)))
-        self._prints = prints
+        self._before: Callable[[], None] | None = None
+        """Called by who waits for an answer, before the wait returns with it."""
         if prints is not None:
             self.session.on_output = prints.add
+            self._before = prints.deliver
         self.alive = False
         self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
         self._on_end = on_end
         self._on_late_error = on_late_error
-        self._graveyard: Graveyard | None = None
+        self._dead: deque[tuple[Kind, int]] = deque()
+        """What was freed and has to be given back."""
         self._change = threading.Condition(self._lock)  # others wait for room, for the attach, for quiet
         self._sender_waits = False
         self._waiting_since = 0.0
         """When the queue was empty last, but for what was then submitted."""
-        self._watchers = 0
         self._stream = 0
         self.execute: Execute | None = None
 
@@ -95,7 +98,7 @@ class Attachment(LaneUser):
     def adopt(self, space: Space) -> None:
         """Works for `space` from now on, and empties its graveyard."""
         self.space = space
-        self._graveyard = space.graveyard
+        self._dead = space.graveyard.dead
         space.graveyard.nudge = self._nudge
 
     def end(self, error: HearthError) -> None:
@@ -140,11 +143,16 @@ class Attachment(LaneUser):
         """Queues one packed launch; waits while the queue is full."""
         session = self.session
         with self._lock:
-            if session.full or session.error is not None:
+            if (
+                session.queued >= outgoing.QUEUE_COMMANDS  # `session.full`, spelled out
+                or session.queued_bytes >= outgoing.QUEUE_BYTES
+                or session.error is not None
+            ):
                 self._await_room()
             session.launch(record)
-            if self._laned is not None:
-                self._laned.push_work()
+            laned = self._laned
+            if laned is not None:
+                laned.push_work()
             elif self._sender_waits and session.sendable:
                 self._sender_waits = False
                 self._work.notify()
@@ -156,10 +164,7 @@ class Attachment(LaneUser):
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
         """Queues a command that answers nothing and does something `n` times; see `Session.count_up`."""
         with self._lock:
-            if self.session.full or self.session.error is not None:
-                self._await_room()
-            if self._graveyard is not None and self._graveyard.dead:
-                self.bury()
+            self._make_ready()
             self.session.count_up(key, n, command)
             self._wake_sender(False)
 
@@ -171,12 +176,32 @@ class Attachment(LaneUser):
         """The same for a command that is serialized, without a request."""
         request = next(self._requests_minted)
         reply = Reply(reports=reports, waiting=self)
-        if self._prints is not None:
-            reply.before = self._prints.deliver
+        reply.before = self._before
         if reports:
             reply.on_late_error = self._on_late_error
-        self._add(wire.asking(request, command), request, reply, barrier)
-        return reply
+        command = wire.asking(request, command)
+        try:
+            with self._lock:
+                session = self.session
+                if session.error is not None or self._dead or session.full:
+                    self._make_ready()
+                laned = self._laned
+                if laned is not None:
+                    laned.push_request(command, request, reply, barrier)
+                    return reply
+            self._add(command, request, reply, barrier)
+            return reply
+        except BaseException:  # KeyboardInterrupt: it may have gone out, and nobody will take the answer
+            reply.abandon()
+            raise
+
+    def _make_ready(self) -> None:
+        """Waits for room in the queue, and puts there first what was freed: it is there again for what is allocated
+        now."""
+        if self.session.full or self.session.error is not None:
+            self._await_room()
+        if self._dead:
+            self.bury()
 
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
         """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
@@ -190,10 +215,7 @@ class Attachment(LaneUser):
     def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool, worth: int = 1) -> None:
         session = self.session
         with self._lock:
-            if session.full or session.error is not None:
-                self._await_room()
-            if self._graveyard is not None and self._graveyard.dead:
-                self.bury()  # first: what was freed is there again for what is allocated now
+            self._make_ready()
             first = not session.queued
             session.add(data, request, reply, barrier=barrier, worth=worth)
             if self._laned is not None and reply is not None:
@@ -213,7 +235,7 @@ class Attachment(LaneUser):
         try:
             self._change.wait(_TURN_S if self._laned is None else _LANE_TURN_S)
         finally:
-            self._watchers -= 1
+            self.watchers -= 1
             self._waiting_since = time.monotonic()
 
     def _await_room(self) -> None:
@@ -232,10 +254,10 @@ class Attachment(LaneUser):
                     return
                 self._change.wait(left)
         finally:
-            self._watchers -= 1
+            self.watchers -= 1
 
     def _watch(self) -> None:
-        self._watchers += 1
+        self.watchers += 1
         if self._laned is not None:
             self._laned.expect()
 
@@ -261,9 +283,9 @@ class Attachment(LaneUser):
 
     def bury(self) -> None:
         """Queues what was freed; with the lock held."""
-        if self._graveyard is None or self.session.error is not None:
+        if self.session.error is not None:
             return
-        for command in burials(self._graveyard.dead):
+        for command in burials(self._dead):
             self.session.add(command.SerializeToString())
 
     # ---- called by the sending and the receiving thread ----
@@ -292,7 +314,7 @@ class Attachment(LaneUser):
                 self._sender_waits = True
                 idle = not self._work.wait(_IDLE_S)
                 self._sender_waits = False
-            if self._watchers:
+            if self.watchers:
                 self._change.notify_all()
         return request
 
@@ -310,14 +332,9 @@ class Attachment(LaneUser):
             self.session.suspend(error)
             self._change.notify_all()
 
-    @property
-    def watched(self) -> bool:
-        """Whether a thread waits for `changed`; with the lock held."""
-        return self._watchers > 0
-
     def changed(self) -> None:
         """Something came over the lane; with the lock held."""
-        if self._watchers:
+        if self.watchers:
             self._change.notify_all()
 
 

@@ -152,8 +152,12 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def _synchronizing(self) -> Reply:
         connection = self._connection
-        connection.raise_deferred()
-        return connection.attachment().ask(SYNC_ALL, reports=True, barrier=True)
+        if connection._deferred:
+            connection.raise_deferred()
+        attachment = connection._attachment
+        if attachment is None or not attachment.alive:
+            attachment = connection.attachment()
+        return attachment.ask(SYNC_ALL, reports=True, barrier=True)
 
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""

@@ -11,18 +11,31 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hearth import arguments, launching
+from hearth import arguments, launching, packing
 from hearth import stream as streams
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
+from hearth.function_attributes import Attributes
 from hearth.memory import OnDevice
+from hearth.stream import _current
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
+    from hearth.memory import Space
     from hearth.module import RawModule
     from hearth.stream import Stream
 
 _CACHE_LIMIT = 1024
+_LISTS = (tuple, list)
+_CONSTANTS = (tuple, int)
+_ONCE = 1
+_USUAL = (0, None, False, None, 1)
+"""Stream, timeout, cooperative, cluster and iterations of nearly all launches."""
+
+_Recent = tuple[Any, Any, object, object, int, str, bytes, packing.Packer]
+"""Attachment, space, grid, block, shared_mem and mode of a launch like the last ones, its head, what packs the rest.
+Replaced as a whole. A plain tuple: to look into it is most of what a launch costs."""
+_NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
 
 
 class _Bound(NamedTuple):
@@ -33,20 +46,7 @@ class _Bound(NamedTuple):
     heads: dict[object, tuple[bytes, arguments.Signature]]
 
 
-class Occupancy(NamedTuple):
-    """What of a kernel fits its device at once."""
-
-    blocks_per_multiprocessor: int
-    multiprocessors: int
-    max_cooperative_blocks: int
-    """The largest grid of a cooperative launch; 0 where the device has none."""
-    max_clusters: int
-    """Where a cluster was asked for."""
-    suggested_block: int
-    """Threads of a block that gives the most occupancy."""
-
-
-class Function:
+class Function(Attributes):
     """A kernel, called as in CuPy, ``f((grid,), (block,), (args...))``, or as in Numba, ``f[grid, block](args...)``."""
 
     def __init__(self, module: RawModule, name: str) -> None:
@@ -55,7 +55,9 @@ class Function:
         self.name = name
         self._making = threading.Lock()
         self._bound = _Bound(None, 0, {})
-        self._described: commands_pb2.FunctionResult | None = None
+        self._before: tuple[bytes, arguments.Signature] | None = None
+        """What was launched last, and is no `_recent`."""
+        self._recent: _Recent = _NEVER
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -88,11 +90,25 @@ class Function:
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
+        if stream is None and _current.get() is None:
+            on, space, same_grid, same_block, same_shared_mem, same_mode, head, pack = self._recent
+            if (
+                grid is same_grid and block is same_block and on is attachment and mode is same_mode
+                and shared_mem is same_shared_mem and iterations is _ONCE
+                and timeout is None and cluster is None and not cooperative and type(args) is tuple
+            ):  # fmt: skip
+                try:
+                    tail = pack(args, space)
+                except (ValueError, struct.error):  # what is wrong, `_pack` says
+                    tail = None
+                if tail is not None:
+                    attachment.launch(head + tail)
+                    return
         record = self._pack(
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
         target = stream
-        if target is None and streams._current.get() is not None:
+        if target is None and _current.get() is not None:
             target = streams.current(connection)
         if target is None or not target.records:
             attachment.launch(record)
@@ -115,7 +131,7 @@ class Function:
         iterations: int = 1,
     ) -> bytes:
         """The launch as a packed record. Raises as `__call__` does."""
-        if not isinstance(args, tuple | list):
+        if not isinstance(args, _LISTS):
             raise LaunchTypeError(
                 f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
                 reason="LAUNCH_INVALID",
@@ -125,7 +141,7 @@ class Function:
         bound = self._bound
         if bound.attachment is not attachment:
             bound = self._bind(attachment)
-        plain = stream is None and streams._current.get() is None
+        plain = stream is None and _current.get() is None
         on = 0 if plain else streams.resolve(stream, connection, attachment, work=False)
         heads = bound.heads
         key: tuple[Any, ...]
@@ -157,24 +173,43 @@ class Function:
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
                 heads[key] = entry
+        elif entry is self._before and self._recent[6] is not entry[0] and (on, *key[4:5], *key[6:9]) == _USUAL:
+            self._remember(attachment, grid, block, shared_mem, mode, entry, key[9:])
+        self._before = entry
         head, signature = entry
-        values = list(args)
         space = attachment.space
-        buffers = []
-        for index in signature.pointers:
-            array = values[index]
-            memory = array._memory
-            if memory.owner is not space:
-                self._refuse(f"argument {index}", array, index)
-            buffers.append(memory.handle)
-            values[index] = array._offset
-        for index in signature.raw:
-            values[index] = arguments.raw_bytes(values[index])
+        assert space is not None
         try:
-            tail = signature.pack(*buffers, *values)
+            tail = signature.pack_checked(args, space)
         except struct.error:
+            self._check_memory(signature, args, space)
             tail = signature.tail(args)  # says what does not fit
+        if tail is None:
+            self._check_memory(signature, args, space)
+            tail = signature.tail(args)
         return head + tail
+
+    def _remember(
+        self,
+        attachment: Attachment,
+        grid: Any,
+        block: Any,
+        shared_mem: int,
+        mode: str,
+        entry: tuple[bytes, arguments.Signature],
+        types: tuple[type, ...],
+    ) -> None:
+        """It was launched twice in this way, and may be again: with the very same grid and block it is as good as
+        packed."""
+        if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
+            pack = arguments.typed(types, entry[1])
+            if pack is not None:
+                self._recent = attachment, attachment.space, grid, block, shared_mem, mode, entry[0], pack
+
+    def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
+        for index in signature.pointers:
+            if args[index]._memory.owner is not space:
+                self._refuse(f"argument {index}", args[index], index)
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
         """Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block, stream, shared_mem]``."""
@@ -194,80 +229,10 @@ class Function:
     def __repr__(self) -> str:
         return f"<hearth.Function {self.name} of device {self._connection.ordinal}>"
 
-    # ---- attributes, by CuPy's names; each waits for the compile ----
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        """All of the below in one dict."""
-        names = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def num_regs(self) -> int:
-        """Registers per thread; 0 where the backend has none."""
-        return self._describe().registers
-
-    @property
-    def shared_size_bytes(self) -> int:
-        """Static shared memory per block."""
-        return self._describe().static_shared_bytes
-
-    @property
-    def local_size_bytes(self) -> int:
-        """Local memory per thread."""
-        return self._describe().local_bytes
-
-    @property
-    def const_size_bytes(self) -> int:
-        """Constant memory."""
-        return self._describe().constant_bytes
-
-    @property
-    def max_threads_per_block(self) -> int:
-        """The largest block that the kernel's registers allow."""
-        return self._describe().max_threads_per_block
-
-    @property
-    def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that a launch may ask for."""
-        return self._describe().max_dynamic_shared_bytes
-
-    def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
-        """How many blocks of so many threads, with so much dynamic shared memory, the device holds at once.
-
-        Raises `LaunchError` for a block that can never run.
-        """
-        attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        asked = command.occupancy
-        asked.function = self._bind(attachment).handle
-        asked.block.x, asked.block.y, asked.block.z = arguments.dimensions("block", block)
-        asked.shared_mem = shared_mem
-        if cluster is not None:
-            asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
-        result = self._connection.call(command, attachment=attachment).occupancy
-        return Occupancy(
-            result.blocks_per_multiprocessor,
-            result.multiprocessors,
-            result.max_cooperative_blocks,
-            result.max_clusters,
-            result.suggested_block,
-        )
-
-    @property
-    def parameters(self) -> list[tuple[int, int]]:
-        """(offset, size) in bytes of each parameter in the parameter block."""
-        return [(parameter.offset, parameter.size) for parameter in self._describe().parameters]
-
-    def _describe(self) -> commands_pb2.FunctionResult:
-        if self._described is None:
-            attachment = self._connection.attachment()
-            command = commands_pb2.Command()
-            command.describe_function.function = self._bind(attachment).handle
-            self._described = self._connection.call(command, attachment=attachment).function
-        return self._described
-
     # ---- inside ----
+
+    def _handle_on(self, attachment: Attachment) -> int:
+        return self._bind(attachment).handle
 
     def _bind(self, attachment: Attachment) -> _Bound:
         """The function on the attachment that is about to be used: after a loss it is looked up again."""

@@ -19,17 +19,6 @@ HELD_S = 0.25
 """How long work waits for a lane, where the daemon has to finish first what it had got before a break."""
 
 
-class Turn:
-    """What a waiting thread may have to give back."""
-
-    __slots__ = ("of", "over")
-
-    def __init__(self) -> None:
-        self.of: Laned | None = None
-        """Where it receives, or is about to."""
-        self.over = False
-
-
 class LaneUser:
     """What `Execute` asks of an attachment for the sake of lanes."""
 
@@ -40,6 +29,8 @@ class LaneUser:
         self._laned: Laned | None = None
         self.sleepers: list[Reply] = []
         """What threads that sleep wait for; with the lock held."""
+        self.watchers = 0
+        """How many threads wait for `changed`; with the lock held."""
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
 
@@ -71,46 +62,48 @@ class LaneUser:
     def attend(self, reply: Reply, timeout: float | None) -> bool:
         """Waits for the answer, `timeout` seconds at most; whether it is there. Receives it itself, where it comes over
         a lane and nobody else receives."""
-        thread, turn = threading.get_ident(), Turn()
+        thread = threading.get_ident()
+        laned: Laned | None = None  # where it receives, or is about to
+        deadline, left, slept = None, timeout, False
         try:
-            return self._attend(reply, timeout, thread, turn)
+            if timeout is not None:
+                deadline = time.monotonic() + timeout
+            while True:
+                with self._lock:
+                    if slept:
+                        self._slept(reply)
+                    if reply.answered or (left is not None and left <= 0):
+                        return reply.answered
+                    laned = self._laned
+                    slept = laned is None or not laned.take_role(thread)
+                    if slept:
+                        laned = None
+                        self.sleepers.append(reply)
+                if laned is None:
+                    reply.sleep(left)
+                else:
+                    laned.receive_for(reply, deadline, thread)
+                    if reply.answered:
+                        return True
+                if deadline is not None:
+                    left = deadline - time.monotonic()
         except BaseException:  # KeyboardInterrupt, wherever it came
-            while not turn.over:
+            over: list[bool] = []
+            while not over:
                 try:
-                    self._give_back(reply, thread, turn)
+                    self._give_back(reply, thread, laned, over)
                 except KeyboardInterrupt:  # another one: the first is on its way already
                     continue
             raise
 
-    def _attend(self, reply: Reply, timeout: float | None, thread: int, turn: Turn) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        left, slept = timeout, False
-        while True:
-            with self._lock:
-                if slept:
-                    self._slept(reply)
-                if reply.answered or (left is not None and left <= 0):
-                    return reply.answered
-                turn.of = laned = self._laned
-                slept = laned is None or not laned.take_role(thread)
-                if slept:
-                    turn.of = None
-                    self.sleepers.append(reply)
-            if slept:
-                reply.sleep(left)
-            else:
-                assert laned is not None
-                laned.receive_for(reply, deadline, thread)
-            if deadline is not None:
-                left = deadline - time.monotonic()
-
-    def _give_back(self, reply: Reply, thread: int, turn: Turn) -> None:
+    def _give_back(self, reply: Reply, thread: int, laned: Laned | None, over: list[bool]) -> None:
+        """What a thread that waits may still have; `over` is added to when that is done."""
         with self._lock:
             if reply in self.sleepers:
                 self._slept(reply)
-            if turn.of is not None:
-                turn.of.interrupted(thread)
-            turn.over = True
+            if laned is not None:
+                laned.interrupted(thread)
+            over.append(True)
 
     def _slept(self, reply: Reply) -> None:
         self.sleepers.remove(reply)
@@ -125,11 +118,6 @@ class LaneUser:
 
     def bury(self) -> None:
         """Queues what was freed; with the lock held."""
-        raise NotImplementedError
-
-    @property
-    def watched(self) -> bool:
-        """Whether a thread waits for `changed`; with the lock held."""
         raise NotImplementedError
 
     def changed(self) -> None:

@@ -1,8 +1,6 @@
 """An attachment's traffic over a lane, while it has one.
 
-Who submits sends: at once what is waited for, and what is alone unless a request is about to follow, else when enough
-has gathered. What it leaves behind is sent by whoever receives, with the next ack, or by a thread that does nothing
-else. Who receives, `hearth.receiving` says.
+Who sends, `hearth.lane_sending` says; who receives, `hearth.receiving`.
 """
 
 from __future__ import annotations
@@ -10,75 +8,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from hearth.errors import HearthError, broken
-from hearth.receiving import Role
+from hearth.errors import HearthError
+from hearth.lane_sending import Owner, Sending, lane_broke
 from hearth_proto.frames import FrameError, Kind
-from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
     from hearth.reply import Reply
-    from hearth.session import Session
-    from hearth.transport.lane import Lane
-    from hearth_proto.frames import Frame
+    from hearth.transport.lane import Came, Lane
 
-GATHER = 32
-"""So many commands are worth a message of their own; four times as many with each message that is under way."""
-_SOON_S = 0.2e-3
-"""Lone work whose sender waits for something so soon after is better sent with that, in one message."""
-_IDLE_S = 1.0
 _RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time costs 0.3 us (Python 3.11)
 
 
-class Owner(Protocol):
-    """The attachment. All but `changed`, which is called with it, are called without its lock."""
-
-    session: Session
-    sleepers: list[Reply]
-    """What threads that sleep wait for."""
-
-    @property
-    def watched(self) -> bool:
-        """Whether a thread waits for `changed`."""
-
-    def bury(self) -> None:
-        """Queues what was freed; with the lock held."""
-
-    def changed(self) -> None:
-        """Something came, with the lock held."""
-
-
-class Laned:
+class Laned(Sending):
     """One live lane. Methods that say nothing else are called with the attachment's lock held."""
 
     def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
-        self.error: HearthError | None = None
-        """Why it ended, where it ended by itself."""
+        super().__init__(lane, owner, lock)
         self.fruitful = False
         """Whether anything has come over it."""
-        self._lane = lane
-        self._owner = owner
-        self._session = owner.session
-        self._lock = lock
         self._on_end = on_end
-        self._role = Role(lock, owner.sleepers, self._needed, self._tick)
         self._taking = False
         """What a thread that waits has received is not yet where it belongs."""
         self._nested = False
         """A signal handler waits inside of a wait of its thread."""
-        self._left = threading.Condition(lock)  # the sender waits for what others leave behind
-        self._sender_waits = False
-        self._soon = False
-        """Whether lone work was followed, the last time, by something that is waited for, which may take it along."""
-        self._pushed_alone = 0.0
-        self._awaited = False
-        """Whether the queue holds something that is waited for, and that the window had no room for."""
-        self._ticked = 0
-        """The next batch's number as of the last tick."""
-        self._over = False
         self._users = 2
         """Threads that use the descriptor."""
 
@@ -87,86 +43,9 @@ class Laned:
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
 
-    def close(self) -> None:
-        """Nothing goes out or comes in any more."""
-        self._over = True
-        self._lane.close()
-        self._role.end()
-        self._left.notify_all()
-
     def forked(self) -> None:
         """In the child of a fork, without the lock."""
         self._lane.release()
-
-    # ---- out ----
-
-    def push_work(self) -> None:
-        """One-way work was queued."""
-        session = self._session
-        under_way = session.next_seq - 1 - session.acked
-        if session.queued + session.extra >= GATHER << 2 * under_way:
-            self.push()
-        elif under_way:  # it goes with an ack at the latest
-            if self._role.parked:
-                self._role.summon()
-        elif not self._soon:
-            self.push()
-            self._pushed_alone = time.monotonic()
-        elif self._sender_waits and not self._role.ticking:
-            self.nudge()
-
-    def push_awaited(self) -> None:
-        """A request was queued that somebody waits for."""
-        if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
-            self._soon = True
-        self.push()
-        self._awaited = self._session.queued > 0
-
-    def _push_on(self) -> None:
-        """Something came: goes on with what was left behind."""
-        session = self._session
-        under_way = session.next_seq - 1 - session.acked
-        if (
-            (
-                session.queued
-                and (self._awaited or not under_way or session.queued + session.extra >= GATHER << 2 * under_way)
-            )
-            or session.again or session.receipts.due
-        ):  # fmt: skip
-            self.push()
-            self._awaited = self._awaited and session.queued > 0
-
-    def push(self, idle: bool = False) -> None:
-        """Sends what may go, as far as the lane takes it. Never waits."""
-        session, lane = self._session, self._lane
-        try:
-            while not (self._over or lane.blocked):
-                request = session.next_numbered(idle)
-                if request is None:
-                    break
-                lane.send(*request)
-                if not (session.queued or session.again):
-                    break
-        except OSError as error:
-            self._break(_broken(error))
-        except BaseException as error:  # KeyboardInterrupt: a part of a frame may be gone, or a batch never sent
-            self._break(_broken(error))  # what is not acknowledged goes over the next lane
-            session.interrupted()
-            raise
-        if lane.blocked and self._sender_waits:
-            self.nudge()  # it waits until the lane takes more
-        if session.queued and self._role.parked:
-            self._role.summon()  # the window has no room: acks make some
-
-    def nudge(self) -> None:
-        """The sending thread should look."""
-        self._sender_waits = False
-        self._left.notify()
-
-    def _break(self, error: HearthError) -> None:
-        if not self._over:
-            self.error = error
-            self.close()
 
     # ---- in: threads that wait ----
 
@@ -175,10 +54,14 @@ class Laned:
         more."""
         if self._over:
             return False
-        self._nested = self._nested or self._role.holder == thread
-        if not self._role.take(thread):
-            return False
-        self._users += 1
+        role = self._role
+        if role.holder:
+            if role.holder != thread:
+                return False
+            self._nested = True
+        role.taken += 1
+        # One statement that calls nothing: a Ctrl-C comes before it or after, and what is given back was taken.
+        role.holder, self._users = thread, self._users + 1
         return True
 
     def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
@@ -197,7 +80,7 @@ class Laned:
                 with lock:
                     more = self._take(came)
                     self._taking = False
-                    if reply.answered or not more:
+                    if not more or reply.answered:
                         self._leave_role(thread)
                         return
         except Exception as error:
@@ -209,9 +92,9 @@ class Laned:
         """The thread left `receive_for` by an exception such as KeyboardInterrupt, or never came to it."""
         if self._role.holder == thread:
             if self._taking:
-                self._break(_broken("what came was interrupted"))  # it comes again over the next lane
+                self._break(lane_broke("what came was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
-            self._role.summon()
+        self._role.summon()  # also where it came while the role was left: perhaps nobody was called
 
     def pass_role(self) -> None:
         """One that slept does so no more: perhaps it was called to receive."""
@@ -227,7 +110,7 @@ class Laned:
         self._taking = False
         if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
             self._nested = False
-            self._break(_broken("a signal handler waited"))
+            self._break(lane_broke("a signal handler waited"))
         self._role.leave(thread)
         self._leave()
 
@@ -235,18 +118,6 @@ class Laned:
         self._users -= 1
         if not self._users:
             self._lane.release()
-
-    def _needed(self) -> bool:
-        """Whether somebody depends on what comes, though nobody waits for an answer."""
-        return self._session.queued > 0 or self._owner.watched
-
-    def _tick(self) -> None:
-        """Sends what was left behind for a request that did not follow."""
-        session = self._session
-        if session.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
-            self._soon = False
-            self.push()
-        self._ticked = session.next_seq
 
     # ---- threads of the lane, without the lock ----
 
@@ -256,33 +127,6 @@ class Laned:
         finally:
             with self._lock:
                 self._leave()
-
-    def _send(self) -> None:
-        idle = False
-        while True:
-            with self._lock:
-                if self._over:
-                    return
-                self._flush()
-                if self._session.queued:
-                    self._soon = False  # who left it behind has gone on to something else
-                self._owner.bury()
-                self.push(idle)
-                self._owner.changed()
-                blocked = self._lane.blocked
-                if not (blocked or self._over):
-                    self._sender_waits = True
-                    idle = not self._left.wait(_IDLE_S)
-                    self._sender_waits = False
-            if blocked:
-                self._lane.writable()
-
-    def _flush(self) -> None:
-        try:
-            if self._lane.blocked:
-                self._lane.flush()
-        except OSError as error:
-            self._break(_broken(error))
 
     def _receive(self) -> None:
         """In the background; it ends with the lane, and says so."""
@@ -311,33 +155,30 @@ class Laned:
                 self._break(_ended(error))
         self._on_end()
 
-    def _take(self, came: list[Frame]) -> bool:
+    def _take(self, came: list[Came]) -> bool:
         """Takes what has come, with the lock held. Whether more is wanted."""
         session = self._session
-        for frame in came:
+        for kind, number, payload in came:
             if self._over:
                 return False
-            kind = frame.kind
             if kind == _RESPONSE:
-                session.receive(device_pb2.ExecuteResponse.FromString(frame.payload))
+                session.receive_serialized(payload)
             elif kind == _ACK:
-                session.acknowledge(frame.id)
+                session.acknowledge(number)
             else:
                 raise FrameError(f"frame {kind} came over a lane")
             if session.fail_later is not None:
                 self._break(session.fail_later)
                 return False
         self.fruitful = True
-        self._push_on()
-        self._owner.changed()
+        if session.queued or session.again or session.receipts.due:
+            self._push_on()
+        if self._owner.watchers:
+            self._owner.changed()
         return not self._over
 
 
 def _ended(error: Exception) -> HearthError:
     if isinstance(error, OSError | FrameError | DecodeError):
-        return _broken(error)
+        return lane_broke(error)
     return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")  # else every waiter would wait for ever
-
-
-def _broken(cause: object) -> HearthError:
-    return broken(f"the lane to the device broke ({cause}).")

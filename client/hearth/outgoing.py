@@ -47,6 +47,9 @@ class Move(NamedTuple):
     queued_bytes: int
 
 
+NOTHING_LEFT = Move(0, 0, 0)
+
+
 class Outgoing:
     """The commands that were submitted and have not been put in a batch, in order."""
 
@@ -68,9 +71,11 @@ class Outgoing:
     def launch(self, record: bytes) -> None:
         """One packed launch."""
         size = len(record)
-        if self._run_bytes + size > self._run_limit:
+        whole = self._run_bytes + size
+        if whole > self._run_limit:
             self._make_room(size)
-        self._run_bytes += size
+            whole = size
+        self._run_bytes = whole
         self.queued_bytes += size
         self.queued += 1
         self.submitted += 1

@@ -27,14 +27,20 @@ class Receipts:
         self._arrived: OrderedDict[int, int] = OrderedDict()  # transfer -> bytes of a download that have come
         self._untold: dict[int, int] = {}
         self._untold_bytes = 0
+        self.due = False
+        """Whether the daemon should be told now."""
 
     def response(self) -> None:
         """A result or an event has come."""
-        self.responses += 1
+        self.responses = count = self.responses + 1
+        if count - self._told >= RESPONSES:
+            self.due = True
 
     def size(self, size: int) -> None:
         """It was this large."""
         self._bytes += size
+        if self._bytes - self._told_bytes >= BYTES:
+            self.due = True
 
     def arrived(self, transfer: int, size: int) -> None:
         """The first `size` bytes of a download have come."""
@@ -43,15 +49,8 @@ class Receipts:
         self._arrived.move_to_end(transfer)
         if len(self._arrived) > _DOWNLOADS:
             self._arrived.popitem(last=False)
-
-    @property
-    def due(self) -> bool:
-        """Whether the daemon should be told now."""
-        return (
-            self.responses - self._told >= RESPONSES
-            or self._bytes - self._told_bytes >= BYTES
-            or self._untold_bytes >= DOWNLOADED_BYTES
-        )
+        if self._untold_bytes >= DOWNLOADED_BYTES:
+            self.due = True
 
     @property
     def untold(self) -> bool:
@@ -77,6 +76,7 @@ class Receipts:
         self._note()
         self._untold = dict(self._arrived)
         self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0
+        self.due = bool(self._untold)
 
     def _note(self) -> None:
-        self._told, self._told_bytes = self.responses, self._bytes
+        self._told, self._told_bytes, self.due = self.responses, self._bytes, False

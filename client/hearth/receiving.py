@@ -38,7 +38,7 @@ class Role:
         self._sleepers = sleepers
         self._needed = needed
         self._tick = tick
-        self._taken = 0
+        self.taken = 0
         """How often a thread that waits took it."""
         self._watching = False
         """Whether the background looks no more by itself: one has received for long, and says when it leaves."""
@@ -50,14 +50,6 @@ class Role:
     def ticking(self) -> bool:
         """Whether the background looks again soon."""
         return self.parked and not self._watching
-
-    def take(self, thread: int) -> bool:
-        """For a thread that waits; False where another has it."""
-        if self.holder and self.holder != thread:
-            return False
-        self.holder = thread
-        self._taken += 1
-        return True
 
     def leave(self, thread: int) -> None:
         """It receives no more; somebody else does where that is needed."""
@@ -105,13 +97,13 @@ class Role:
                 return
             seen = -1
             while True:
-                quiet = seen == self._taken
+                quiet = seen == self.taken
                 if self.over or self._summoned or (quiet and not self.holder):
                     self._summoned = False
                     return
                 self._watching = quiet
                 # One that received for long and has left comes again soon, where it waits for copies: another tick.
-                seen = -1 if quiet else self._taken
+                seen = -1 if quiet else self.taken
                 self.parked = True
                 self._park()
                 self._tick()

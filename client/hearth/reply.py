@@ -42,33 +42,27 @@ class Waiting(Protocol):
 class Reply:
     """Completed once, by `set_result` or `set_error`, from any thread."""
 
-    __slots__ = (
-        "_gate", "_mutex", "_result", "_told", "_waiting", "abandoned", "before", "error", "on_error",
-        "on_late_error", "reports",
-    )  # fmt: skip
+    # Most of what a reply has never differs from this, so that the class has it.
+    answered = False
+    """Whether the answer is there."""
+    error: HearthError | None = None
+    abandoned = False
+    on_error: Callable[[], None] | None = None
+    """Called when it fails, so that a transfer waiting beside it ends."""
+    on_late_error: Callable[[HearthError], None] | None = None
+    """Takes the error if nobody waits any more."""
+    before: Callable[[], None] | None = None
+    """Called by the waiting thread before it returns with the answer."""
+    _result: commands_pb2.Result | None = None
+    _gate: SimpleQueue[None] | None = None
+    """Where threads sleep; most replies need none."""
+    _told = False
 
     def __init__(self, *, reports: bool = False, waiting: Waiting | None = None) -> None:
         self.reports = reports
         """Whether it takes the errors of what was sent before (sync, read, flush, end of a profile)."""
-        self.error: HearthError | None = None
-        self.abandoned = False
-        self.on_error: Callable[[], None] | None = None
-        """Called when it fails, so that a transfer waiting beside it ends."""
-        self.on_late_error: Callable[[HearthError], None] | None = None
-        """Takes the error if nobody waits any more."""
-        self.before: Callable[[], None] | None = None
-        """Called by the waiting thread before it returns with the answer."""
-        self._result: commands_pb2.Result | None = None
         self._waiting = waiting
-        self._gate: SimpleQueue[None] | None = None
-        """Where threads sleep; most replies need none."""
         self._mutex = threading.Lock()
-        self._told = False
-
-    @property
-    def answered(self) -> bool:
-        """Whether the answer is there."""
-        return self._result is not None or self.error is not None
 
     @property
     def done(self) -> bool:
@@ -80,6 +74,7 @@ class Reply:
     def set_result(self, result: commands_pb2.Result) -> None:
         """The command was done."""
         self._result = result
+        self.answered = True
         if self._gate is not None:
             self._gate.put(None)
 
@@ -89,6 +84,7 @@ class Reply:
             return
         with self._mutex:
             self.error = error
+            self.answered = True
             abandoned = self.abandoned
         if self._gate is not None:
             self._gate.put(None)
@@ -100,9 +96,10 @@ class Reply:
 
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
         """The result. Raises what the command failed with, or `TimeoutError` after `timeout` seconds."""
-        if self._result is None and self.error is None:
+        if not self.answered:
+            waiting = self._waiting
             try:
-                answered = self._wait(timeout)
+                answered = self._wait(timeout) if waiting is None else waiting.attend(self, timeout)
             except BaseException:  # KeyboardInterrupt: nobody will take the answer
                 self.abandon()
                 raise

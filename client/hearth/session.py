@@ -15,38 +15,29 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth import wire
-from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
-from hearth.outgoing import Limits, Move, Outgoing
-from hearth.receipts import Receipts
+from hearth.answers import Answers
+from hearth.errors import ConnectError, HearthError
+from hearth.outgoing import NOTHING_LEFT, Limits, Move
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.reply import ReplyLike
 
 
-class Session(Outgoing):
+class Session(Answers):
     """One attachment's protocol state. `first_request`: requests below are an earlier attachment's, whose answers may
     still come."""
 
     def __init__(self, limits: Limits, first_request: int = 0) -> None:
-        super().__init__(limits)
+        super().__init__(limits, first_request)
         self.generation = 0
         self.attached = False
-        self.error: HearthError | None = None
-        """Set once the attachment is over: nothing more goes in or out."""
-        self.fail_later: HearthError | None = None
-        """The response that was received ends the attachment; the driver calls `fail` with this."""
-        self.device_lost = False
         self.reverts: Callable[[], bool] = lambda: False
         """Whether a loss would bring something back as it was before, though nothing is under way."""
-        self.draining = False
         self.durable: list[int] = []
         """Buffers of lost generations that were back, under their handles, when this attachment began."""
-        self.on_output: Callable[[str], None] = lambda text: None
-        """Takes what kernels of the session printed."""
         self.next_seq = 1
         self.acked = 0
-        self.receipts = Receipts()
         self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
         self._unacked_bytes = 0
         self._moving: tuple[tuple[int, bytes], Move, int] | None = None
@@ -55,12 +46,6 @@ class Session(Outgoing):
         self._owed: set[int] = set()  # requests that the daemon had when the stream broke
         self._had = 0
         self._broken_by: HearthError | None = None
-        self._first_request = first_request
-        self._replies: dict[int, ReplyLike] = {}
-        self._completed = 0
-        """The request that was answered last."""
-        self._settled = 0
-        self._barriers: dict[int, int] = {}  # request of a device-wide sync -> one-way work that it covers
 
     # ---- in: commands ----
 
@@ -81,10 +66,10 @@ class Session(Outgoing):
             self.put(command, worth)
             self.submitted += 1
             return
-        self._replies[request] = reply  # before: an answer that nobody asked for would end the attachment
-        if barrier:
-            self._barriers[request] = self.submitted
         try:
+            self._replies[request] = reply  # before: an answer that nobody asked for would end the attachment
+            if barrier:
+                self._barriers[request] = self.submitted
             self.put(command, worth)
         except BaseException:
             if not (self._queue and self._queue[-1][0] is command):
@@ -96,16 +81,6 @@ class Session(Outgoing):
     def idle(self) -> bool:
         """Nothing queued, everything sent was acknowledged."""
         return not self.queued and self.acked == self.next_seq - 1
-
-    @property
-    def outstanding(self) -> int:
-        """How many replies are waited for."""
-        return len(self._replies)
-
-    @property
-    def unreported(self) -> bool:
-        """Whether one-way work was added that no sync of all streams has covered since."""
-        return self.submitted > self._settled
 
     # ---- out: requests ----
 
@@ -163,6 +138,37 @@ class Session(Outgoing):
         if receipts.due or (idle and receipts.small):
             return 0, receipts.request()
         return self._next()
+
+    def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
+        """`add` and `next_numbered` in one, for the rule: nothing waits but launches that fit a batch with it, and the
+        window is open. None where it is not so, and nothing was done."""
+        run, size, unacked_bytes, limits = self._run, self._run_bytes, self._unacked_bytes, self.limits
+        if (
+            self._queue or self._closed is not None or self.again or self.receipts.due
+            or not self.attached or self.error is not None
+            or self.next_seq - self.acked > limits.max_batches_in_flight
+            or (whole := size + len(command) + 3 * wire.FRAMING) > self._room
+            or whole > limits.max_unacked_bytes - unacked_bytes
+        ):  # fmt: skip
+            return None
+        seq = self.next_seq
+        try:
+            self._replies[request] = reply  # before, as in `add`
+            if barrier:
+                self._barriers[request] = self.submitted
+            numbered = seq, wire.run_request(seq, run, size, command)
+            moving = numbered, NOTHING_LEFT, unacked_bytes + len(numbered[1])
+            # One statement that calls nothing, as in `_close_run`; where a Ctrl-C comes behind, `interrupted` goes on.
+            self._moving, self._run, self._run_bytes = moving, [], 0
+        except BaseException:
+            if self._moving is None:
+                self._replies.pop(request, None)
+                self._barriers.pop(request, None)
+            raise
+        self._unacked.append(numbered)
+        self.queued = self.queued_bytes = self.extra = 0
+        self._unacked_bytes, self.next_seq, self._moving = moving[2], seq + 1, None
+        return numbered
 
     def next_batch(self) -> bytes | None:
         """The next batch: one that has to be sent again, or as much of the queue as fits."""
@@ -295,53 +301,3 @@ class Session(Outgoing):
             if not unacked:
                 self._unacked_bytes = 0
             self.acked = seq
-
-    def _complete(self, result: commands_pb2.Result) -> None:
-        """Counts it last: where this is interrupted, the daemon says it again, and each step can be done twice."""
-        request = result.request
-        reply = self._replies.get(request)
-        if reply is None:
-            if request >= self._first_request and request != self._completed:
-                self._broken(f"request {request} is answered, which was not asked or was answered before")
-            self.receipts.response()
-            return
-        covered = self._barriers.get(request) if self._barriers else None
-        if covered is not None:  # an error was reported with it, so that the work before is settled either way
-            self._settled = max(self._settled, covered)
-        kind = result.WhichOneof("kind")
-        if result.HasField("error"):
-            reply.set_error(from_status(result.error))
-        else:
-            if kind == "read":
-                self.receipts.size(len(result.read.data))
-            elif kind == "dispatch":
-                self.receipts.size(sum(map(len, result.dispatch.outputs)))
-            reply.set_result(result)
-        self._completed = request
-        if covered is not None:
-            self._barriers.pop(request, None)
-        self._replies.pop(request, None)
-        self.receipts.response()
-
-    def _event(self, event: device_pb2.Event) -> None:
-        kind = event.WhichOneof("kind")
-        if kind == "output":
-            self.on_output(event.output.text)
-        elif kind == "draining":
-            self.draining = True
-        elif kind == "protocol_error":
-            self.fail_later = from_status(event.protocol_error)
-        elif kind == "device_lost":
-            lost = from_status(event.device_lost.status)
-            if not isinstance(lost, DeviceLostError):
-                lost = DeviceLostError(lost.message or "the device process ended.", reason="DEVICE_LOST", fix=lost.fix)
-            if event.device_lost.in_flight:
-                lost.details.setdefault("in_flight", ", ".join(event.device_lost.in_flight))
-            self.device_lost = True
-            self.fail_later = lost
-
-    def _broken(self, what: str) -> None:
-        self.fail_later = HearthError(
-            f"the daemon broke the protocol: {what}.", reason="MALFORMED_MESSAGE",
-            fix="update client and daemon to the same version.",
-        )  # fmt: skip

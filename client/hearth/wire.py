@@ -20,11 +20,48 @@ _SHORT = tuple(bytes((size,)) for size in range(128))
 """The varints of one byte."""
 FRAMING = 16
 """More than a tag and a length add to a command, and than the rest of a request adds to its commands."""
+_DONE = b"\x1a\x00"  # Result.done, empty
+_RESULT = 0x1A  # ExecuteResponse.result, length-delimited
+_RESULT_REQUEST = 0x08  # Result.request, varint
+
+_between: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
+"""What stands in `run_request` around what changes: a client's launches and waits are of few sizes."""
+_BETWEEN_LIMIT = 4096
 
 
 def asking(request: int, command: bytes) -> bytes:
     """The serialized `command`, which has no request, with one."""
-    return _REQUEST + varint(request) + command
+    return _REQUEST + number(request) + command
+
+
+def number(value: int) -> bytes:
+    """`varint`, quicker for what most are."""
+    if value < 0x80:
+        return _SHORT[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x200000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
+    return varint(value)
+
+
+def done_request(response: bytes) -> int:
+    """The request that an `ExecuteResponse` says is done, where it says nothing else; 0 for every other one."""
+    size = len(response)
+    if (
+        not 5 < size < 10
+        or response[0] != _RESULT
+        or response[1] != size - 2
+        or response[2] != _RESULT_REQUEST
+        or response[-2:] != _DONE
+        or (value := response[-3]) >= 0x80
+    ):
+        return 0
+    for byte in response[-4:2:-1]:  # of the request's number, from the highest byte to the lowest
+        if byte < 0x80:
+            return 0
+        value = value << 7 | byte & 0x7F
+    return value
 
 
 def launches_command(records: Sequence[bytes], size: int) -> bytes:
@@ -40,3 +77,25 @@ def batch_request(seq: int, commands: Sequence[bytes]) -> bytes:
         parts += _COMMANDS, _SHORT[size] if size < 128 else varint(size), command
     body = b"".join(parts)
     return b"".join((_BATCH, varint(len(body)), body))
+
+
+def run_request(seq: int, records: Sequence[bytes], size: int, command: bytes) -> bytes:
+    """The same with a run of launches, `size` bytes together, unless there are none, and one command behind it."""
+    numbered = number(seq)
+    sizes = size, len(command), len(numbered)
+    between = _between.get(sizes)
+    if between is None:
+        between = _put_between(*sizes)
+    head, middle, tail = between
+    return b"".join((head, numbered, middle, *records, tail, command))
+
+
+def _put_between(run: int, command: int, seq: int) -> tuple[bytes, bytes, bytes]:
+    launches = _LAUNCHES + varint(run)
+    middle = _COMMANDS + varint(len(launches) + run) + launches if run else b""
+    tail = _COMMANDS + varint(command)
+    head = _BATCH + varint(len(_SEQ) + seq + len(middle) + run + len(tail) + command) + _SEQ
+    if len(_between) >= _BETWEEN_LIMIT:
+        _between.clear()
+    _between[run, command, seq] = head, middle, tail
+    return head, middle, tail

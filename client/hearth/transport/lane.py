@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from itertools import islice, repeat
+from typing import TypeAlias
 
 from hearth_proto import frames
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
@@ -23,7 +24,11 @@ _LONG_READ_BYTES = 256 << 10
 unmapped each time, which takes 15 us."""
 _BATCH = int(Kind.BATCH)
 _HEAD = HEADER.size
+_unpack = HEADER.unpack_from
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+Came: TypeAlias = tuple[int, int, bytes]
+"""Kind, id and payload of a frame. Not a `Frame`, which takes longer to make than all else that a short one takes."""
 
 
 class LaneEnded(OSError):
@@ -64,7 +69,7 @@ class Lane:
     def __init__(self, connection: socket.socket, reader: FrameReader, came: list[Frame]) -> None:
         self._connection = connection
         self._reader = reader
-        self._came = came
+        self._came = [(frame.kind, frame.id, frame.payload) for frame in came]
         self._raw: deque[bytes] = deque()
         """What has come and is not cut into frames."""
         # `deque.extend` calls `recv` and keeps what it returns without a step of the interpreter between: a Ctrl-C
@@ -72,28 +77,26 @@ class Lane:
         self._short = map(connection.recv, repeat(_READ_BYTES))
         self._long = map(connection.recv, repeat(_LONG_READ_BYTES))
         self._rest = memoryview(b"")  # of a frame that the socket took a part of
-
-    @property
-    def blocked(self) -> bool:
+        self.blocked = False
         """Whether something has to go out before anything else may."""
-        return bool(self._rest)
+        self._pending = reader.pending
+        """Bytes of an unfinished frame."""
 
     def send(self, seq: int, request: bytes) -> None:
         """Sends an `ExecuteRequest`, `seq` its batch or 0, as far as the socket takes it. Not while `blocked`."""
         frame = HEADER.pack(len(request), _BATCH, 0, 0, seq) + request
-        sent = self._send(frame)
+        try:
+            sent = self._connection.send(frame, _FLAGS)
+        except BlockingIOError:
+            sent = 0
         if sent < len(frame):
-            self._rest = memoryview(frame)[sent:]
+            self._rest, self.blocked = memoryview(frame)[sent:], True
 
     def flush(self) -> None:
         """Goes on with what the socket did not take."""
-        self._rest = self._rest[self._send(self._rest) :]
-
-    def _send(self, data: bytes | memoryview) -> int:
-        try:
-            return self._connection.send(data, _FLAGS)
-        except BlockingIOError:
-            return 0
+        with contextlib.suppress(BlockingIOError):
+            self._rest = self._rest[self._connection.send(self._rest, _FLAGS) :]
+            self.blocked = bool(self._rest)
 
     def writable(self) -> None:
         """Waits until the socket takes more, or is closed."""
@@ -117,34 +120,30 @@ class Lane:
     def receive(self) -> None:
         """Waits for the next bytes, and keeps them. Raises `OSError`. A `KeyboardInterrupt` loses nothing."""
         if not (self._raw or self._came):
-            self._raw.extend(islice(self._long if self._reader.pending > _HEAD else self._short, 1))
+            self._raw.extend(islice(self._long if self._pending > _HEAD else self._short, 1))
 
-    def frames(self) -> list[Frame]:
+    def frames(self) -> list[Came]:
         """What has come whole of what was received. Raises `LaneEnded`, and `FrameError` for what is no frame. Where it
         is interrupted the lane is of no more use."""
-        came, self._came = self._came, []
-        while self._raw:
-            data = self._raw.popleft()
+        came, self._came, raw = self._came, [], self._raw
+        while raw:
+            data = raw.popleft()
             if not data:
                 raise LaneEnded("the daemon closed the lane")
-            came += self._cut(data)
+            at, size = 0, len(data)
+            # Most often it is one or two short ones, whole: those are cut here, and not by the reader, which is ready
+            # for everything.
+            while not self._pending and size - at >= _HEAD:
+                length, kind, _, _, ident = _unpack(data, at)
+                end = at + _HEAD + length
+                if end > size:
+                    break
+                came.append((kind, ident, data[at + _HEAD : end]))
+                at = end
+            if at < size:
+                came += [(frame.kind, frame.id, frame.payload) for frame in self._reader.feed(data[at:])]
+                self._pending = self._reader.pending
         return came
-
-    def _cut(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes. Most often it is one or two short ones, whole: those are cut without the
-        reader, which is ready for everything."""
-        if self._reader.pending:
-            return self._reader.feed(data)
-        came: list[Frame] = []
-        at, size = 0, len(data)
-        while size - at >= _HEAD:
-            length, kind, flags, channel, ident = HEADER.unpack_from(data, at)
-            end = at + _HEAD + length
-            if end > size:
-                break
-            came.append(Frame(kind, flags, channel, ident, data[at + _HEAD : end]))
-            at = end
-        return came if at == size else came + self._reader.feed(data[at:] if at else data)
 
     def close(self) -> None:
         """Ends it for both sides; who receives or waits to send is woken."""

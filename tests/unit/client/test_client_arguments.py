@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hearth
-from hearth import arguments
+from hearth import arguments, packing
 from hearth.memory import Memory, OnDevice, Space
 from hearth_proto import launches
 
@@ -49,7 +49,9 @@ ARGUMENTS = st.one_of(
 def record(args: tuple[Any, ...]) -> launches.Record:
     signature = arguments.signature(args)
     head = signature.head(3, 4, (1, 2, 3), (4, 5, 6), 7, 0, 8)
-    (unpacked,) = launches.unpack(head + signature.tail(args))
+    tail = signature.tail(args)
+    assert signature.pack_checked(args, SPACE) == signature.pack_checked(list(args), SPACE) == tail
+    (unpacked,) = launches.unpack(head + tail)
     return unpacked
 
 
@@ -167,3 +169,22 @@ def test_wrong_dimensions_name_the_axis(value: Any, words: str) -> None:
 def test_alignment_is_a_power_of_two() -> None:
     with pytest.raises(hearth.LaunchError):
         hearth.Struct(b"", align=3)
+
+
+@pytest.mark.parametrize("count", [0, 1, packing.WRITTEN_OUT, packing.WRITTEN_OUT + 1, 600])
+def test_any_number_of_arguments(count: int) -> None:
+    args = tuple([Array(9, 8), 3, np.complex64(1j), b"ab"][index % 4] for index in range(count))
+    assert len(launches.unpack_layout(record(args).layout)) == count
+
+
+@pytest.mark.parametrize("count", [2, packing.WRITTEN_OUT + 2])
+def test_memory_that_cannot_be_used_is_not_packed(count: int) -> None:
+    array, freed = Array(9, 8), Array(10, 0)
+    signature = arguments.signature((array, freed) + (1,) * (count - 2))
+    rest = (1,) * (count - 2)
+    assert signature.pack_checked((array, array, *rest), SPACE) is not None
+    assert signature.pack_checked((array, array, *rest), Space(1)) is None
+    freed._memory.free()
+    assert signature.pack_checked((array, freed, *rest), SPACE) is None
+    with pytest.raises(struct.error):
+        arguments.signature((array, 1)).pack_checked((array, 2**63), SPACE)

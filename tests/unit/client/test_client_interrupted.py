@@ -69,6 +69,48 @@ def sending(step: int) -> bool:
     return hit
 
 
+def test_asking_at_once() -> None:
+    """A request that goes out with the launches before it is sent and kept, or neither; the launches go in any case."""
+    step = 1
+    while asking(step):
+        step += 1
+    assert step > 12
+
+
+def asking(step: int) -> bool:
+    core, reply = session(), Reply(reports=True)
+    records = [bytes((number,)) * 40 for number in range(5)]
+    for record in records:
+        core.launch(record)
+    sent: list[tuple[int, bytes]] = []
+
+    def ask() -> None:
+        numbered = core.next_with(b"\x08\x07", 7, reply, True)
+        assert numbered is not None
+        sent.append(numbered)
+
+    hit = interrupting(ask, step)
+    if hit:
+        core.interrupted()
+        core.suspend(hearth.ConnectError("broken"))
+        core.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1, resumed=True)))
+        sent.clear()
+    asked = bool(core.outstanding)
+    assert asked == bool(core._barriers)
+    while (numbered := core.next_numbered()) is not None:
+        sent.append(numbered)
+    seqs, launches, _ = carried(sent)
+    commands = [each for _, data in sent for each in device_pb2.ExecuteRequest.FromString(data).batch.commands]
+    assert seqs == [1] and launches == b"".join(records)
+    assert [command.request for command in commands if command.request] == [7] * asked
+    if asked:
+        core.receive_serialized(bytes.fromhex("1a0408071a00"))
+    core.acknowledge(1)
+    assert core.fail_later is None and reply.answered is asked and core.unreported is not asked
+    assert core.idle and not core.queued_bytes and not core._unacked_bytes and not core._run_bytes
+    return hit
+
+
 @pytest.mark.parametrize("failing", [False, True])
 def test_receiving(failing: bool) -> None:
     """What was not counted is said again."""
@@ -85,7 +127,9 @@ def test_receiving(failing: bool) -> None:
             core.launch(b"x")
             core.add(b"", request, reply, barrier=True)
         assert core.next_numbered() is not None
-        answers = [device_pb2.ExecuteResponse(result=commands_pb2.Result(request=request)) for request in (1, 2, 3)]
+        done = commands_pb2.Done()
+        results = [commands_pb2.Result(request=request, done=done) for request in (1, 2, 3)]
+        answers = [device_pb2.ExecuteResponse(result=result) for result in results]
         for answer in answers[1:]:
             if failing:
                 answer.result.error.CopyFrom(refusal)
@@ -93,7 +137,7 @@ def test_receiving(failing: bool) -> None:
 
         def receive(core: Session = core, said: list[device_pb2.ExecuteResponse] = said) -> None:
             for response in said:
-                core.receive(response)
+                core.receive_serialized(response.SerializeToString())
 
         hit = interrupting(receive, step)
         if hit:

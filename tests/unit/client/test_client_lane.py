@@ -24,7 +24,7 @@ import hearth
 from hearth import attachment as attachments
 from hearth.attachment import Attachment
 from hearth.collective_parts import WORTH
-from hearth.laned import GATHER
+from hearth.lane_sending import GATHER
 from hearth.transport import grpc as transports
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
@@ -312,6 +312,7 @@ def test_sending_that_is_interrupted_loses_nothing(
 ) -> None:
     gpu.synchronize()
     work = attachment(gpu)
+    assert wait_for(lambda: work.session.idle), "what is alone is sent by who submits it"
     whole = work.session.move
 
     def interrupted(*arguments: object) -> None:

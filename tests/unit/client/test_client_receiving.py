@@ -99,7 +99,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
     """Their answers come in any order; each wakes for its own, and the last of them still has someone to receive."""
     daemon.never_answer.add("memory_usage")
     replies = [work.request(ask()) for _ in range(16)]
-    assert wait_for(lambda: daemon.count("memory_usage") == 16)
+    assert wait_for(lambda: daemon.count("memory_usage") == 16 and work.session.idle)
     done: list[int] = []
 
     def wait(index: int) -> None:
@@ -127,6 +127,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     reply = work.request(ask())
+    assert wait_for(lambda: work.session.idle), "the background receives while an ack is to come"
     answered: list[bool] = []
     threads = [threading.Thread(target=lambda: answered.append(bool(reply.wait(20)))) for _ in range(4)]
     for thread in threads:
@@ -342,6 +343,50 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
     assert [int.from_bytes(record.params[:8], "little") for record in daemon.records] == list(range(1, last + 1))
     assert daemon.count("memory_usage") == asked + 1
     assert work.session.receipts.responses == len(daemon.kept)
+
+
+def test_ctrl_c_leaves_somebody_to_receive(daemon: LaneDaemon, work: Attachment) -> None:
+    """Wherever it comes, another thread that waits gets its answer, though the first does nothing more."""
+    me, step, missed, asked = threading.get_ident(), 0, 0, 0
+    while missed < 2 and step < 150:
+        step += 1
+        daemon.never_answer.clear()
+        work.request(ask()).wait(20)
+        daemon.never_answer.add("memory_usage")
+        first, second = work.request(ask()), work.request(ask())
+        asked += 3
+        assert wait_for(lambda asked=asked: daemon.count("memory_usage") == asked)
+
+        left = threading.Event()
+        waiting = threading.Thread(target=second.wait, args=(20,))
+
+        def wait(left: threading.Event = left, other: Reply = second, waiting: threading.Thread = waiting) -> None:
+            """The first is answered once it is received for by a thread that has done so for long."""
+
+            def received(long: bool) -> bool:
+                laned = work._laned
+                if left.is_set() or laned is None:
+                    return left.is_set()
+                behind = laned._role.parked and not laned._role.ticking
+                if not long:
+                    return laned._role.holder == me or bool(work.sleepers)
+                return laned._role.holder == me and behind and work.sleepers == [other]
+
+            assert wait_for(lambda: received(False))
+            waiting.start()
+            wait_for(lambda: received(True), 0.05)
+            answer(daemon, -2)
+
+        answering = threading.Thread(target=wait)
+        answering.start()
+        missed = 0 if interrupting(first.wait, step) else missed + 1
+        left.set()
+        answering.join(10)
+        answer(daemon)
+        waiting.join(5)
+        assert not waiting.is_alive(), f"nobody received after a Ctrl-C at line {step}"
+        first.wait(20)
+    assert step > 30
 
 
 def test_ctrl_c_while_others_wait(daemon: LaneDaemon, work: Attachment) -> None:

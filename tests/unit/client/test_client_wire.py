@@ -28,6 +28,57 @@ def test_launches(records: list[bytes]) -> None:
     assert commands_pb2.Command.FromString(data) == commands_pb2.Command(launches=b"".join(records))
 
 
+@given(
+    st.integers(1, 2**64 - 1) | st.integers(1, 2**22),
+    st.lists(st.binary(min_size=1, max_size=300), max_size=5),
+    st.integers(1, 2**64 - 1) | st.integers(1, 2**22),
+)
+def test_a_run_and_a_request(seq: int, records: list[bytes], request: int) -> None:
+    asked = commands_pb2.Command(sync=commands_pb2.Sync(all_streams=True))
+    command = wire.asking(request, asked.SerializeToString())
+    asked.request = request
+    commands = [commands_pb2.Command(launches=b"".join(records)), asked] if records else [asked]
+    data = wire.run_request(seq, records, sum(map(len, records)), command)
+    expected = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=seq, commands=commands))
+    assert device_pb2.ExecuteRequest.FromString(data) == expected
+    assert data == wire.run_request(seq, records, sum(map(len, records)), command), "from what was kept"
+
+
+def result(request: int) -> commands_pb2.Result:
+    return commands_pb2.Result(request=request, done=commands_pb2.Done())
+
+
+@given(st.integers(0, 2**30) | st.integers(0, 2**64 - 1))
+def test_what_is_done_is_read_without_a_message(request: int) -> None:
+    data = device_pb2.ExecuteResponse(result=result(request)).SerializeToString()
+    assert wire.done_request(data) == (request if request < 2**28 else 0)
+
+
+@given(st.integers(1, 2**28), st.integers(0, 12), st.integers(0, 255), st.binary(max_size=2))
+def test_other_responses_are_left_to_protobuf(request: int, at: int, byte: int, more: bytes) -> None:
+    """Whatever it says is done, the generated classes say, too."""
+    data = bytearray(device_pb2.ExecuteResponse(result=result(request)).SerializeToString() + more)
+    data[at % len(data)] = byte
+    if number := wire.done_request(bytes(data)):
+        assert device_pb2.ExecuteResponse.FromString(bytes(data)).result == result(number)
+
+
+def test_responses_that_are_not_only_done() -> None:
+    failed = commands_pb2.Result(request=3)
+    failed.error.code = 3
+    usage = commands_pb2.Result(request=3, memory_usage=commands_pb2.MemoryUsageResult())
+    others = [
+        device_pb2.ExecuteResponse(result=failed),
+        device_pb2.ExecuteResponse(result=usage),
+        device_pb2.ExecuteResponse(result=commands_pb2.Result(request=3)),
+        device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=3)),
+        device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x"))),
+    ]
+    for other in others:
+        assert not wire.done_request(other.SerializeToString())
+    assert not wire.done_request(b"")
+
+
 @pytest.mark.parametrize(
     ("given", "address", "loopback"),
     [
