@@ -117,6 +117,10 @@ class Reply:
         assert self._result is not None
         return self._result
 
+    def answers_within(self, seconds: float) -> bool:
+        """Waits so long; whether the answer is there. It stays to be waited for."""
+        return self.answered or self._wait(seconds)
+
     def outlast(self, timeout: float | None) -> None:
         """Waits as `wait` does, and leaves an error to `on_late_error`."""
         if not self.answered:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.reply import Reply
     from hearth.stripes import Stripes
 
-_REOPENINGS = 3
+REOPENINGS = 3
 """How often other stripes are opened without a byte of progress."""
 _LEAVE_S = 0.1
 """How long a thread may be in the caller's memory after the end, before its stripe is closed."""
@@ -136,7 +136,7 @@ class Striped:
             if self._bytes > before:
                 opened, before = 0, self._bytes
             opened += 1
-            lines = self._stripes.open(self._generation, self._wanted) if opened <= _REOPENINGS else []
+            lines = self._stripes.open(self._generation, self._wanted) if opened <= REOPENINGS else []
             if not lines:
                 return False
             self.begin(lines)

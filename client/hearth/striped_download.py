@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hearth.striped import Striped
+from hearth.striped import REOPENINGS, Striped
 from hearth.transfer_streams import Download
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.reply import Reply
     from hearth.stripes import Stripes
+
+
+_LOOK_S = 0.25
+"""How long the answer may take before it is looked whether the stripes are there that it hangs on."""
 
 
 class StripedDownload(Striped):
@@ -43,12 +47,33 @@ class StripedDownload(Striped):
     def into(self, memory: memoryview, progress: Progress | None = None) -> int:
         """Takes the download to its end; how many bytes there were. Raises `HearthError`."""
         with self._left_behind():
-            if self._carry_on(progress, self._deadline) and self._bytes == len(memory):
+            if self._carry_on(progress, self._deadline) and self._bytes == len(memory) and self._heard():
                 return len(memory)
             left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
             download = self._fall_back(lambda: Download(self._connection, self.number, left))
             assert isinstance(download, Download)
             return download.into(memory, progress)
+
+    def _heard(self) -> bool:
+        """Waits until the daemon answers, for it has heard that all has come. What told it may be lost with its stripe:
+        then it sends those chunks again, over the other stripes or new ones. False: there are none to be had."""
+        opened = 0
+        while True:
+            left = _LOOK_S if self._deadline is None else min(_LOOK_S, self._deadline - time.monotonic())
+            if left <= 0:
+                raise self._late()
+            if self._reply.answers_within(left):
+                return True
+            with self._change:
+                if self._over or self._error is not None:
+                    return True  # the answer says why
+                if self._lines:
+                    continue
+            opened += 1
+            lines = self._stripes.open(self._generation, self._wanted) if opened <= REOPENINGS else []
+            if not lines:
+                return False
+            self.begin(lines)
 
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         with self._change:
