@@ -122,6 +122,8 @@ class FramedCall(asyncio.Protocol):
             self._timer.cancel()
         self._inbox.clear()
         self.resume_writing()
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
         if self.task is not None:
             self.task.cancel()
 
@@ -162,8 +164,11 @@ class FramedCall(asyncio.Protocol):
         return self._lost
 
     async def read(self) -> Any:
-        """The next message, or `EOF`; for ever once it has come."""
+        """The next message, or `EOF`; for ever once it has come. Raises CancelledError where the client is gone: the
+        cancellation of the task can be lost in what it waited for just then (`asyncio.wait_for` before Python 3.12)."""
         while not self._inbox:
+            if self._lost:
+                raise asyncio.CancelledError
             self._came = asyncio.get_running_loop().create_future()
             await self._came
         message = self._inbox[0]

@@ -141,7 +141,8 @@ class Attachment:
     async def prepare(self) -> None:
         """Waits, within bounds, for the batches of an earlier stream: their acks must not count for this one."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._channel.settled(), _SETTLE)
+            async with asyncio.timeout(_SETTLE):
+                await self._channel.settled()
         self._ack_sent = self._channel.batches.last
         self._ack_due = False
         if self._ack_timer is not None:
