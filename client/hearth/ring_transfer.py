@@ -66,6 +66,22 @@ class _Transfer:
         """Whether a slot has room for a row."""
         return self._pieces.each <= SLOT_BYTES
 
+    def _work(self) -> None:
+        """What this thread and those that help do, until there is nothing left for them."""
+        raise NotImplementedError
+
+    def _moved(self) -> int:
+        """Runs it; how many bytes were seen to, from the beginning: none where their segments were lost."""
+        if not self._possible:
+            return 0
+        try:
+            self._run(self._work)
+        except HearthError:
+            if self._lost():
+                return 0
+            raise
+        return min(self._next * self._pieces.each, len(self._host))
+
     def _run(self, work: Callable[[], None]) -> None:
         """`work` in this thread and in those that help; raises what went wrong in any of them."""
         helpers = crew.help(work, min(self._threads, len(self._pieces)) - 1)
@@ -146,15 +162,7 @@ class Upload(_Transfer):
     def run(self) -> int:
         """How many bytes were taken and sent, from the beginning; what fails later is told as of one-way commands.
         Raises what was refused before."""
-        if not self._possible:
-            return 0
-        try:
-            self._run(self._work)
-        except HearthError:
-            if self._lost():
-                return 0
-            raise
-        return min(self._next * self._pieces.each, len(self._host))
+        return self._moved()
 
     def _work(self) -> None:
         ring = self._shared.ring
@@ -207,17 +215,10 @@ class Download(_Transfer):
 
     def run(self) -> int:
         """How many bytes have come, from the beginning. Raises what failed, and `TimeoutError`."""
-        if not self._possible:
-            return 0
         try:
-            self._run(self._work)
-        except HearthError:
-            if self._lost():
-                return 0
-            raise
+            return self._moved()
         finally:
             self._connection.prints.deliver()
-        return min(self._next * self._pieces.each, len(self._host))
 
     def _work(self) -> None:
         """Ends when all that was asked for has come, and no more will be asked for."""

@@ -43,9 +43,8 @@ def write(
     shared = connection.shared_memory().for_attachment(attachment)
     if shared is None:
         return 0
-    number = 0 if place is None else shared.number(place.segment)
-    if place is not None and number:
-        named = commands_pb2.Shared(segment=number, offset=place.offset)
+    named = _named(shared, place)
+    if place is not None and named is not None:
         return _write_pinned(connection, shared, part, place, named, data, progress, blocking)
     if inline:
         return 0
@@ -72,15 +71,20 @@ def read(
     shared = connection.shared_memory().for_attachment(attachment)
     if shared is None:
         return 0
-    number = 0 if place is None else shared.number(place.segment)
-    if place is not None and number:
-        named = commands_pb2.Shared(segment=number, offset=place.offset)
+    named = _named(shared, place)
+    if place is not None and named is not None:
         return _read_pinned(connection, shared, part, place, named, into, timeout, progress, blocking)
     if inline:
         return 0
     from hearth import ring_transfer
 
     return ring_transfer.Download(connection, shared, part, np.frombuffer(into, np.uint8), progress, timeout).run()
+
+
+def _named(shared: Shared, place: Place | None) -> commands_pb2.Shared | None:
+    """A place in a segment, as commands name it; None: it is in none that the daemon has."""
+    number = 0 if place is None else shared.number(place.segment)
+    return commands_pb2.Shared(segment=number, offset=place.offset) if place is not None and number else None
 
 
 def _write_pinned(
