@@ -96,8 +96,10 @@ def test_what_takes_long_goes_in_several_batches_at_once(daemon: LaneDaemon, gpu
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
-    base, sent = work.session.next_seq, []
-    for number in range(1, 42):
+    base, sent = work.session.next_seq, [1]
+    work.submit(note(1), WORTH)
+    assert wait_for(lambda: work.session.next_seq > base), "lone work goes, at the latest when nothing follows it"
+    for number in range(2, 42):
         work.submit(note(number), WORTH)
         if work.session.next_seq - base > len(sent):
             sent.append(number)
