@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import credentials
 from hearth import target as targets
@@ -173,6 +174,13 @@ class Node:
 
         listed = self._session.call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
         return [SessionInfo.of(entry) for entry in listed.sessions]
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon's page shows: devices, tenants, sessions, throughput, faults, as far as this client may see
+        them. The document of HTTP's ``/status``."""
+        answer = self._session.call("GetStatus", node_pb2.GetStatusRequest(), node_pb2.GetStatusResponse)
+        document: dict[str, Any] = json.loads(answer.json)
+        return document
 
     def end_session(self, session_id: str) -> None:
         """Ends a session: one of the tenant's own, or, with the right to administer, anybody's. Raises

@@ -108,6 +108,9 @@ def test_probes_and_status(daemon: DaemonProcess, node: hearth.Node) -> None:
     (session,) = [entry for entry in status["sessions"] if entry["id"] == node.session_id]
     assert session["connected"] and session["devices"] == [0]
     assert node._session.token not in daemon.get("/status").body
+    told = node.status()
+    assert told.keys() == status.keys() and told["devices"][0].keys() == device.keys(), "over gRPC the same"
+    assert told["started_unix"] == status["started_unix"] and told["sessions"][0]["id"] == node.session_id
     assert daemon.get("/nothing").status == 404
 
 

@@ -249,6 +249,16 @@ class SessionInfo(_message.Message):
     device_ns: int
     def __init__(self, session_id: _Optional[str] = ..., client_name: _Optional[str] = ..., opened_unix_ns: _Optional[int] = ..., connected: bool = ..., lease_left_ns: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., device_ns: _Optional[int] = ...) -> None: ...
 
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

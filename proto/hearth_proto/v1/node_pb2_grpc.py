@@ -68,6 +68,11 @@ class NodeServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_node__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_node__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/hearth.v1.NodeService/GetStatus',
+                request_serializer=hearth__proto_dot_v1_dot_node__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_node__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/hearth.v1.NodeService/Drain',
                 request_serializer=hearth__proto_dot_v1_dot_node__pb2.DrainRequest.SerializeToString,
@@ -143,6 +148,13 @@ class NodeServiceServicer(object):
 
     def ListSessions(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatus(self, request, context):
+        """What HTTP serves under /status: devices, tenants, sessions, throughput, faults, as far as the caller may see them.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -223,6 +235,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=hearth__proto_dot_v1_dot_node__pb2.ListSessionsRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_node__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=hearth__proto_dot_v1_dot_node__pb2.GetStatusRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_node__pb2.GetStatusResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -404,6 +421,33 @@ class NodeService(object):
             '/hearth.v1.NodeService/ListSessions',
             hearth__proto_dot_v1_dot_node__pb2.ListSessionsRequest.SerializeToString,
             hearth__proto_dot_v1_dot_node__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.NodeService/GetStatus',
+            hearth__proto_dot_v1_dot_node__pb2.GetStatusRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_node__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hearthd.front.link import DeviceLink
     from hearthd.front.metrics import Metrics
     from hearthd.front.sessions import SessionTable
+    from hearthd.front.status import NodeStatus
     from hearthd.front.supervisor import Supervisor
 
 
@@ -77,13 +78,15 @@ class Access:
             return server.add_secure_port(str(address), self.certificates.grpc())
         return server.add_insecure_port(str(address))
 
-    def http(self, address: Address, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics) -> HttpServer:
+    def http(
+        self, address: Address, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics, status: NodeStatus
+    ) -> HttpServer:
         """The HTTP server for an address: on loopback without TLS, and open unless it is configured otherwise."""
         from hearthd.front.http import HttpServer  # not before it is wanted: aiohttp is a fifth of the front's imports
 
         free = self.auth.directory.open or (address.loopback and self._config.auth.http_on_loopback)
         certificates = None if address.loopback else self.certificates
-        return HttpServer(supervisor, sessions, metrics, self.auth, guarded=not free, certificates=certificates)
+        return HttpServer(supervisor, sessions, metrics, self.auth, status, guarded=not free, certificates=certificates)
 
     def peers(self, admit: Admit) -> PeerPort:
         """Where other daemons join groups of this one; with TLS where it is configured."""

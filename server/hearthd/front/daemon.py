@@ -36,6 +36,7 @@ from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import PeerTargets
 from hearthd.front.sessions import SessionTable
+from hearthd.front.status import NodeStatus
 from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
 from hearthd.front.thrift import Thrift
@@ -122,6 +123,7 @@ class Daemon:
             self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
         )
         group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
+        self.status = NodeStatus(self.supervisor, self.sessions)
         self.node_service = node_service.NodeService(
             self.sessions,
             self.supervisor,
@@ -131,10 +133,11 @@ class Daemon:
             self.access.auth,
             group_service,
             group_info,
+            self.status,
         )
         self._notifier = Notifier()
         self._listeners = Listeners(
-            config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes, self.stripes
+            config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes, self.stripes, self.status
         )
         self._drain = Drain(self.sessions, self.device_service, self._notifier, self._listeners.not_ready)
         self._tasks: list[asyncio.Task[None]] = []
@@ -269,6 +272,7 @@ class Daemon:
         await asyncio.gather(self._stop_devices(at_once), self._listeners.close(grace))
         self._listeners.release()
         await self.access.close()
+        self.status.close()
         if self._tasks:
             log.info("stopped")
 

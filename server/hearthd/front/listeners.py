@@ -22,6 +22,7 @@ from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
 from hearthd.front.reflection import Reflection
 from hearthd.front.sessions import SessionTable
+from hearthd.front.status import NodeStatus
 from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import Supervisor
 
@@ -53,6 +54,7 @@ class Listeners:
         metrics: Metrics,
         lanes: Lanes,
         stripes: StripePort,
+        status: NodeStatus,
     ) -> None:
         self._config = config
         self._access = access
@@ -61,6 +63,7 @@ class Listeners:
         self._metrics = metrics
         self._lanes = lanes
         self._stripes = stripes
+        self._status = status
         self._health: health.Health | None = None
         self._http: HttpServer | None = None
         self._unix: listen.UnixSocket | None = None
@@ -100,7 +103,7 @@ class Listeners:
         if not self._config.listen.http:
             return ""
         address = parse_address(self._config.listen.http)
-        self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics)
+        self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status)
         return str(await self._http.start(address))
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from hearthd.front.group_service import GroupService
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import CallObserver, decoder, guarded
 from hearthd.front.sessions import Session, SessionTable, negotiate
+from hearthd.front.status import NodeStatus
 from hearthd.front.supervisor import Supervisor
 from hearthd.front.tenants import Caller, Tenant, sees_tenant
 
@@ -45,9 +47,11 @@ class NodeService:
         auth: Authenticator,
         groups: GroupService,
         group_info: GroupInfo,
+        status: NodeStatus,
     ) -> None:
         self._groups = groups
         self._group_info = group_info
+        self._status = status
         self._sessions = sessions
         self._supervisor = supervisor
         self._limits = limits
@@ -64,6 +68,7 @@ class NodeService:
             "RenewSession": self.renew_session,
             "CloseSession": self.close_session,
             "ListSessions": self.list_sessions,
+            "GetStatus": self.get_status,
             "Drain": self.drain,
             "EndSession": self.end_session,
             "RestartDevice": self.restart_device,
@@ -150,6 +155,10 @@ class NodeService:
                 if sees_tenant(caller.tenant, session.tenant.name)
             ]
         )
+
+    async def get_status(self, request: node_pb2.GetStatusRequest, context: Context) -> node_pb2.GetStatusResponse:
+        caller = await self._auth.caller(context, "GetStatus")
+        return node_pb2.GetStatusResponse(json=json.dumps(await self._status.document(caller.tenant)))
 
     # ---- for operators ----
 

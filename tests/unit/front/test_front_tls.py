@@ -112,7 +112,7 @@ async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientS
         [ALICE, OPERATOR], {Credential(token_key("a")): ALICE, Credential(token_key("o")): OPERATOR}
     )
     server = HttpServer(
-        f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, guarded=True,
+        f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, f.daemon.status, guarded=True,
         certificates=Certificates(str(certificate), str(key)),
     )  # fmt: skip
     address = await server.start(Address("localhost", 0))
@@ -157,7 +157,7 @@ def test_which_addresses_are_guarded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             access: Access = f.daemon.access
-            parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics)
+            parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.status)
             near, far = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
             assert not access.http(near, *parts)._guarded and not access.http(far, *parts)._guarded
             access.auth.directory = Directory([ALICE])
