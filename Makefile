@@ -1,6 +1,7 @@
 # Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests
+#   make tools   installs Chromium and systemd's tools, which some tests drive, on Debian and its kin (as root)
 #   make bench   measures, with its baselines, into tests/bench/results/
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ COMPILER_EXTRA := $(shell command -v g++ >/dev/null 2>&1 || command -v c++ >/dev
 CUDA_VERSION := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
 CUDA_EXTRA := $(if $(CUDA_VERSION),$(if $(filter 12,$(CUDA_VERSION)),$(comma)cuda12,$(comma)cuda13))
 
-.PHONY: demo test lint typecheck proto proto-check bench clean serve
+.PHONY: demo test tools lint typecheck proto proto-check bench clean serve
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
@@ -25,6 +26,15 @@ test: $(VENV)/.dev $(VENV)-proto/.tools
 	$(BIN)/ruff format --check -q client server proto tests
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
+tools: | $(VENV)/bin/python
+	@for package in chromium systemd; do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+	  if [ -n "$$missing" ] || [ ! -x $(BIN)/promtool ]; then apt-get update -q; fi; \
+	  if [ -n "$$missing" ]; then \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; fi; \
+	  if [ ! -x $(BIN)/promtool ]; then cd $(VENV) && mkdir -p deb && cd deb && apt-get download -q prometheus \
+	    && dpkg -x prometheus_*.deb . && mv usr/bin/promtool ../bin/ && cd .. && rm -rf deb; fi
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check client server proto tests
