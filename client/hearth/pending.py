@@ -1,7 +1,7 @@
 """A dispatch that has been sent: whether it is done, its outputs, its times.
 
-Its bytes travel inside the command and its answer, or on transfer streams beside them. Where there are such streams a
-thread carries them, so that the dispatch comes to its end whoever looks at it, and also where nobody does any more.
+Its bytes travel inside the command and its answer, or beside them. Where there are such, a thread carries them, so that
+the dispatch comes to its end whoever looks at it, and also where nobody does any more.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hearth import bulk, transfer
+from hearth import transfer
+from hearth.dispatch_bytes import DispatchBytes
 from hearth.errors import ArgumentError, HearthError, TimeoutError
-from hearth.transfer_streams import Download, Upload
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -67,31 +67,6 @@ class Output:
             self.host[...] = self.scratch
 
 
-class Flows:
-    """The transfers of one dispatch: when it fails, all of them end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cancels: list[Callable[[], None]] = []
-        self._over = False
-
-    def add(self, cancel: Callable[[], None]) -> None:
-        """One more, which is ended at once where the dispatch is over."""
-        with self._lock:
-            if not self._over:
-                self._cancels.append(cancel)
-                return
-        cancel()
-
-    def cancel(self) -> None:
-        """Ends them all, and those that are still to come."""
-        with self._lock:
-            self._over = True
-            cancels, self._cancels = self._cancels, []
-        for cancel in cancels:
-            cancel()
-
-
 class Job:
     """One dispatch's bytes on their way. `uploads` are (transfer, bytes), which must not change before they are sent.
 
@@ -110,20 +85,14 @@ class Job:
         self.result: commands_pb2.DispatchResult | None = None
         """Once all outputs are in their places."""
         self._error: HearthError | None = None
-        self._connection = connection
-        self._uploads = list(uploads)
-        self._chunk = attachment.session.limits.max_chunk_bytes
-        self._flows = Flows()
         self._finishing = threading.Lock()
         self._reply: Reply = attachment.request(command)
-        self._reply.on_error = self._flows.cancel
-        if self._reply.error is not None:
-            self._flows.cancel()
+        self._bytes = DispatchBytes(connection, attachment, self._reply, uploads, outputs)
 
     @property
     def travels(self) -> bool:
         """Whether it has bytes beside the command."""
-        return bool(self._uploads or any(output.download for output in self.outputs))
+        return self._bytes.any
 
     @property
     def answered(self) -> bool:
@@ -138,39 +107,17 @@ class Job:
     def carry(self) -> None:
         """Moves its bytes, waits for its answer and puts the outputs in their places. Raises what it failed with."""
         try:
-            self._move()
+            self._bytes.move()
             self.finish(None)
         except HearthError as error:
             self._error = error
-            self._flows.cancel()
+            self._bytes.cancel()
             raise
         except BaseException as error:
             self._error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
-            self._flows.cancel()
+            self._bytes.cancel()
             self._reply.abandon()
             raise
-
-    def _move(self) -> None:
-        started = []
-        for number, data in self._uploads:
-            upload = Upload(self._connection, number, data, self._chunk)
-            self._flows.add(upload.cancel)
-            started.append((upload, len(data)))
-        self._uploads.clear()
-        try:
-            for upload, size in started:
-                received = upload.result()
-                if received != size:
-                    raise transfer.short(received, size)
-            for output in self.outputs:
-                if output.download:
-                    download = Download(self._connection, output.download)
-                    self._flows.add(download.cancel)
-                    received = download.into(output.into)
-                    if received != len(output.into):
-                        raise transfer.short(received, len(output.into))
-        except HearthError as error:
-            raise bulk.cause_of(self._reply, error) from None
 
     def finish(self, timeout: float | None) -> None:
         """Waits for the answer and puts the outputs in their places, once. Raises what it failed with."""

@@ -152,6 +152,42 @@ def test_progress_is_told(gpu: hearth.Device) -> None:
     assert told == sorted(told) and told[-1] == (host.nbytes, host.nbytes)
 
 
+MIX = r"""
+extern "C" __global__ void mix(const unsigned char* a, const unsigned char* b, unsigned char* sum, unsigned char* both,
+                               int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { sum[i] = a[i] + b[i]; both[i] = a[i] ^ b[i]; }
+}
+"""
+
+
+def dispatched(gpu: hearth.Device, size: int, seed: int = 1) -> None:
+    """Two large inputs and outputs, one of each small."""
+    mix = gpu.RawKernel(MIX, "mix")
+    a, b = values(size, seed), values(size, seed + 1)
+    outs = [((size,), np.uint8)] * 2
+    total, both = gpu.dispatch(mix, -(-size // 256), 256, ins=[a, b], outs=outs, scalars=[np.int32(size)])
+    assert (total == a + b).all() and (both == a ^ b).all()
+
+
+def test_a_dispatch_goes_over_them(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("a stream of Upload or Download was opened")
+
+    monkeypatch.setattr("hearth.transfer_streams.Upload.__init__", never)
+    monkeypatch.setattr("hearth.transfer_streams.Download.__init__", never)
+    dispatched(gpu, 9 * MIB + 5)
+    mix, a = gpu.RawKernel(MIX, "mix"), values(9 * MIB)
+    how: dict[str, Any] = {"ins": [a, a], "outs": [(a.shape, np.uint8)] * 2, "scalars": [np.int32(1)]}
+    pending = [gpu.dispatch_async(mix, 1, 1, **how) for _ in range(3)]
+    for each in pending:
+        total, both = each.result(60)
+        assert int(total[0]) == 2 * int(a[0]) % 256 and not total[1:].any() and not both.any()
+    with pytest.raises(hearth.LaunchError):
+        gpu.dispatch(mix, 1, 5000, **how)
+    gpu.synchronize()
+
+
 def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
     """Many writes to one buffer, each read behind it."""
     x = gpu.empty(10 * MIB, np.uint8)
@@ -315,6 +351,21 @@ def test_one_of_them_breaks(fresh: DaemonProcess, by_way_of: Any) -> None:
         by_way_of(node, cutter)
         there_and_back(node.device(0), 40 * MIB)
         assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download found one missing
+
+
+def test_all_of_them_break_under_a_dispatch(fresh: DaemonProcess, by_way_of: Any) -> None:
+    """Up and down, again and again: each of its transfers goes on over other stripes, or by gRPC."""
+    rng = random.Random(5)
+    plan = lambda number: Budget(up=rng.randrange(MIB, 30 * MIB), down=rng.randrange(MIB, 30 * MIB))  # noqa: E731
+    with connect(fresh.grpc) as node, Cutter(fresh.lanes, plan) as cutter:
+        by_way_of(node, cutter)
+        gpu = node.device(0)
+        for seed in range(4):
+            if gpu._connection._stripes is not None:
+                stripes_of(gpu)._not_before = 0.0
+            dispatched(gpu, 20 * MIB + seed, seed)
+        assert cutter.cuts > 0
+    settled(fresh)
 
 
 def test_all_of_them_break_and_come_back(fresh: DaemonProcess, by_way_of: Any) -> None:

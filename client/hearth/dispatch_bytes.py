@@ -1,0 +1,134 @@
+"""The bytes of one dispatch beside its command: large inputs on their way up, large outputs on their way down.
+
+They go as those of other transfers do, over stripes or on streams. Outputs that go over stripes come all at once: each
+of them is over when the dispatch is, and that waits for all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from hearth import bulk, striping, transfer
+from hearth.errors import HearthError
+
+if TYPE_CHECKING:
+    from hearth.attachment import Attachment
+    from hearth.connection import Connection
+    from hearth.reply import Reply
+
+
+class Wanted(Protocol):
+    """An output of a dispatch."""
+
+    download: int
+    """The transfer that it comes by; 0: it comes inside the answer."""
+
+    @property
+    def into(self) -> memoryview:
+        """The bytes to fill."""
+        ...
+
+
+class DispatchBytes:
+    """Of one dispatch, whose answer is `reply`: when it fails, all transfers end. `uploads` are (transfer, bytes); the
+    bytes must not change before they are sent."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        attachment: Attachment,
+        reply: Reply,
+        uploads: Sequence[tuple[int, memoryview]],
+        outputs: Sequence[Wanted],
+    ) -> None:
+        self._connection = connection
+        self._attachment = attachment
+        self._reply = reply
+        self._uploads = list(uploads)
+        self._outputs = [output for output in outputs if output.download]
+        self._lock = threading.Lock()
+        self._cancels: list[Callable[[], None]] = []
+        self._over = False
+        self._error: BaseException | None = None
+        reply.on_error = self.cancel
+        if reply.error is not None:
+            self.cancel()
+
+    @property
+    def any(self) -> bool:
+        """Whether there are some."""
+        return bool(self._uploads or self._outputs)
+
+    def cancel(self) -> None:
+        """Ends them all, and those that are still to come."""
+        with self._lock:
+            self._over = True
+            cancels, self._cancels = self._cancels, []
+        for cancel in cancels:
+            cancel()
+
+    def move(self) -> None:
+        """Returns when all have arrived. Raises what the dispatch failed with, else the transfer's own error."""
+        try:
+            self._send()
+            self._fetch()
+        except HearthError as error:
+            raise bulk.cause_of(self._reply, error) from None
+
+    def _send(self) -> None:
+        started = []
+        uploads, self._uploads = self._uploads, []
+        for number, data in uploads:
+            upload = striping.upload(self._connection, self._attachment, self._reply, number, data)
+            self._watch(upload.cancel)
+            started.append((upload, len(data)))
+        for upload, size in started:
+            received = upload.result()
+            if received != size:
+                raise transfer.short(received, size)
+
+    def _fetch(self) -> None:
+        large = [each for each in self._outputs if len(each.into) >= transfer.STRIPED_BYTES]
+        small = [each for each in self._outputs if len(each.into) < transfer.STRIPED_BYTES]
+        threads = [
+            threading.Thread(target=self._fetch_beside, args=(output,), name="hearth-output", daemon=True)
+            for output in large[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for output in large[:1] + small:
+                self._fetch_one(output)
+        except BaseException:
+            self.cancel()
+            raise
+        finally:  # nobody is in the caller's memory afterwards
+            for thread in threads:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _fetch_beside(self, output: Wanted) -> None:
+        try:
+            self._fetch_one(output)
+        except BaseException as error:
+            self._error = self._error or error
+            self.cancel()
+
+    def _fetch_one(self, output: Wanted) -> None:
+        into = output.into
+        download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
+        self._watch(download.cancel)
+        received = download.into(into)
+        if received != len(into):
+            raise transfer.short(received, len(into))
+
+    def _watch(self, cancel: Callable[[], None]) -> None:
+        """One more, which is ended at once where the dispatch is over."""
+        with self._lock:
+            if not self._over:
+                self._cancels.append(cancel)
+                return
+        cancel()
