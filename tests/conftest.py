@@ -14,3 +14,12 @@ settings.load_profile("hearth")
 # A shell runs what it puts in the background with Ctrl-C ignored, and programs inherit that; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_LONGEST_NAME = 60
+
+
+def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str | None:
+    """What a test is given is a part of its name, but not tens of thousands of bytes of it."""
+    if isinstance(val, bytes | str) and len(val) > _LONGEST_NAME:
+        return f"{val[:_LONGEST_NAME]!r}... ({len(val)})"
+    return None

@@ -52,6 +52,7 @@ def test_usage_is_exact_through_reallocation(gpu: hearth.Device) -> None:
 
 def test_usage_is_a_sessions_own(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     x = gpu.full(1 << 20, 1, np.uint8)
+    gpu.synchronize()
     with daemon.connect() as other:
         usage = other.device(0).memory_usage()
         assert (usage.allocations, usage.bytes_in_use, usage.bytes_peak) == (0, 0, 0)
