@@ -21,7 +21,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 
 from .conftest import StartDaemon
-from .harness import BACKEND, DaemonProcess, hearthd, toml
+from .harness import DaemonProcess, hearthd, toml
 from .kernels import saxpy_works
 from .raw import Raw, refused
 from .tenants import new_token, tenant, tenants, token_hash
