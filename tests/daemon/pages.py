@@ -1,0 +1,161 @@
+"""Pages of documentation, run as a reader would: files are written, programs and commands are run, and what is shown of
+their output has to be what comes.
+
+A page's fences, in order, in one folder of the page's own:
+
+- ``python``: a program. A ``text`` fence right behind it is what it prints.
+- any language with ``file=NAME``: is written to that file, and not run.
+- ``console``: lines that begin with ``$`` are commands (``>``: goes on), the others are their output. A command that
+  ends with ``&`` runs until the page ends. A command that fails fails the page, unless it is shown to fail:
+  ``$ false  # exit status 1``.
+- with ``untested="WHY"``: is not run, and says why.
+- ``text``, ``json``, ``proto`` and fences without a language are not run.
+
+Expected output: ``...`` stands for any text within a line, on a line of its own for any lines.
+A comment ``<!-- daemons=2 devices=2 -->`` at the head of a page says what it needs; ``HEARTH_TARGET`` names the first
+daemon, ``HEARTH_SECOND`` the second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from markdown_it import MarkdownIt
+
+TIMEOUT_S = 100.0
+_SHOWN = ("", "text", "json", "proto", "toml", "yaml")
+_STATUS = re.compile(r"\s+# exit status (\d+)$")
+
+
+class Fence(NamedTuple):
+    """One of a page, from a line on."""
+
+    language: str
+    options: Mapping[str, str]
+    text: str
+    line: int
+
+
+class Command(NamedTuple):
+    """What a console fence shows: a command, its exit status and its output."""
+
+    text: str
+    status: int
+    output: list[str]
+
+
+def fences(page: str) -> list[Fence]:
+    """All of a page."""
+    found = []
+    for token in MarkdownIt().parse(page):
+        if token.type == "fence":
+            language, *options = shlex.split(token.info) or [""]
+            pairs = dict(option.partition("=")[::2] for option in options)
+            assert token.map is not None
+            found.append(Fence(language, pairs, token.content, token.map[0] + 1))
+    return found
+
+
+def needs(page: str) -> dict[str, int]:
+    """What the comment at its head asks for."""
+    head = re.match(r"<!--(.*?)-->", page, re.DOTALL)
+    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", head.group(1))} if head else {}
+
+
+def commands(text: str) -> Iterator[Command]:
+    """What a console fence holds."""
+    command, output = "", list[str]()
+    for line in [*text.splitlines(), "$ "]:
+        if line.startswith("$ ") or line == "$":
+            if command:
+                shown = _STATUS.search(command)
+                yield Command(_STATUS.sub("", command), int(shown.group(1)) if shown else 0, output)
+            command, output = line[2:], []
+        elif line.startswith("> ") and not output:
+            command += f"\n{line[2:]}"
+        else:
+            output.append(line)
+
+
+def same(expected: list[str], came: list[str]) -> bool:
+    """Whether `came` is what is shown."""
+    pattern = "".join(
+        r"(?:.*\n)*" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + r"[ ]*\n"
+        for line in expected
+    )
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in came)) is not None
+
+
+class Reader:
+    """Who does what a page says, in `folder`."""
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
+        self._name = name
+        self._folder = folder
+        beside = Path(sys.executable).parent
+        self._environment = {**environment, "PATH": f"{beside}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        self._background: list[subprocess.Popen[str]] = []
+
+    def read(self, page: str) -> None:
+        """All of it. Raises `AssertionError` with the line where it is not as shown."""
+        found = fences(page)
+        for fence, after in zip(found, [*found[1:], None], strict=True):
+            if "untested" in fence.options:
+                continue
+            if "file" in fence.options:
+                path = self._folder / fence.options["file"]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(fence.text)
+            elif fence.language == "python":
+                shown = after.text.splitlines() if after is not None and after.language == "text" else None
+                self._check(fence.line, [sys.executable, "-c", fence.text], 0, shown)
+            elif fence.language == "console":
+                for command in commands(fence.text):
+                    self._run(fence.line, command)
+            else:
+                assert fence.language in _SHOWN, f"{self._name}:{fence.line}: nobody runs {fence.language}"
+
+    def _run(self, line: int, command: Command) -> None:
+        if command.text.rstrip().endswith("&"):
+            arguments = ["bash", "-c", f"exec {command.text.rstrip()[:-1]}"]
+            self._background.append(
+                subprocess.Popen(arguments, cwd=self._folder, env=self._environment, start_new_session=True, text=True)
+            )
+            return
+        self._check(line, ["bash", "-c", command.text], command.status, command.output or None)
+
+    def _check(self, line: int, arguments: list[str], status: int, shown: list[str] | None) -> None:
+        done = subprocess.run(
+            arguments,
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        where = f"{self._name}:{line}: {arguments[-1]}"
+        assert done.returncode == status, f"{where}\nended with {done.returncode}:\n{done.stdout}"
+        if shown is not None:
+            assert same(shown, done.stdout.splitlines()), f"{where}\nprinted:\n{done.stdout}"
+
+    def close(self) -> None:
+        """Ends what runs in the background."""
+        for process in self._background:
+            process.send_signal(signal.SIGTERM)
+        for process in self._background:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
