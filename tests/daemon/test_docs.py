@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hearth_proto.reasons import CODES, Reason
+
 from .conftest import StartDaemon
 from .harness import DaemonProcess, environment, on_cpu
 from .pages import Command, Reader, commands, fences, needs, same
@@ -83,3 +85,10 @@ def test_expected_output() -> None:
 def test_a_page_that_is_wrong(page: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="page:1:"):
         Reader("page", tmp_path, environment()).read(page)
+
+
+def test_every_reason_is_explained() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \|", page, re.MULTILINE)
+    assert dict(rows) == {reason.value: CODES[reason].name for reason in Reason}
+    assert len(rows) == len(Reason)
