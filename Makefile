@@ -2,6 +2,7 @@
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests
 #   make tools   installs Chromium and systemd's tools, which some tests drive, on Debian and its kin (as root)
+#   make docs    the reference of the client, from its docstrings, into build/reference
 #   make bench   measures, with its baselines, into tests/bench/results/
 
 PYTHON ?= python3
@@ -16,14 +17,14 @@ COMPILER_EXTRA := $(shell command -v g++ >/dev/null 2>&1 || command -v c++ >/dev
 CUDA_VERSION := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
 CUDA_EXTRA := $(if $(CUDA_VERSION),$(if $(filter 12,$(CUDA_VERSION)),$(comma)cuda12,$(comma)cuda13))
 
-.PHONY: demo test tools lint typecheck proto proto-check bench clean serve
+.PHONY: demo test tools docs lint typecheck proto proto-check bench clean serve
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
 
 test: $(VENV)/.dev $(VENV)-proto/.tools
-	$(BIN)/ruff check client server proto tests
-	$(BIN)/ruff format --check -q client server proto tests
+	$(BIN)/ruff check client server proto tests docs
+	$(BIN)/ruff format --check -q client server proto tests docs
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
@@ -37,8 +38,8 @@ tools: | $(VENV)/bin/python
 	    && dpkg -x prometheus_*.deb . && mv usr/bin/promtool ../bin/ && cd .. && rm -rf deb; fi
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check client server proto tests
-	$(BIN)/ruff format --check client server proto tests
+	$(BIN)/ruff check client server proto tests docs
+	$(BIN)/ruff format --check client server proto tests docs
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
 
 serve: $(VENV)/.server
@@ -46,6 +47,9 @@ serve: $(VENV)/.server
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/reference.py build/reference
 
 # The generator lives in an environment of its own: see proto/generate.py.
 proto: $(VENV)-proto/.tools
