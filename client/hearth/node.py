@@ -41,9 +41,10 @@ def connect(
 ) -> Node:
     """Opens a session on a node's daemon.
 
-    `target`: ``"host:7421"``, ``"https://host:7421"`` for TLS, or ``"unix:/run/hearth/hearth.sock"``; else the
-    environment's HEARTH_TARGET; else the usual Unix socket if it is there; else 127.0.0.1:7421. `timeout` in seconds,
-    also for a device that comes back after a loss. `name` appears in the daemon's logs.
+    `target`: ``"host:7421"``, ``"https://host:7421"`` for TLS, or ``"unix:/run/hearth/hearth.sock"``; ``"local"``: this
+    machine's daemon, at the usual Unix socket if that is there, else at 127.0.0.1:7421. None: the environment's
+    HEARTH_TARGET, else ``"local"``. `timeout` in seconds, also for a device that comes back after a loss. `name`
+    appears in the daemon's logs.
 
     Who the caller is: `token` (else HEARTH_TOKEN, else what stands in the file HEARTH_TOKEN_FILE); over TLS also
     `certificate` and `key`, PEM files (else HEARTH_CERTIFICATE and HEARTH_KEY); on a Unix socket, without a token, this

@@ -11,6 +11,8 @@ from hearth.errors import ArgumentError
 DEFAULT_PORT = 7421
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 SYSTEM_SOCKET = "/run/hearth/hearth.sock"
+LOCAL = "local"
+"""This machine's daemon."""
 _TLS = "https://"
 
 
@@ -27,11 +29,12 @@ class Target(NamedTuple):
 
 
 def resolve(target: str | None) -> Target:
-    """The argument; else HEARTH_TARGET; else a Unix socket that exists; else the default port on this machine."""
-    if target is not None:
+    """The argument; else HEARTH_TARGET; else this machine's daemon, which is also what `LOCAL` asks for whatever the
+    environment says: a Unix socket that exists, else the default port."""
+    if target is not None and target.strip() != LOCAL:
         return _parse(target, "the argument of connect()")
-    from_environment = os.environ.get("HEARTH_TARGET")
-    if from_environment:
+    from_environment = os.environ.get("HEARTH_TARGET", "").strip()
+    if target is None and from_environment and from_environment != LOCAL:
         return _parse(from_environment, "HEARTH_TARGET")
     for path in _usual_sockets():
         if is_socket(path):
@@ -49,11 +52,9 @@ def is_socket(path: str) -> bool:
 
 
 def _usual_sockets() -> list[str]:
-    paths = [SYSTEM_SOCKET]
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        paths.append(f"{runtime}/hearth/hearth.sock")
-    return paths
+    """Where a daemon listens that was told nothing else (`hearthd.front.addresses.default_unix_path`)."""
+    beside = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")  # noqa: PTH111 - see `is_socket`
+    return [SYSTEM_SOCKET, f"{beside}/hearth/hearth.sock"]
 
 
 def _parse(target: str, origin: str) -> Target:
@@ -80,5 +81,5 @@ def _malformed(target: str, origin: str) -> ArgumentError:
     return ArgumentError(
         f"{target!r} (from {origin}) is no address of a daemon.",
         reason="INVALID_ARGUMENT",
-        fix='use "host:7421", "https://host:7421" for TLS, or "unix:/run/hearth/hearth.sock".',
+        fix='use "host:7421", "https://host:7421" for TLS, "unix:/run/hearth/hearth.sock", or "local".',
     )

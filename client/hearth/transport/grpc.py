@@ -205,11 +205,13 @@ class _Stream(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         try:
             yield from self._call
+            return
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self._target)
-            if error.broken and not self._left:
-                self._broke()
-            raise error from None
+        # Not inside of it: with gRPC's exception as its context an error could not be sent to another process.
+        if error.broken and not self._left:
+            self._broke()
+        raise error
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -234,9 +236,9 @@ class _Answer:
             error = from_rpc_error(rpc_error, self._target)
             if error.broken:
                 self._broke()
-            raise error from None
         except grpc.FutureCancelledError:
-            raise self._cancelled() from None
+            error = self._cancelled()
+        raise error
 
     def cancel(self) -> None:
         self._call.cancel()

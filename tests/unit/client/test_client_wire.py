@@ -115,4 +115,16 @@ def test_where_a_target_comes_from(monkeypatch: Any, tmp_path: Path) -> None:
     (tmp_path / "hearth").mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "hearth" / "hearth.sock"))
-        assert target.resolve(None).address == f"unix:{tmp_path}/hearth/hearth.sock"
+        there = f"unix:{tmp_path}/hearth/hearth.sock"
+        assert target.resolve(None).address == there
+        monkeypatch.setenv("HEARTH_TARGET", "elsewhere:1")
+        assert target.resolve("local").address == there, "whatever the environment says"
+        monkeypatch.setenv("HEARTH_TARGET", "local")
+        assert target.resolve(None).address == there
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert target.resolve("local").address == "127.0.0.1:7421"
+    (tmp_path / "home" / ".cache" / "hearth").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "home" / ".cache" / "hearth" / "hearth.sock"))
+        assert target.resolve("local").address == f"unix:{tmp_path}/home/.cache/hearth/hearth.sock"
