@@ -26,10 +26,11 @@ class Target(NamedTuple):
     """``https://`` stands before it: the daemon shows a certificate."""
 
 
-def resolve(target: str | None) -> Target:
-    """The argument; else HEARTH_TARGET; else a Unix socket that exists; else the default port on this machine."""
+def resolve(target: str | None, origin: str = "the argument of connect()") -> Target:
+    """The argument; else HEARTH_TARGET; else a Unix socket that exists; else the default port on this machine.
+    `origin`: where the argument came from."""
     if target is not None:
-        return _parse(target, "the argument of connect()")
+        return _parse(target, origin)
     from_environment = os.environ.get("HEARTH_TARGET")
     if from_environment:
         return _parse(from_environment, "HEARTH_TARGET")
