@@ -28,11 +28,11 @@ class Target(NamedTuple):
     """``https://`` stands before it: the daemon shows a certificate."""
 
 
-def resolve(target: str | None) -> Target:
+def resolve(target: str | None, origin: str = "the argument of connect()") -> Target:
     """The argument; else HEARTH_TARGET; else this machine's daemon, which is also what `LOCAL` asks for whatever the
-    environment says: a Unix socket that exists, else the default port."""
+    environment says: a Unix socket that exists, else the default port. `origin`: where the argument came from."""
     if target is not None and target.strip() != LOCAL:
-        return _parse(target, "the argument of connect()")
+        return _parse(target, origin)
     from_environment = os.environ.get("HEARTH_TARGET", "").strip()
     if target is None and from_environment and from_environment != LOCAL:
         return _parse(from_environment, "HEARTH_TARGET")

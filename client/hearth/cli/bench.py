@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _SMALLEST = 4 * KIB
 _FULL_MAX = 64 * MIB
 _QUICK_MAX = 16 * MIB
-_DEVICES = 4096
 
 
 def add_to(commands: Any) -> None:
@@ -37,7 +36,9 @@ def add_to(commands: Any) -> None:
         "floor of this machine, which is measured in the same run. Takes some 15 seconds.",
         allow_abbrev=False,
     )
-    parser.add_argument("--device", type=_ordinal, default=0, metavar="N", help="which of the node's devices (0)")
+    parser.add_argument(
+        "--device", type=connecting.ordinal, default=0, metavar="N", help="which of the node's devices (0)"
+    )
     parser.add_argument("--quick", action="store_true", help="a second or two, with fewer samples")
     parser.add_argument(
         "--max-size",
@@ -146,12 +147,6 @@ def _sizes(arguments: argparse.Namespace) -> list[int]:
     """1 MiB, 64 MiB, and the largest that was asked for."""
     largest = arguments.max_size or (_QUICK_MAX if arguments.quick else _FULL_MAX)
     return sorted({size for size in (MIB, _FULL_MAX) if size <= largest} | {largest})
-
-
-def _ordinal(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < _DEVICES):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a device: 0, 1, ...")
-    return int(text)
 
 
 def _max_size(text: str) -> int:

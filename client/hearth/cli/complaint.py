@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from hearth.cli.printable import printable
+
 
 def one_line(text: str) -> str:
-    """Without the line ends of a compiler's log, say, and of bounded length."""
-    words = " ".join(text.split())
+    """Without the line ends of a compiler's log, say, and what else does not print; of bounded length."""
+    words = " ".join(printable(text).split())
     return words if len(words) <= 1000 else f"{words[:1000]}..."
 
 

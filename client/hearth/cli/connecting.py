@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from hearth.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from hearth.asking import Asker
     from hearth.node import Node
+    from hearth.target import Target
 
 _LONGEST_S = 3600.0
+_DEVICES = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_argument("--certificate", metavar="FILE", help="PEM, for mutual TLS; else HEARTH_CERTIFICATE")
     options.add_argument("--key", metavar="FILE", help="PEM; else HEARTH_KEY")
     options.add_argument("--insecure", action="store_true", help="send a token to another host without TLS")
-    options.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS", help="to connect (%(default)g)")
+    options.add_argument(
+        "--timeout", type=seconds, default=10.0, metavar="SECONDS", help="for the daemon to answer (%(default)g)"
+    )
 
 
 def connect(arguments: argparse.Namespace) -> Node:
@@ -50,6 +55,25 @@ def connect(arguments: argparse.Namespace) -> Node:
     )
 
 
+def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
+    """For calls to that daemon without a session; `timeout` in seconds, of each, else the one that was given. Raises
+    `ArgumentError`, and `AuthenticationError` for a token that would travel in clear."""
+    from hearth import credentials
+    from hearth import target as targets
+    from hearth.asking import Asker
+
+    found = targets.resolve(arguments.target, "the command line")
+    shown = credentials.find(
+        found, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
+    )
+    return Asker(found, shown, arguments.timeout if timeout is None else timeout)
+
+
+def where(target: Target) -> str:
+    """The target as it is written."""
+    return f"{'https://' if target.tls else ''}{target.address}"
+
+
 def _token(arguments: argparse.Namespace) -> str | None:
     given: str | None = arguments.token
     if arguments.token_file is None:
@@ -65,11 +89,19 @@ def _token(arguments: argparse.Namespace) -> str | None:
         ) from None
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """An argument that is a time. Raises `ArgumentTypeError`."""
     try:
-        seconds = float(text)
+        value = float(text)
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= _LONGEST_S:
+        value = math.nan
+    if not 0 < value <= _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0 and up to {_LONGEST_S:g}")
-    return seconds
+    return value
+
+
+def ordinal(text: str) -> int:
+    """An argument that is the number of a device. Raises `ArgumentTypeError`."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < _DEVICES):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a device: 0, 1, ...")
+    return int(text)

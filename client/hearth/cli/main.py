@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hearth import __version__
-from hearth.cli import bench
+from hearth.cli import bench, completion, devices, operate, sessions, status, top
 from hearth.cli.complaint import complain
 from hearth.errors import ArgumentError, HearthError
 
@@ -23,7 +24,15 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 """As a shell says that SIGINT ended a command."""
 
-_COMMANDS = (bench,)
+_COMMANDS = (status, top, devices, sessions, bench, operate, completion)
+
+
+_ENDS = """exit status:
+  0    fine
+  1    it did not work: no daemon answers, it refuses, or (status) it is not ready
+  2    wrong use: arguments that cannot be right, whatever the daemon
+  130  Ctrl-C
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,11 +42,34 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
 
 
+class _Command(_Parser):
+    """Takes options and other arguments in any order; argparse by itself takes an optional TARGET as left out at the
+    first option that stands before it."""
+
+    _within = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = (argparse.PARSER, argparse.REMAINDER)
+        if self._within or any(action.nargs in given for action in self._get_positional_actions()):
+            return super().parse_known_args(args, namespace)
+        self._within = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._within = False
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their arguments."""
-    parser = _Parser(prog="hearth", description="Works with a Hearth daemon.", allow_abbrev=False)
+    parser = _Parser(
+        prog="hearth",
+        description="Works with a Hearth daemon.",
+        epilog=_ENDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"hearth {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
     for command in _COMMANDS:
         command.add_to(commands)
     return parser
@@ -48,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"
     )  # gRPC's own log of a refused certificate, say: it is told in a line
+    for stream in (sys.stdout, sys.stderr):  # a client's name may hold what the terminal's encoding has not
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         parsed = build_parser().parse_args(arguments)
         status: int = parsed.run(parsed)

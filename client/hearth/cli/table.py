@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hearth.cli.printable import width
+
 _GAP = "  "
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: frozenset[int] = frozenset()) -> str:
     """Lines of text. `numbers`: columns that are aligned to the right. A shorter row ends early: its last cell may be
     as wide as it likes."""
-    widths = [len(name) for name in header]
+    widths = [width(name) for name in header]
     for row in rows:
         for column, cell in enumerate(row if len(row) == len(header) else row[:-1]):
-            widths[column] = max(widths[column], len(cell))
+            widths[column] = max(widths[column], width(cell))
     return "\n".join(_line(row, widths, numbers) for row in (header, *rows))
 
 
@@ -22,7 +24,8 @@ def _line(row: Sequence[str], widths: Sequence[int], numbers: frozenset[int]) ->
     cells = []
     for column, cell in enumerate(row):
         overflows = short and column == len(row) - 1
-        cells.append(cell.rjust(widths[column]) if column in numbers and not overflows else cell.ljust(widths[column]))
+        fill = " " * (widths[column] - width(cell))
+        cells.append(fill + cell if column in numbers and not overflows else cell + fill)
     return _GAP.join(cells).rstrip()
 
 

@@ -77,3 +77,46 @@ def test_sizes_grow_to_the_largest() -> None:
     assert sizes() == [mib, 64 * mib] and sizes("--quick") == [mib, 16 * mib]
     assert sizes("--max-size", "64KiB") == [65536]
     assert sizes("--max-size", "100MiB") == [mib, 64 * mib, 100 * mib]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("status host:1 --json", {"target": "host:1", "json": True}),
+        ("status --json host:1 --wait 3", {"target": "host:1", "json": True, "wait": 3.0}),
+        ("devices 0 --json host:1", {"device": "0", "target": "host:1", "json": True}),
+        ("sessions end abcd --json host:1", {"action": "end", "id": "abcd", "target": "host:1", "json": True}),
+        ("sessions --json end abcd", {"action": "end", "id": "abcd", "target": None}),
+        ("restart-device --wait 5 3 --json host:1", {"device": 3, "target": "host:1", "wait": 5.0}),
+        ("devices -- -1", {"device": "-1", "target": None}),
+        ("bench --quick host:1 --device 1", {"target": "host:1", "device": 1}),
+    ],
+)
+def test_arguments_in_any_order(line: str, expected: dict[str, Any]) -> None:
+    parsed = vars(main.build_parser().parse_args(line.split()))
+    assert {name: parsed[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("status a b", "unrecognized arguments: b"),
+        ("status --fast a", "unrecognized arguments: --fast"),
+        ("restart-device", "the following arguments are required: N"),
+        ("restart-device x", "no number of a device"),
+        ("drain --wait", "expected one argument"),
+    ],
+)
+def test_wrong_arguments_are_one_line(line: str, says: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(line.split())
+    (told,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and told.startswith("hearth") and says in told and "--help)" in told
+
+
+def test_help_says_how_it_ends(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["--help"])
+    out = capsys.readouterr().out
+    for status in ("0    fine", "1    it did not work", "2    wrong use", "130  Ctrl-C"):
+        assert f"\n  {status}" in out

@@ -1,0 +1,140 @@
+"""`hearth devices`: what the node has to work with."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connecting, output, units
+from hearth.cli.printable import printable
+from hearth.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from hearth.properties import DeviceInfo, NodeInfo
+
+_BYTES = frozenset(
+    {"total_memory", "shared_mem_per_block", "shared_mem_per_block_optin", "l2_cache_bytes", "memory_alignment"}
+)
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "devices",
+        help="the node's devices and their properties",
+        description="Lists the node's devices, or all properties of one. Opens no session.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("device", nargs="?", metavar="N", help="this device alone, with all its properties")
+    output.add_arguments(parser)
+    connecting.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints them. Raises `HearthError`."""
+    ordinal = _chosen(arguments)
+    with connecting.ask(arguments) as asker:
+        node = asker.describe()
+        where = connecting.where(asker.target)
+    devices = [device for device in node.devices if ordinal in (None, device.ordinal)]
+    if ordinal is not None and not devices:
+        known = ", ".join(str(device.ordinal) for device in node.devices)
+        raise ArgumentError(
+            f"node {node.name} has no device {ordinal}; it has {known or 'none'}.",
+            reason="DEVICE_NOT_FOUND",
+            fix="see `hearth devices`.",
+        )
+    document = {"target": where, "node": node.name, "devices": [_document(device) for device in devices]}
+    output.emit(document, arguments.json, "" if arguments.json else _text(node, devices, ordinal is not None))
+    return 0
+
+
+def _chosen(arguments: argparse.Namespace) -> int | None:
+    """N; a lone word that is no number is TARGET, for either may be left out. Raises `ArgumentError`."""
+    word: str | None = arguments.device
+    if word is None:
+        return None
+    try:
+        return connecting.ordinal(word)
+    except argparse.ArgumentTypeError as error:
+        if arguments.target is not None or word.startswith("-") or word.isdecimal():
+            raise ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
+    arguments.target = word
+    return None
+
+
+def _document(device: DeviceInfo) -> dict[str, Any]:
+    found = dataclasses.asdict(device)
+    found["properties"]["features"] = sorted(device.properties.features)
+    return found
+
+
+def _text(node: NodeInfo, devices: list[DeviceInfo], detailed: bool) -> str:
+    if detailed:
+        return "\n\n".join(map(_detail, devices))
+    if not devices:
+        return f"node {printable(node.name)} has no devices"
+    from hearth.cli.table import table
+
+    header = ["DEVICE", "NAME", "BACKEND", "STATE", "GEN", "MEMORY", "CC", "SM", "CLOCK", "DRIVER", "UUID"]
+    rows = []
+    for device in devices:
+        properties = device.properties
+        rows.append(
+            [
+                str(device.ordinal),
+                printable(properties.name),
+                printable(properties.backend),
+                device.state,
+                str(device.generation),
+                units.size(properties.total_memory),
+                ".".join(map(str, properties.compute_capability)),
+                str(properties.multiprocessor_count),
+                _clock(properties.clock_rate_khz),
+                printable(properties.driver_version) or units.NONE,
+                printable(properties.uuid),
+            ]
+        )
+    return table(header, rows, frozenset({0, 4, 5, 6, 7, 8}))
+
+
+def _detail(device: DeviceInfo) -> str:
+    properties = device.properties
+    rows = [
+        ("state", device.state + (f": {printable(device.detail)}" if device.detail else "")),
+        ("generation", str(device.generation)),
+        *((name, _value(name, getattr(properties, name))) for name in _names(properties)),
+    ]
+    for process in device.processes:
+        whose = f"session {printable(process.session_id)} of " if process.session_id else ""
+        held = f"{units.size(process.memory_held)} of {units.size(process.memory_granted)} granted"
+        rows.append(
+            (f"process {process.pid}", f"{process.state}, {whose}{printable(process.tenant) or 'everybody'}, {held}")
+        )
+    wide = max(len(name) for name, _ in rows)
+    heading = f"device {device.ordinal}: {printable(properties.name)}"
+    return "\n".join([heading, *(f"  {name.ljust(wide)}  {value}".rstrip() for name, value in rows)])
+
+
+def _names(properties: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(properties) if field.name not in ("name", "features")] + [
+        "features"
+    ]
+
+
+def _value(name: str, value: Any) -> str:
+    if name == "clock_rate_khz":
+        return _clock(value)
+    if name == "compute_capability":
+        return ".".join(map(str, value))
+    if name == "features":
+        return ", ".join(map(printable, sorted(value))) or "none"
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    return units.size(value) if name in _BYTES else printable(value) or units.NONE
+
+
+def _clock(khz: int) -> str:
+    return f"{khz / 1e6:.2f} GHz" if khz else units.NONE

@@ -1,0 +1,105 @@
+"""`hearth drain` and `hearth restart-device`, for operators."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connecting, output
+from hearth.cli.complaint import complain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POLL_S = 0.25
+
+
+def add_to(commands: Any) -> None:
+    """The commands and their arguments."""
+    drain: argparse.ArgumentParser = commands.add_parser(
+        "drain",
+        help="take no new sessions (operators)",
+        description="Has the daemon refuse new sessions and say that it is not ready; those that run go on until they "
+        "close. Only a restart of the daemon takes it back. Needs the right to administer.",
+        allow_abbrev=False,
+    )
+    drain.add_argument(
+        "--wait", type=connecting.seconds, metavar="SECONDS", help="wait until no session is left; 1 where some are"
+    )
+    output.add_arguments(drain)
+    connecting.add_arguments(drain)
+    drain.set_defaults(run=run_drain)
+
+    restart: argparse.ArgumentParser = commands.add_parser(
+        "restart-device",
+        help="replace a device's processes (operators)",
+        description="Replaces a device's processes and lifts its fence. Arrays on it are lost, of all sessions. Needs "
+        "the right to administer.",
+        allow_abbrev=False,
+    )
+    restart.add_argument("device", type=connecting.ordinal, metavar="N", help="the device")
+    restart.add_argument(
+        "--wait", type=connecting.seconds, metavar="SECONDS", help="wait until it serves again; 1 where it does not"
+    )
+    output.add_arguments(restart)
+    connecting.add_arguments(restart)
+    restart.set_defaults(run=run_restart)
+
+
+def run_drain(arguments: argparse.Namespace) -> int:
+    """Drains; 1 where sessions are left that were waited for. Raises `HearthError`."""
+    with connecting.ask(arguments) as asker:
+        left = asker.drain()
+        empty = left == 0
+        if arguments.wait is not None:
+            empty = _until(lambda: not asker.sessions(), arguments.wait)
+            left = 0 if empty else len(asker.sessions())
+        where = connecting.where(asker.target)
+    text = f"draining: no new sessions; {left or 'none'} {'goes' if left == 1 else 'go'} on"
+    output.emit({"target": where, "draining": True, "sessions": left}, arguments.json, text)
+    if arguments.wait is None or empty:
+        return 0
+    sys.stdout.flush()
+    are = "session is" if left == 1 else "sessions are"
+    complain(f"{left} {are} left after {arguments.wait:g} s. Fix: wait longer, or `hearth sessions end ID`.")
+    return 1
+
+
+def run_restart(arguments: argparse.Namespace) -> int:
+    """Restarts; 1 where the device does not serve in the time that was given. Raises `HearthError`."""
+    ordinal: int = arguments.device
+    with connecting.ask(arguments) as asker:
+
+        def found() -> tuple[str, int]:
+            return next(((d.state, d.generation) for d in asker.describe().devices if d.ordinal == ordinal), ("", 0))
+
+        before = found()
+        asker.restart_device(ordinal)
+
+        def serves() -> bool:
+            state, generation = found()
+            return state == "serving" and generation > before[1]
+
+        done = arguments.wait is None or _until(serves, arguments.wait)
+        state, generation = found()
+        where = connecting.where(asker.target)
+    document = {"target": where, "device": ordinal, "state": state, "generation": generation}
+    text = f"device {ordinal} is {'serving' if state == 'serving' and generation > before[1] else 'being restarted'}"
+    output.emit(document, arguments.json, text)
+    if done:
+        return 0
+    sys.stdout.flush()
+    complain(f"device {ordinal} does not serve after {arguments.wait:g} s. Fix: see `hearth status`.")
+    return 1
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Asks again and again; whether it came about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if (left := deadline - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(_POLL_S, left))
+    return True

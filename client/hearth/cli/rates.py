@@ -1,0 +1,115 @@
+"""What happened between two status documents of one daemon. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Document = Mapping[str, Any]
+
+
+class Rates(NamedTuple):
+    """Of one device, per second; None where nothing is known."""
+
+    busy: float | None = None
+    """Of 1: how much of the time it worked."""
+    launches: float | None = None
+    commands: float | None = None
+    received: float | None = None
+    """Bytes, to the device."""
+    sent: float | None = None
+    """Bytes, from the device."""
+
+
+_COUNTERS = ("device_busy_ns", "kernel_launches", "commands", "host_to_device_bytes", "device_to_host_bytes")
+"""What a device has counted, in the order of `Rates`."""
+_FACTORS = (1e-9, 1.0, 1.0, 1.0, 1.0)
+NAMES = (
+    "busy_ratio", "launches_per_second", "commands_per_second", "received_bytes_per_second", "sent_bytes_per_second",
+)  # fmt: skip
+"""The same in documents: the daemon says them under "throughput", over its last seconds."""
+
+
+def elapsed(before: Document | None, now: Document) -> float | None:
+    """Seconds from one to the other, by the daemon's clock; None where they are not of one life of it."""
+    if before is None or before.get("started_unix") != now.get("started_unix"):
+        return None
+    seconds = now.get("uptime_seconds", 0.0) - before.get("uptime_seconds", 0.0)
+    return float(seconds) if seconds > 0 else None
+
+
+def told(device: Mapping[str, Any]) -> Rates:
+    """As the daemon says it, where it does."""
+    throughput = device.get("throughput") or {}
+    return Rates(*(throughput.get(name) for name in NAMES))
+
+
+def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
+    """By ordinal: between the two documents, or as the daemon says it where there is nothing to compare."""
+    seconds = elapsed(before, now)
+    counted = {d["ordinal"]: d.get("counters") or {} for d in (before or {}).get("devices", ())}
+    found = {}
+    for device in now.get("devices", ()):
+        ordinal, counters = device["ordinal"], device.get("counters") or {}
+        if seconds is None or ordinal not in counted:
+            found[ordinal] = told(device)
+        else:
+            found[ordinal] = Rates(
+                *(
+                    _rate(counted[ordinal].get(name), counters.get(name), seconds, factor)
+                    for name, factor in zip(_COUNTERS, _FACTORS, strict=True)
+                )
+            )
+    return found
+
+
+def of_sessions(before: Document | None, now: Document) -> dict[str, float | None]:
+    """By id: device seconds a second, which are more than 1 where several devices work for it."""
+    seconds = elapsed(before, now)
+    used = {session["id"]: session.get("device_seconds", 0.0) for session in (before or {}).get("sessions", ())}
+    return {
+        session["id"]: None
+        if seconds is None
+        else _rate(used.get(session["id"], 0.0), session.get("device_seconds"), seconds)
+        for session in now.get("sessions", ())
+    }
+
+
+def busiest_first(document: Document, devices: Mapping[int, Rates], sessions: Mapping[str, float | None]) -> Document:
+    """The document with its devices and sessions sorted by the device time that they used; then by what they used
+    before, and by their names, so that what rests stays in its place."""
+    return {
+        **document,
+        "devices": sorted(
+            document.get("devices", ()),
+            key=lambda device: (-(devices[device["ordinal"]].busy or 0.0), device["ordinal"]),
+        ),
+        "sessions": sorted(
+            document.get("sessions", ()),
+            key=lambda session: (-(sessions[session["id"]] or 0.0), -session.get("device_seconds", 0.0), session["id"]),
+        ),
+    }
+
+
+def memory_used(device: Mapping[str, Any]) -> int | None:
+    """Bytes of a device in use: what the driver says, else what the daemon's processes hold of it, as far as one may
+    see them."""
+    used: int | None = (device.get("memory") or {}).get("used_bytes")
+    if used is not None:
+        return used
+    gauges = device.get("gauges") or {}
+    held = [gauges[name] for name in ("memory_reserved_bytes", "memory_in_use_bytes") if name in gauges]
+    if device.get("processes"):
+        held.append(sum(process.get("memory_held_bytes", 0) for process in device["processes"]))
+    return max(held) if held else None
+
+
+def queued(device: Mapping[str, Any]) -> int | None:
+    """Commands that wait."""
+    waiting: int | None = (device.get("queue") or {}).get("commands")
+    return (device.get("gauges") or {}).get("commands_waiting") if waiting is None else waiting
+
+
+def _rate(before: float | None, now: float | None, seconds: float, factor: float = 1.0) -> float | None:
+    """None where it is not counted, or went back."""
+    return None if before is None or now is None or now < before else (now - before) * factor / seconds

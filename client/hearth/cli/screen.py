@@ -1,0 +1,138 @@
+"""A terminal taken over as a whole, and given back however the command ends: keys, sizes, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import tty
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType, TracebackType
+
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
+"""Another screen, no cursor, lines are not wrapped."""
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Screen:
+    """stdout's terminal, and stdin's where that is one. Belongs to the main thread, which gets the signals."""
+
+    def __init__(self) -> None:
+        self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self._awake, self._wake = os.pipe()
+        self._modes: list[Any] | None = None
+        self._handlers: dict[int, Any] = {}
+        self._wakeup = -1
+
+    # ---- taken and given back ----
+
+    def __enter__(self) -> Screen:
+        for end in (self._awake, self._wake):
+            os.set_blocking(end, False)
+        self._wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for number in _ENDING:
+            self._handle(number, _end)
+        self._handle(signal.SIGTSTP, self._stop)
+        self._handle(signal.SIGWINCH, lambda number, frame: None)  # it only wakes
+        try:
+            self._take()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._give_back()
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._awake)
+        os.close(self._wake)
+
+    def _handle(self, number: int, handler: Any) -> None:
+        self._handlers[number] = signal.signal(number, handler)
+
+    def _take(self) -> None:
+        if self._keys is not None:
+            self._modes = termios.tcgetattr(self._keys)
+            tty.setcbreak(self._keys, termios.TCSANOW)  # Ctrl-C and Ctrl-Z stay signals
+        _write(_ENTER)
+
+    def _give_back(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            _write(_LEAVE)
+        if self._modes is not None and self._keys is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._keys, termios.TCSADRAIN, self._modes)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: the terminal is the shell's until it goes on."""
+        self._give_back()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._stop)  # it goes on here
+        self._take()
+        self.wake()
+
+    # ---- used ----
+
+    @property
+    def size(self) -> os.terminal_size:
+        """Columns and lines, now."""
+        with contextlib.suppress(OSError):
+            found = os.get_terminal_size(sys.stdout.fileno())
+            if found.columns and found.lines:
+                return found
+        return shutil.get_terminal_size()
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Puts the lines, of which none is wider than the screen, in the place of what is there."""
+        # Each place is cleared before it is written: a cursor that is at the last column would take that one with it.
+        text = _HOME + "\r\n".join(f"{_REST_OF_LINE}{line}" for line in lines)
+        _write(text + (f"\r\n{_REST}" if len(lines) < self.size.lines else ""))
+
+    def wake(self) -> None:
+        """Ends `wait`; from any thread."""
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody waits
+            os.write(self._wake, b"\0")
+
+    def wait(self, seconds: float) -> str:
+        """Until a key is pressed, `wake` is called, the size changes, or the time is over; the keys. Raises `EOFError`
+        where the terminal is gone."""
+        poll = select.poll()
+        poll.register(self._awake, select.POLLIN)
+        if self._keys is not None:
+            poll.register(self._keys, select.POLLIN)
+        keys = b""
+        for descriptor, _ in poll.poll(max(0.0, seconds) * 1e3):
+            try:
+                data = os.read(descriptor, 4096)
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise EOFError from None
+            if descriptor == self._keys:
+                if not data:
+                    raise EOFError
+                keys = data
+        return keys.decode("utf-8", "replace")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

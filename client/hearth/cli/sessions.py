@@ -1,0 +1,106 @@
+"""`hearth sessions`: who works on the node; and `hearth sessions end ID`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connecting, output
+from hearth.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from hearth.properties import SessionInfo
+
+_END = "end"
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "sessions",
+        help="who works on the node; end a session",
+        usage="%(prog)s [options] [TARGET]\n       %(prog)s end ID [options] [TARGET]",
+        description="Lists the sessions that you may see, busiest first, or ends one: your own tenant's, or, with the "
+        "right to administer, anybody's. What a session held on the devices is freed with it. Opens no session.",
+        allow_abbrev=False,
+    )
+    action = parser.add_argument("action", nargs="?", metavar="end", help="end the session with this ID")
+    action.completions = (_END,)  # type: ignore[attr-defined] # for `completion`
+    parser.add_argument("id", nargs="?", metavar="ID", help="as the list shows it")
+    output.add_arguments(parser)
+    connecting.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints them, or ends one. Raises `HearthError`."""
+    session_id = _meant(arguments)
+    with connecting.ask(arguments) as asker:
+        where = connecting.where(asker.target)
+        if session_id is not None:
+            asker.end_session(session_id)
+            output.emit({"target": where, "ended": session_id}, arguments.json, f"session {session_id} has ended")
+            return 0
+        found = sorted(asker.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
+    text = "" if arguments.json else _text(found)
+    output.emit({"target": where, "sessions": [_document(session) for session in found]}, arguments.json, text)
+    return 0
+
+
+def _meant(arguments: argparse.Namespace) -> str | None:
+    """The ID after "end"; a lone other word is TARGET. Raises `ArgumentError`."""
+    action: str | None = arguments.action
+    if action == _END:
+        if arguments.id is None:
+            raise ArgumentError(
+                "which session is to end?", reason="INVALID_ARGUMENT", fix="write `hearth sessions end ID`."
+            )
+        return str(arguments.id)
+    if arguments.id is not None:
+        raise ArgumentError(
+            f"{action!r} is nothing that can be done to a session.",
+            reason="INVALID_ARGUMENT",
+            fix="write `hearth sessions [TARGET]` or `hearth sessions end ID [TARGET]`.",
+        )
+    arguments.target = action
+    return None
+
+
+def _document(session: SessionInfo) -> dict[str, Any]:
+    """With the names of the status document."""
+    return {
+        "id": session.session_id,
+        "client": session.client_name,
+        "tenant": session.tenant,
+        "dedicated": session.isolation == "dedicated",
+        "devices": list(session.devices),
+        "device_seconds": session.device_seconds,
+        "opened_unix": session.opened,
+        "connected": session.connected,
+        "lease_left_seconds": None if session.connected else session.lease_left,
+    }
+
+
+def _text(found: list[SessionInfo]) -> str:
+    from hearth.cli import lines, units
+    from hearth.cli.printable import printable
+    from hearth.cli.table import table
+
+    if not found:
+        return "no sessions"
+    now = time.time()
+    header = ["SESSION", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
+    rows = [
+        [
+            printable(session.session_id),
+            units.duration(session.device_seconds),
+            ",".join(map(str, session.devices)) or units.NONE,
+            printable(session.tenant),
+            units.duration(now - session.opened),
+            lines.lease(session.connected, session.lease_left),
+            lines.client(session.client_name, session.isolation == "dedicated"),
+        ]
+        for session in found
+    ]
+    return table(header, rows, frozenset({1, 4}))

@@ -1,0 +1,90 @@
+"""`hearth status`: what a daemon is and does now; its exit status says whether it is ready."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connecting, output
+from hearth.cli.complaint import complain
+
+if TYPE_CHECKING:
+    from hearth.asking import Asker
+    from hearth.cli.rates import Document
+
+_POLL_S = 0.25
+_FAULTS_SHOWN = 5
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "status",
+        help="is the daemon ready, and what does it do",
+        description="Shows a daemon, its devices and its latest faults. Opens no session, so it is answered while the "
+        "daemon drains, too. Exit status 1: no daemon answers, or it is not ready.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--wait", type=connecting.seconds, metavar="SECONDS", help="wait until it is ready, but no longer than that"
+    )
+    output.add_arguments(parser)
+    connecting.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints it; 1 where the daemon is not ready. Raises `HearthError`."""
+    with connecting.ask(arguments) as asker:
+        document = asker.status() if arguments.wait is None else _ready(asker, arguments.wait)
+        where = connecting.where(asker.target)
+    text = "" if arguments.json else status_text(document, where, output.columns(), output.Paint(output.in_colour()))
+    output.emit({"target": where, **document}, arguments.json, text)
+    if document.get("ready"):
+        return 0
+    if arguments.wait is not None:
+        sys.stdout.flush()
+        complain(f"not ready after {arguments.wait:g} s.")
+    return 1
+
+
+def _ready(asker: Asker, seconds: float) -> Document:
+    """The first document of a daemon that is ready, or the last one in time. Raises the last error where none
+    answered: one may be starting."""
+    from hearth.errors import ConnectError, TimeoutError
+
+    deadline = time.monotonic() + seconds
+    while True:
+        late = time.monotonic() >= deadline
+        try:
+            document = asker.status()
+            if document.get("ready") or late:
+                return document
+        except (ConnectError, TimeoutError):
+            if late:
+                raise
+        time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
+
+
+def status_text(document: Document, where: str, columns: int, paint: output.Paint) -> str:
+    """For people. Pure."""
+    from hearth.cli import lines, rates
+    from hearth.cli.printable import printable
+
+    said = lines.state(document)
+    tenants = len(document.get("tenants", ()))
+    top = [
+        lines.Line(f"{printable(document.get('node', '?'))}: {said.text}", (output.BOLD, *said.codes)),
+        lines.Line(f"{lines.daemon(document)}, at {printable(where)}"),
+        lines.Line(f"sessions: {lines.sessions_counted(document)}; tenants: {tenants}"),
+        lines.Line(),
+    ]
+    shown = [
+        line.shown(columns, paint) for line in top + lines.devices(document, rates.of_devices(None, document), columns)
+    ]
+    found = lines.faults(document, _FAULTS_SHOWN)
+    if found:
+        shown += ["", paint("latest faults", output.BOLD), *(paint(line.text, *line.codes) for line in found)]
+    return "\n".join(shown)

@@ -1,0 +1,195 @@
+"""Pictures of `hearth top` and `hearth status` from documents alone: rates, order, hostile names, small terminals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hearth.cli import output, rates
+from hearth.cli.frame import Gone, frame
+from hearth.cli.lines import Line
+from hearth.cli.printable import width
+from hearth.cli.status import status_text
+from hearth.cli.top import View
+
+GIB = 1 << 30
+STARTED = 1_790_000_000.0
+PLAIN = output.Paint(False)
+
+
+def device(ordinal: int, busy_s: float = 0.0, launches: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "ordinal": ordinal,
+        "name": f"NVIDIA H{ordinal}00",
+        "state": "serving",
+        "detail": "",
+        "generation": 1,
+        "memory": {"total_bytes": 16 * GIB, "used_bytes": 4 * GIB},
+        "counters": {
+            "device_busy_ns": int(busy_s * 1e9), "kernel_launches": launches, "commands": 2 * launches,
+            "host_to_device_bytes": launches << 20, "device_to_host_bytes": 0,
+        },
+        "gauges": {"commands_waiting": 3},
+        **more,
+    }  # fmt: skip
+
+
+def session(name: str, seconds: float, **more: Any) -> dict[str, Any]:
+    return {
+        "id": name, "client": f"host:1 {name}.py", "tenant": "default", "devices": [0], "device_seconds": seconds,
+        "opened_unix": STARTED + 5, "connected": True, "lease_left_seconds": 30.0, "dedicated": False, **more,
+    }  # fmt: skip
+
+
+def document(uptime: float, devices: list[Any], sessions: list[Any], **more: Any) -> dict[str, Any]:
+    return {
+        "node": "box", "version": "0.1.0", "started_unix": STARTED, "uptime_seconds": uptime, "ready": True,
+        "draining": False, "devices": devices, "sessions": sessions, "tenants": [{"name": "default"}], **more,
+    }  # fmt: skip
+
+
+BEFORE = document(100.0, [device(0), device(1, 5.0, 10)], [session("aaaa", 1.0), session("bbbb", 2.0)])
+NOW = document(
+    102.0,
+    [device(0, 0.2, 40), device(1, 6.5, 10)],
+    [session("aaaa", 1.2), session("bbbb", 3.0), session("cccc", 0.5, connected=False, lease_left_seconds=12.0)],
+)
+
+
+def shown(lines: list[Line], columns: int = 200) -> list[str]:
+    return [line.shown(columns, PLAIN) for line in lines]
+
+
+# ---- rates ----
+
+
+def test_rates_between_two_documents() -> None:
+    found = rates.of_devices(BEFORE, NOW)
+    assert found[0] == pytest.approx((0.1, 20.0, 40.0, 20 << 20, 0.0)) and found[1] == pytest.approx((0.75, 0, 0, 0, 0))
+    assert rates.of_sessions(BEFORE, NOW) == pytest.approx({"aaaa": 0.1, "bbbb": 0.5, "cccc": 0.25})
+
+
+@pytest.mark.parametrize("before", [None, {**BEFORE, "started_unix": 1.0}, {**BEFORE, "uptime_seconds": 102.0}])
+def test_where_nothing_can_be_compared(before: Any) -> None:
+    """The first document, another life of the daemon, the same document: what the daemon says itself, or nothing."""
+    throughput = {"busy_ratio": 0.5, "launches_per_second": 7.0}
+    now = {**NOW, "devices": [device(0, throughput=throughput), device(1)]}
+    assert rates.of_devices(before, now) == {0: rates.Rates(0.5, 7.0), 1: rates.Rates()}
+    assert set(rates.of_sessions(before, now).values()) == {None}
+
+
+def test_a_count_that_went_back_or_is_not_there_is_no_rate() -> None:
+    now = {**NOW, "devices": [device(0), {**device(1, 4.0, 11), "counters": {"device_busy_ns": 4 * 10**9}}, device(2)]}
+    found = rates.of_devices(BEFORE, now)
+    assert found[1] == rates.Rates() and found[2] == rates.Rates() and found[0].launches == 0
+
+
+def test_memory_and_queue_from_what_there_is() -> None:
+    assert rates.memory_used(device(0)) == 4 * GIB and rates.queued(device(0, queue={"commands": 7})) == 7
+    bare = device(0, memory={"total_bytes": 1, "used_bytes": None}, gauges={"memory_in_use_bytes": 9})
+    shared = {**bare, "processes": [{"memory_held_bytes": 8}, {"memory_held_bytes": 3}]}
+    assert rates.memory_used(shared) == 11 and rates.memory_used(bare) == 9 and rates.queued(bare) is None
+    assert rates.memory_used({"ordinal": 0}) is None and rates.queued({"ordinal": 0}) is None
+
+
+# ---- the frame ----
+
+
+def test_the_busiest_come_first() -> None:
+    text = shown(frame(BEFORE, NOW, at=0.0, columns=200))
+    assert text[0].endswith("box: ready; hearthd 0.1.0, up 1 min 42 s")
+    assert "2 of 2 serving" in text[1] and "3 (2 connected)" in text[1] and "launches: 20/s" in text[1]
+    assert "in 20 MiB/s, out 0 B/s" in text[1]
+    first, second = (line.split() for line in text[4:6])
+    assert (first[0], second[0]) == ("1", "0") and "75 %" in text[4] and "10 %" in text[5]
+    assert "[##--------]  4/16 GiB" in text[4] and " 3 " in text[4]
+    assert [line.split()[0] for line in text[8:]] == ["bbbb", "cccc", "aaaa"]
+    assert "50 %" in text[8] and "12 s left" in text[9] and text[8].endswith("host:1 bbbb.py")
+
+
+def test_what_rests_stays_in_its_place() -> None:
+    still = {**NOW, "uptime_seconds": 103.0}
+    text = shown(frame(NOW, still, at=0.0, columns=200))
+    assert [line.split()[0] for line in text[4:6]] == ["0", "1"]
+    assert [line.split()[0] for line in text[8:]] == ["bbbb", "aaaa", "cccc"]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 120])
+@pytest.mark.parametrize("rows", [1, 3, 5, 8, 24])
+def test_it_fits_any_terminal(columns: int, rows: int) -> None:
+    many = document(9, [device(n) for n in range(16)], [session(f"{n:04x}", n) for n in range(100)])
+    text = shown(frame(None, many, at=0.0, columns=columns, rows=rows), columns)
+    assert len(text) <= rows and all(width(line) <= columns for line in text)
+    if rows == 24:
+        assert sum(line.startswith("... ") for line in text) == 2, "of devices, and of sessions"
+
+
+def test_a_long_name_gives_way_where_columns_are_few() -> None:
+    named = document(9, [device(0, name="NVIDIA H200 with a very long name", detail="")], [])
+    assert "..." not in shown(frame(None, named, at=0.0, columns=200), 200)[4].split("serving")[1]
+    assert "NVIDI..." in shown(frame(None, named, at=0.0, columns=80), 80)[4]
+
+
+def test_a_hostile_client_breaks_nothing() -> None:
+    evil = session("\x1b[2J", 1.0, client="\x1b]0;owned\x07\n\u202e" + "\u65e5" * 300, tenant="t\r\n" * 9)
+    lines = frame(None, document(9, [device(0, name="\x1bc", detail="\x1b[31m\n")], [evil]), at=0.0, columns=80)
+    text = shown(lines, 80)
+    assert all(width(line) <= 80 and line.isprintable() for line in text)
+
+
+def test_a_gpu_shows_what_nvml_reads() -> None:
+    gpu = device(0, gpu={"temperature": 41.6, "power": 312.4}, memory={"total_bytes": GIB, "used_bytes": 0})
+    text = shown(frame(None, document(9, [gpu, device(1, gpu={"temperature": None})], []), at=0.0, columns=200))
+    assert text[3].split()[-2:] == ["TEMP", "POWER"] and "42 C  312 W" in text[4] and "no sessions" in text[-1]
+
+
+def test_a_daemon_that_is_gone_is_said_to_be() -> None:
+    lines = frame(None, NOW, gone=Gone("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
+    assert "box: gone since" in lines[0].text and lines[0].text.endswith("(1 min 5 s)") and output.RED in lines[0].codes
+    assert lines[1].text.startswith("no daemon? answers: word") and lines[3].text.startswith("word")
+    assert all(len(line.text) <= 60 for line in lines[:4])
+
+
+def test_a_view_over_time() -> None:
+    view = View(BEFORE, 10.0)
+    assert view.before is None
+    view.saw(NOW, 12.0)
+    assert view.before is BEFORE and view.now is NOW
+    view.overdue(14.0, 1.0)
+    assert view.gone is None
+    view.overdue(16.5, 1.0)
+    assert view.gone is not None and view.gone.since == 12.0, "it hangs: gone since its last answer"
+    view.missed("refused", 20.0)
+    assert view.gone == Gone("refused", 12.0) and view.now is NOW
+    view.saw(NOW, 30.0)
+    assert view.gone is None and view.before is NOW
+
+
+# ---- status ----
+
+
+def test_status() -> None:
+    found = {
+        **NOW,
+        "ready": False,
+        "devices": [device(0, throughput={"busy_ratio": 0.25}), device(1, state="fenced", detail="failed 5 times")],
+        "faults": [
+            {
+                "time_unix": STARTED + 42, "device": 1, "generation": 4, "reason": "DEVICE_LOST",
+                "detail": "an illegal\naddress", "kernels": ["saxpy", "bad\x1b"],
+            }
+        ] * 7,
+    }  # fmt: skip
+    text = status_text(found, "unix:/run/hearth.sock", 200, PLAIN)
+    assert text.startswith("box: not ready\nhearthd 0.1.0, up 1 min 42 s, at unix:/run/hearth.sock\n")
+    assert "sessions: 3 (2 connected); tenants: 1" in text and "25 %" in text and "\n        failed 5 times\n" in text
+    assert "1 min ago: device 1, generation 4: DEVICE_LOST: an illegal address (kernels: saxpy, bad?)" in text
+    assert text.endswith("... 2 more")
+    assert "draining" in status_text({**found, "draining": True}, "x", 200, PLAIN)
+
+
+def test_the_least_that_a_daemon_may_say() -> None:
+    text = status_text({}, "host:1", 80, PLAIN)
+    assert "not ready" in text and "no devices" in text
+    assert shown(frame(None, {}, at=0.0, columns=80), 80)
