@@ -6,11 +6,15 @@ reads annotations at run time, they are not postponed in this file.
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
 RUNTIME_ERROR = 1
 USAGE_ERROR = 2
+
+_hangup: Any = None
+"""Of `hearthd serve`: a `hearthd.hangup.Hangup`."""
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -39,49 +43,50 @@ def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, di
 def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
     config, _ = _load(path, flags)
     from hearthd import log
+    from hearthd.config import load
 
     log.configure(config.log.level, config.log.format)
     from hearthd.front.start import serve
 
-    raise SystemExit(serve(config))
+    raise SystemExit(serve(config, read=lambda: load(path, flags=flags)[0], hangup=_hangup))
 
 
-def _print_config(path: Path | None) -> None:
-    """TOML, each setting that is not a default with where it comes from."""
+def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool, strict: bool) -> None:
+    """Says whether the daemon would start, and what may not be meant."""
     import json
 
-    from hearthd.config import settings
+    from hearthd import log
+    from hearthd.advice import advise
+    from hearthd.config import ConfigError, config_path, load, tenants
 
-    config, origins = _load(path, {})
-    values = config.model_dump(mode="json")
-    tenants = values.pop("tenants")
-    section = ""
-    for where in sorted(settings(), key=len):
-        if where == ("tenants",):
-            continue
-        value = values[where[0]] if len(where) == 1 else values[where[0]][where[1]]
-        if len(where) == 2 and where[0] != section:
-            section = where[0]
-            print(f"\n[{section}]")
-        note = f"  # {origins[where]}" if where in origins else ""
-        if where in (("listen", "unix"), ("cache", "dir")) and value == "auto":
-            note += f"  # {config.unix_path if where[0] == 'listen' else config.cache_dir}"
-        print(f"{where[-1]} = {json.dumps(value)}{note}")
-    for tenant in tenants:
-        print(f"\n[[tenants]]  # {origins['tenants',]}")
-        for key, value in tenant.items():
-            print(f"{key} = {_toml(value)}")
+    log.configure("error", "console")
+    error, advice = "", []
+    try:
+        config, _ = load(path, flags=flags)
+        tenants(config)
+        advice = advise(config, config_path(path))
+    except ConfigError as wrong:
+        error = str(wrong)
+    if as_json:
+        warnings = [{"setting": each.setting, "warning": each.text} for each in advice]
+        print(json.dumps({"ok": not error, "error": error or None, "warnings": warnings}, indent=2))
+    for each in () if as_json else advice:
+        print(f"warning: {each}")
+    if error:
+        if as_json:
+            raise SystemExit(USAGE_ERROR)
+        _fail(f"hearthd: {error}", USAGE_ERROR)
+    if not as_json:
+        print("ok" + (f", {len(advice)} warning{'s' * (len(advice) > 1)}" if advice else ""))
+    if strict and advice:
+        raise SystemExit(RUNTIME_ERROR)
 
 
-def _toml(value: Any) -> str:
-    """A value on one line."""
-    import json
+def _print_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool) -> None:
+    from hearthd import show
 
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+    config, origins = _load(path, flags)
+    print(show.as_json(config, origins) if as_json else show.as_toml(config, origins), end="\n" if as_json else "")
 
 
 def _print_token(name: str, expires: str | None) -> None:
@@ -92,6 +97,7 @@ def _print_token(name: str, expires: str | None) -> None:
     from pydantic import ValidationError
 
     from hearthd.front.tenant_settings import TokenSettings
+    from hearthd.show import inline
 
     token = f"hearth_{secrets.token_urlsafe(32)}"
     entry = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"}
@@ -104,7 +110,7 @@ def _print_token(name: str, expires: str | None) -> None:
     print("# The token, for the client (HEARTH_TOKEN); it is shown this once and kept nowhere:")
     print(token)
     print("# For the daemon, an entry of `tokens` of a tenant in its configuration:")
-    print(_toml(entry))
+    print(inline(entry))
 
 
 def _verify_audit(path: Path) -> None:
@@ -127,63 +133,81 @@ def _verify_audit(path: Path) -> None:
         raise SystemExit(RUNTIME_ERROR)
 
 
+FLAGS: dict[str, tuple[tuple[str, ...], type, str]] = {
+    "grpc": (("listen", "grpc"), str, 'Address for gRPC, "host:port"; empty: none.'),
+    "http": (("listen", "http"), str, 'Address for HTTP, "host:port"; empty: none.'),
+    "unix": (("listen", "unix"), str, "Path of the Unix socket; empty: none."),
+    "lanes": (("listen", "lanes"), str, 'Address for bulk data over TCP, "host:port"; empty: none.'),
+    "backend": (("devices", "backend"), str, "auto, cuda or cpu."),
+    "cpu_count": (("devices", "cpu_count"), int, "Virtual devices of the CPU backend."),
+    "log_level": (("log", "level"), str, "debug, info, warning or error."),
+    "log_format": (("log", "format"), str, "json, console or auto."),
+    "insecure": (("insecure",), bool, "Allow addresses that other hosts reach."),
+}
+"""Settings that the command line has a flag for: path, type, help."""
+
+
+def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes `FLAGS`, too, and gets them as `flags`, by path."""
+    import inspect
+
+    import typer
+
+    def run(**given: Any) -> None:
+        command(flags={path: given.pop(name) for name, (path, _, _) in FLAGS.items()}, **given)
+
+    parameters = [each for each in inspect.signature(command).parameters.values() if each.name != "flags"]
+    for name, (_, kind, text) in FLAGS.items():
+        names = ("--insecure/--secure",) if name == "insecure" else (f"--{name.replace('_', '-')}",)
+        annotation: Any = Annotated[Optional[kind], typer.Option(*names, help=text, show_default=False)]  # noqa: UP045
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
 def build_app() -> Any:
     """The typer application."""
     import typer
 
-    app = typer.Typer(name="hearthd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
+    Named = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)]  # noqa: UP045
+    Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 
     def option(text: str) -> Any:
         return typer.Option(help=text, show_default=False)
 
+    def either(named: Path | None, config: Path | None) -> Path | None:
+        if named is not None and config is not None and named != config:
+            _fail(f"hearthd: two files are named, {named} and {config}; name one", USAGE_ERROR)
+        return named if named is not None else config
+
     @app.command()
-    def serve(
-        config: File = None,
-        grpc: Annotated[str | None, option('Address for gRPC, "host:port"; empty: none.')] = None,
-        http: Annotated[str | None, option('Address for HTTP, "host:port"; empty: none.')] = None,
-        unix: Annotated[str | None, option("Path of the Unix socket; empty: none.")] = None,
-        lanes: Annotated[str | None, option('Address for bulk data over TCP, "host:port"; empty: none.')] = None,
-        backend: Annotated[str | None, option("auto, cuda or cpu.")] = None,
-        cpu_count: Annotated[int | None, option("Virtual devices of the CPU backend.")] = None,
-        log_level: Annotated[str | None, option("debug, info, warning or error.")] = None,
-        log_format: Annotated[str | None, option("json, console or auto.")] = None,
-        insecure: Annotated[
-            bool | None, typer.Option("--insecure/--secure", help="Allow addresses that other hosts reach.")
-        ] = None,
-    ) -> None:
+    @_with_flags
+    def serve(flags: Any, config: File = None) -> None:
         """Serve this node's devices."""
-        _serve(
-            config,
-            {
-                ("listen", "grpc"): grpc,
-                ("listen", "http"): http,
-                ("listen", "unix"): unix,
-                ("listen", "lanes"): lanes,
-                ("devices", "backend"): backend,
-                ("devices", "cpu_count"): cpu_count,
-                ("log", "level"): log_level,
-                ("log", "format"): log_format,
-                ("insecure",): insecure,
-            },
-        )
+        _serve(config, flags)
 
     @app.command("check-config")
-    def check_config(config: File = None) -> None:
-        """Say whether the configuration is valid."""
-        from hearthd.config import ConfigError, tenants
-
-        loaded, _ = _load(config, {})
-        try:
-            tenants(loaded)
-        except ConfigError as error:
-            _fail(f"hearthd: {error}", USAGE_ERROR)
-        print("hearthd: the configuration is valid")
+    @_with_flags
+    def check_config(
+        flags: Any,
+        file: Named = None,
+        config: File = None,
+        json: Json = False,
+        strict: Annotated[bool, typer.Option("--strict", help="End with 1 where there are warnings.")] = False,
+    ) -> None:
+        """Say whether the daemon would start with this file, environment and flags, and what may not be meant."""
+        _check_config(either(file, config), flags, json, strict)
 
     @app.command("print-config")
-    def print_config(config: File = None) -> None:
+    @_with_flags
+    def print_config(flags: Any, file: Named = None, config: File = None, json: Json = False) -> None:
         """Print the configuration that would be used, and where each value comes from."""
-        _print_config(config)
+        _print_config(either(file, config), flags, json)
 
     @app.command()
     def token(
@@ -222,7 +246,11 @@ def build_app() -> Any:
 
 def main() -> None:
     """Entry point of the console script."""
+    global _hangup  # noqa: PLW0603 - typer calls what needs it
     if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
+        from hearthd import hangup
+
+        _hangup = hangup.begin()
         from hearthd.front import forkserver
 
         forkserver.begin(sys.argv[2:], os.environ)  # first: its imports take as long as all that follows

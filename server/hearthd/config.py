@@ -79,7 +79,7 @@ def load(
     `flags` maps paths such as ``("listen", "grpc")`` to values; None stands for a flag that was not given.
     """
     environ = os.environ if environ is None else environ
-    path = path or environ.get(FILE_VARIABLE) or None
+    path = config_path(path, environ)
     values: dict[str, Any] = {}
     origins: dict[tuple[str, ...], str] = {}
     for source, layer in (
@@ -97,6 +97,12 @@ def load(
         return Config.model_validate(values), origins
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from None
+
+
+def config_path(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path | None:
+    """The file that is read: the one that is named, else `HEARTH_CONFIG`'s; None: there is none."""
+    named = path or (os.environ if environ is None else environ).get(FILE_VARIABLE)
+    return Path(named) if named else None
 
 
 def _file_layer(path: str | Path | None) -> tuple[str, dict[tuple[str, ...], Any]]:

@@ -11,12 +11,19 @@ from hearthd import plain_logs  # noqa: F401, isort: skip - before structlog
 
 import structlog
 
+_LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
+_processors: list[Any] = []
+"""Of every logger, those that were made before included: changed in place."""
+_threshold = logging.INFO
+
 
 def configure(level: str = "info", format: str = "auto") -> None:
-    """Sets structlog up for the whole process; libraries that use `logging` (from warnings up) come out the same."""
+    """Sets structlog up for the whole process; libraries that use `logging` (from warnings up) come out the same. May
+    be called again: every logger does as it was told last."""
+    global _threshold  # noqa: PLW0603 - there is one log
     if format == "auto":
         format = "console" if sys.stderr.isatty() else "json"
-    number = getattr(logging, level.upper())
+    _threshold = _LEVELS[level]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -26,9 +33,10 @@ def configure(level: str = "info", format: str = "auto") -> None:
         final: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         final = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    _processors[:] = [_from_level_up, *shared, *final]
     structlog.configure(
-        processors=[*shared, *final],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        processors=_processors,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -40,7 +48,13 @@ def configure(level: str = "info", format: str = "auto") -> None:
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(number, logging.WARNING))
+    root.setLevel(max(_threshold, logging.WARNING))
+
+
+def _from_level_up(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if _LEVELS.get(method, logging.CRITICAL) < _threshold:
+        raise structlog.DropEvent
+    return event
 
 
 def _name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

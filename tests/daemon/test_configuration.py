@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -115,6 +116,41 @@ def test_the_environment_configures_and_is_checked(tmp_path: Path) -> None:
     assert hearthd("check-config", env=environment(HEARTH_TARGET="unix:/x")).returncode == 0
     done = hearthd("check-config", "--config", str(tmp_path / "missing.toml"))
     assert done.returncode == 2 and "missing.toml" in done.stderr
+
+
+def test_what_check_config_says(tmp_path: Path) -> None:
+    """A file in either place, flags and environment with it; warnings as errors on request, and all of it as JSON."""
+    path = tmp_path / "hearth.toml"
+    path.write_text("[devices]\nbackend = 'cpu'\n")
+    assert hearthd("check-config", str(path)).stdout == "ok\n" == hearthd("check-config", "-c", str(path)).stdout
+    done = hearthd("check-config", str(path), "--config", str(tmp_path / "other.toml"))
+    assert done.returncode == 2 and "two files" in done.stderr
+    done = hearthd("check-config", str(path), "--grpc", "0.0.0.0:0")
+    assert done.returncode == 2 and "insecure" in done.stderr
+    env = environment(HEARTH_CONFIG=str(path), HEARTH_INSECURE="true")
+    done = hearthd("check-config", env=env)
+    assert done.returncode == 0 and done.stdout.startswith("warning: insecure: ") and done.stdout.endswith("warning\n")
+    assert hearthd("check-config", "--strict", env=env).returncode == 1
+    told = json.loads(hearthd("check-config", "--json", env=env).stdout)
+    assert told["ok"] and told["error"] is None and [each["setting"] for each in told["warnings"]] == ["insecure"]
+    path.write_text("[devices]\nbackends = 'cpu'\n")
+    done = hearthd("check-config", "--json", str(path))
+    told = json.loads(done.stdout)
+    assert done.returncode == 2 and not told["ok"] and "devices.backend" in told["error"] and not done.stderr
+
+
+def test_print_config_takes_flags(tmp_path: Path) -> None:
+    done = hearthd("print-config", "--json", "--cpu-count", "5", env=environment(HEARTH_SESSIONS_MAX="9"))
+    shown = {entry["setting"]: entry for entry in json.loads(done.stdout)}
+    assert shown["devices.cpu_count"] == {"setting": "devices.cpu_count", "value": 5, "origin": "the command line"}
+    assert shown["sessions.max"]["origin"] == "HEARTH_SESSIONS_MAX" and shown["drain_timeout"]["origin"] == "default"
+
+
+def test_shells_complete_its_commands() -> None:
+    env = environment(_HEARTHD_COMPLETE="complete_bash", COMP_WORDS="hearthd check", COMP_CWORD="1")
+    command = [str(Path(sys.executable).parent / "hearthd")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert done.stdout.split() == ["check-config"]
 
 
 def test_a_client_only_install_says_what_the_daemon_needs(tmp_path: Path) -> None:

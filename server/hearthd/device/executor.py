@@ -140,6 +140,7 @@ class Executor:
             Kind.ABORT: self.transfers.aborted,
             Kind.CANCEL: self._cancel,
             Kind.SNAPSHOT: self.snapshots.answered,
+            Kind.CHANGE: lambda session, frame: session.change(json.loads(frame.payload)),
         }
         """Frames that do not stay in the order of a session's commands; all others do."""
         self.on_close: Callable[[Session], None] = self.segments.close

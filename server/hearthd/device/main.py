@@ -43,10 +43,12 @@ def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | Non
     configure(spec.log_level, spec.log_format)
     # kill -USR1: every thread's stack to the log. The front asks for it before it ends a process that is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A terminal or service manager signals the whole group; the front decides when a device process ends.
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # as the fork server had them
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    )  # as the fork server had them
     workers = compile_workers(spec)
     workers.warm(forked)  # before there is a thread or a CUDA context; it loads its compiler while the device is opened
     try:

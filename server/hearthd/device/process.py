@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import log
 from hearthd.device.collector import Collector
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compile_limits import CompileLimits
@@ -142,6 +144,7 @@ class DeviceProcess:
         self._controls: dict[int, Callable[[Frame], None]] = {}
         self.control(Kind.TURN, self._executor.sharing.turn)
         self.control(Kind.LIMIT, device.grants.told)
+        self._controls[Kind.CHANGE] = self._change
         self._executor.publishing.listen(self.control, self.descriptors)
         self._executor.snapshots.listen(self.descriptors)
         self.loop.add_reader(link.fileno(), self._readable)
@@ -176,6 +179,14 @@ class DeviceProcess:
         looked at, others at once."""
         self._controls[kind] = handler
         self._executor.in_order[kind] = lambda _session, frame: handler(frame)
+
+    def _change(self, frame: Frame) -> None:
+        """Some of what the process was started with is something else from now on."""
+        if frame.channel:
+            return  # of a session that has ended
+        news = json.loads(frame.payload)
+        self._device.spec = dataclasses.replace(self._device.spec, launch_timeout=news["launch_timeout"])
+        log.configure(news["log_level"], news["log_format"])
 
     def _kick(self, session: Session | None) -> None:
         self._executor.kick(session)  # made after what calls this

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hearth_proto.reasons import Refusal
+from hearthd.device import permissions
 from hearthd.device.buffer import Buffer, TensorMapEntry
 from hearthd.device.flows import Download, Upload
 from hearthd.device.handle_table import Table
@@ -114,6 +115,18 @@ class Session:
         """Added to that of its streams; lower is more urgent."""
         self.launch_timeout: float = info.get("launch_timeout", 0.0)
         """Seconds, for launches that have no limit of their own; 0: none."""
+        self._bound(info)
+
+    def change(self, info: Mapping[str, Any]) -> None:
+        """The front says something else of its tenant. Streams that are there keep their priority."""
+        self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
+        self._bound(info)
+        self.permissions = permissions.of(info)
+        self.recall.forget()
+        for function in self.functions.items.values():
+            function.plans.clear()  # launches that were checked need no second look, nor a right
+
+    def _bound(self, info: Mapping[str, Any]) -> None:
         self.device_bytes: int = info.get("device_bytes", 0)
         """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
         self.pinned_bytes: int = info.get("pinned_bytes", 0)

@@ -55,6 +55,16 @@ class Access:
         self._tickets = Tickets(config.auth.ticket_lifetime)
         self.auth.redeem = self._tickets.redeem
         self._identity: IdentitySocket | None = None
+        self._http: HttpServer | None = None
+        self._http_address = Address("", 0)
+
+    def change(self, config: Config) -> None:
+        """What of it can be changed while the daemon listens."""
+        self._config = config
+        self._tickets.lifetime = config.auth.ticket_lifetime
+        self.auth.change(config.auth.max_failures, config.auth.failure_delay)
+        if self._http is not None:
+            self._http.guarded = self._guards(self._http_address)
 
     def open(self) -> None:
         """Raises `ListenError` where a file that the configuration names cannot be used."""
@@ -84,9 +94,16 @@ class Access:
         """The HTTP server for an address: on loopback without TLS, and open unless it is configured otherwise."""
         from hearthd.front.http import HttpServer  # not before it is wanted: aiohttp is a fifth of the front's imports
 
-        free = self.auth.directory.open or (address.loopback and self._config.auth.http_on_loopback)
-        certificates = None if address.loopback else self.certificates
-        return HttpServer(supervisor, sessions, metrics, self.auth, status, guarded=not free, certificates=certificates)
+        guarded, certificates = self._guards(address), None if address.loopback else self.certificates
+        self._http_address = address
+        self._http = HttpServer(
+            supervisor, sessions, metrics, self.auth, status, guarded=guarded, certificates=certificates
+        )
+        return self._http
+
+    def _guards(self, address: Address) -> bool:
+        """Whether HTTP asks there for a token."""
+        return not (self.auth.directory.open or (address.loopback and self._config.auth.http_on_loopback))
 
     def peers(self, admit: Admit) -> PeerPort:
         """Where other daemons join groups of this one; with TLS where it is configured."""

@@ -84,6 +84,10 @@ class Authenticator:
         self._delay = failure_delay
         self._late = 0
 
+    def change(self, max_failures: int, failure_delay: float) -> None:
+        """What is counted stays counted."""
+        self._failures.most, self._delay = max_failures, failure_delay
+
     async def caller(self, context: Context, method: str, *, by_session: bool = True) -> Caller:
         """Who makes this call. Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for a session that is not there."""
         peer = context.peer()
@@ -119,7 +123,7 @@ class Authenticator:
         names = certificate_names(auth_context())
         if names:
             tenant, name = self.directory.certificate(names)
-            return Caller(tenant, f"certificate {name}", peer)
+            return Caller(tenant, f"certificate {name}", peer, proof=tuple(names))
         raise self._nothing()
 
     def _token(self, header: str, peer: str) -> Caller:
@@ -129,7 +133,7 @@ class Authenticator:
                 "What the call shows for authorization is no bearer token.", 'Send "authorization: Bearer <token>".'
             )
         tenant, credential = self.directory.token(token.strip(), time.time())
-        return Caller(tenant, f"token {credential.name}", peer, expires=credential.expires)
+        return Caller(tenant, f"token {credential.name}", peer, expires=credential.expires, proof=credential.key)
 
     def _user(self, ticket: str, peer: str) -> Caller:
         user = self.redeem(ticket)
@@ -139,7 +143,7 @@ class Authenticator:
                 "Connect to the identity socket again; a ticket is good for one call, for some seconds.",
             )
         tenant, name = self.directory.user(user)
-        return Caller(tenant, name, peer, uid=user.uid)
+        return Caller(tenant, name, peer, uid=user.uid, proof=user)
 
     def _nothing(self) -> Refusal:
         return unauthenticated(

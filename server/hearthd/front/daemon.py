@@ -18,6 +18,7 @@ from hearthd.front.access import Access
 from hearthd.front.addresses import Addresses
 from hearthd.front.attach import Window
 from hearthd.front.bulk_service import Bounds, BulkService
+from hearthd.front.changes import Changes
 from hearthd.front.collective_metrics import CollectiveMetrics
 from hearthd.front.collective_router import CollectiveRouter
 from hearthd.front.credits import Credits
@@ -35,11 +36,14 @@ from hearthd.front.notify import Notifier
 from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import PeerTargets
+from hearthd.front.reload import Read, Reloader
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
 from hearthd.front.stripe_port import StripePort
+from hearthd.front.summary import summary
 from hearthd.front.supervisor import SERVING, Policy, Supervisor
 from hearthd.front.thrift import Thrift
+from hearthd.hangup import Hangup
 from hearthd.malloc import give_back
 from hearthd.spec import Backend
 
@@ -47,15 +51,25 @@ log = structlog.get_logger("hearthd")
 
 _SAME_SIGNAL = 0.2
 """Seconds within which a second signal is the first one, sent to the process and to its group."""
+_WORD = 5.0
+"""Seconds between two words of a daemon that starts to the service manager, each good for a few of them."""
 _LAST_WORDS = 0.5
 """Seconds that sessions which the end overtakes, and calls under way, have for being told."""
 
 
 class Daemon:
-    """One node's daemon. `launcher` is replaced in tests and by embedders."""
+    """One node's daemon. `launcher` is replaced in tests and by embedders; `read` reads the configuration again where
+    that is asked for, and `hangup` has had the signal until now."""
 
-    def __init__(self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: Config,
+        backend: Backend,
+        devices: list[int],
+        launcher: Launcher | None = None,
+        read: Read | None = None,
+        hangup: Hangup | None = None,
+    ) -> None:
         self.addresses = Addresses()
         self._launcher = launcher or ForkServerLauncher(backend)
         self._policy = Policy(
@@ -70,7 +84,7 @@ class Daemon:
             max_faults=config.devices.max_faults,
             spare=config.devices.spare,
             context_memory=config.devices.context_memory if backend == "cuda" else 0,
-            scrub=len(config.tenants) > 1,
+            scrub=bool(config.tenants),  # one more, or another, may come while it runs
         )
         specs = backends.device_specs(config, backend, devices)
         self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
@@ -88,7 +102,8 @@ class Daemon:
         self.supervisor.sessions = self.sessions
         self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
-        self.groups = PeerGroups(self.collectives, PeerReach(PeerTargets.of(config)))
+        targets = PeerTargets.of(config)
+        self.groups = PeerGroups(self.collectives, PeerReach(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
         self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
@@ -140,17 +155,33 @@ class Daemon:
             config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes, self.stripes, self.status
         )
         self._drain = Drain(self.sessions, self.device_service, self._notifier, self._listeners.not_ready)
+        changes = Changes(
+            self.sessions,
+            self.supervisor,
+            self.access,
+            targets,
+            lambda config: backends.device_specs(config, backend, devices),
+        )
+        self.reloader = Reloader(config, read, changes.make, self.access.audit, self._notifier)
+        self._hangup = hangup or Hangup()
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0
         self._signalled = 0.0
+        self._running = False
         self._stopped = False
         self._asked_to_stop = asyncio.Event()
         self._asked_again = asyncio.Event()
 
     # ---- start ----
 
+    @property
+    def config(self) -> Config:
+        """What is in force."""
+        return self.reloader.config
+
     async def start(self) -> None:
         """Listens and starts the devices; returns when each of them serves or has failed. Raises `ListenError`."""
+        self._notifier.starting("Starting")
         try:
             self.access.open()
             services = (self.node_service.handler(), self.device_service.handler())
@@ -167,7 +198,13 @@ class Daemon:
             asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
         ]
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
-        await self.supervisor.settled()
+        settled = asyncio.create_task(self.supervisor.settled())
+        try:
+            while not settled.done():  # each device has its own limit (devices.start_timeout)
+                self._notifier.starting(f"Starting: {summary(self.supervisor, self.sessions)}")
+                await asyncio.wait({settled}, timeout=_WORD)
+        finally:
+            settled.cancel()
 
     # ---- life ----
 
@@ -187,7 +224,6 @@ class Daemon:
 
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
-        tick = min(1.0, self.sessions.lease / 4)
         closing: set[asyncio.Task[None]] = set()
         thrift = Thrift()
         while True:
@@ -198,13 +234,25 @@ class Daemon:
             if thrift.due(len(self.sessions), time.monotonic()):
                 gc.collect()
                 give_back()
-            await asyncio.sleep(tick)
+            self._tell_status()
+            await asyncio.sleep(min(1.0, self.sessions.lease / 4))
+
+    def _tell_status(self) -> None:
+        if self._running:
+            self._notifier.status(self._summary())
+
+    def _summary(self) -> str:
+        refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
+        return f"Serving {summary(self.supervisor, self.sessions)}{refused}"
 
     async def run(self) -> None:
         """Serves until a signal: the first drains, the second stops at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        if self._hangup.asked:
+            self._on_hangup()
         try:
             starting = asyncio.create_task(self.start())
             asked = asyncio.create_task(self._asked_to_stop.wait())
@@ -221,11 +269,16 @@ class Daemon:
             await self.stop(at_once=self._asked_again.is_set())
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+            loop.remove_signal_handler(signal.SIGHUP)
+            signal.signal(signal.SIGHUP, self._hangup.note)  # its default would end what is about to end well
 
     def _announce_ready(self) -> None:
         log.info("ready", version=version(), devices=len(self.supervisor.devices), pid=os.getpid())
         print(f"hearthd ready {self.addresses}", flush=True)
-        self._notifier.tell(f"READY=1\nSTATUS=Serving {len(self.supervisor.devices)} devices")
+        self._running = True
+        self.supervisor.watch(self._tell_status)
+        self._notifier.ready(self._summary())
+        self.reloader.open()
         gc.collect()
         give_back()  # what only the start needed
         gc.freeze()  # what is there now stays: looking through it again takes a tenth of a second, for everybody
@@ -240,6 +293,13 @@ class Daemon:
         if self._signals > 1:
             self._asked_again.set()
             self._drain.hurry()
+
+    def _on_hangup(self) -> None:
+        if self._hangup.is_the_end:
+            self._on_signal(signal.SIGHUP)
+        else:
+            log.info("signal", name="SIGHUP", action="reload")
+            self.reloader.ask()
 
     # ---- end ----
 
@@ -259,6 +319,7 @@ class Daemon:
         self._stopped = True
         self._notifier.stopping("Stopping")
         self._drain.shut()
+        await self.reloader.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -136,6 +137,16 @@ class Device(Standing):
         worker = self.workers.serving.get(self.key(session)) if session.dedicated else None
         if worker is not None:
             self._end(worker)
+
+    def change_quotas(self, quotas: Mapping[str, int]) -> None:
+        """Tenants may hold so much from now on, bytes by name. The processes of one that is not named end, where they
+        serve nobody any more."""
+        for key, worker in list(self.workers.serving.items()):
+            if key.tenant in quotas:
+                worker.quota = quotas[key.tenant]
+                self._grants.use(worker.generation, key.tenant, worker.quota)
+            elif key.tenant and worker.holds_nothing:
+                self._end(worker)
 
     def _end(self, worker: Worker) -> None:
         task = worker.retire(last_words=self._stopping)

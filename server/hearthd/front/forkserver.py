@@ -63,8 +63,9 @@ def _flag(arguments: Sequence[str], *names: str) -> str:
 def run() -> None:
     """Starts the forkserver where none runs, and takes its socket out of the file system, where it would stay behind
     if this process were killed: the descriptor that is kept leads there as well."""
-    resource_tracker.ensure_running()  # lets the signals through, so it has to come first
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FRONT)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # nothing lets that one through again
+    resource_tracker.ensure_running()  # lets the other signals through, so it has to come first
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FRONT)
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     server: Any = _forkserver._forkserver
     before = server._forkserver_pid, server._forkserver_address
@@ -83,10 +84,11 @@ def run() -> None:
 
 
 _BY_DESCRIPTOR = "/proc/self/fd/"
-_FOR_THE_FRONT = (signal.SIGINT, signal.SIGTERM)
-"""A Ctrl-C in a terminal, and many a service manager, signals the whole process group: only the front shall act on it.
-The forkserver inherits that they are blocked, and its children ignore them; all are told to end by the front. Blocked
-and not ignored while the forkserver is started, so that a signal that comes just then is not lost."""
+_FOR_THE_FRONT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A Ctrl-C in a terminal, the end of the terminal, and many a service manager, signal the whole process group: only the
+front shall act on it. The forkserver inherits that they are blocked, and its children ignore them; all are told to end
+by the front. Blocked and not ignored while the forkserver is started, so that a signal that comes just then is not
+lost."""
 
 
 def _leave(address: str | None) -> None:

@@ -52,7 +52,7 @@ class HttpServer:
         certificates: Certificates | None = None,
     ) -> None:
         self._auth = auth
-        self._guarded = guarded
+        self.guarded = guarded
         self._certificates = certificates
         self._supervisor = supervisor
         self._sessions = sessions
@@ -97,7 +97,7 @@ class HttpServer:
         """Finds out who asks, unless everybody may."""
         if self._certificates is not None:
             self._certificates.look()
-        if self._guarded and request.path not in _HEALTH:
+        if self.guarded and request.path not in _HEALTH:
             try:
                 peer = f"http:{request.remote or ''}"
                 caller = await self._auth.bearer(request.headers.get("Authorization"), peer, request.path)

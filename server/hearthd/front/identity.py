@@ -42,7 +42,8 @@ class Tickets:
     """Tickets that were given out, by hash, oldest first. Pure: the clock is passed in."""
 
     def __init__(self, lifetime: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lifetime = lifetime
+        self.lifetime = lifetime
+        """Seconds that one is good for."""
         self._clock = clock
         self._users: dict[int, dict[bytes, tuple[float, User]]] = {}
 
@@ -52,7 +53,7 @@ class Tickets:
         tickets = self._users.setdefault(user.uid, {})
         if len(tickets) >= _MOST_TICKETS:
             del tickets[next(iter(tickets))]
-        tickets[_key(ticket)] = (self._clock() + self._lifetime, user)
+        tickets[_key(ticket)] = (self._clock() + self.lifetime, user)
         return ticket
 
     def redeem(self, ticket: str) -> User | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
 
 import sdnotify
 
 _EXTENSION_US = 15_000_000
-"""How long systemd is asked to wait from each word of a stopping daemon on: more than a clean stop takes."""
+"""How long systemd is asked to wait from each word of a daemon that starts or stops on: more than a clean stop takes,
+and a few of the words."""
 
 
 class Notifier:
-    """READY, STOPPING, STATUS, and the watchdog while the daemon is well."""
+    """READY, RELOADING, STOPPING, STATUS, and the watchdog while the daemon is well."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._notifier = sdnotify.SystemdNotifier() if environ.get("NOTIFY_SOCKET") else None
@@ -23,12 +25,42 @@ class Notifier:
             if environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
                 self._interval = int(environ.get("WATCHDOG_USEC", "0")) / 2e6
 
+        self._told = ""
+        self._ready = False
+        self._over = False
+
     def tell(self, state: str) -> None:
         if self._notifier is not None:
             self._notifier.notify(state)
 
+    def status(self, text: str) -> None:
+        """What `systemctl status` shows; said where it is news."""
+        if text != self._told and not self._over:
+            self._told = text
+            self.tell(f"STATUS={text}")
+
+    def starting(self, text: str) -> None:
+        """It is on its way and shall not be given up yet; to be said again every few seconds."""
+        self._told = text
+        self.tell(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
+
+    def ready(self, text: str) -> None:
+        self._ready, self._told = True, text
+        self.tell(f"READY=1\nSTATUS={text}")
+
+    def reloading(self) -> None:
+        """The configuration is read again; `reloaded` has to follow. Understood by Type=notify and by
+        Type=notify-reload (systemd 253), which asks for the time."""
+        if self._ready and not self._over:
+            self.tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+    def reloaded(self) -> None:
+        if self._ready and not self._over:
+            self.tell("READY=1")
+
     def stopping(self, status: str) -> None:
         """It is on its way out and shall not be killed yet; said again and again, it may take as long as it likes."""
+        self._over = True
         self.tell(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     async def watchdog(self, healthy: Callable[[], bool]) -> None:

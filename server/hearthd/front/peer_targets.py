@@ -90,9 +90,13 @@ class PeerTargets:
 
     def __init__(self, peers: Sequence[str], auto: Sequence[IpNetwork] = ()) -> None:
         """`auto`: the networks that `"auto"` stands for."""
+        self.change(peers, auto)
+        self._pool = ThreadPoolExecutor(_LOOKUPS, "peer-names")
+
+    def change(self, peers: Sequence[str], auto: Sequence[IpNetwork] = ()) -> None:
+        """Others from now on."""
         self._entries = [parse_peer(text) for text in peers if text != AUTO]
         self._auto = tuple(auto) if AUTO in peers else ()
-        self._pool = ThreadPoolExecutor(_LOOKUPS, "peer-names")
 
     @classmethod
     def of(cls, config: Config) -> PeerTargets:

@@ -28,6 +28,11 @@ class Queue:
             or (self._most_bytes and self.bytes >= self._most_bytes)
         )
 
+    def bound(self, most_commands: int, most_bytes: int) -> None:
+        """Other bounds from now on. What is there stays, and who waits for room that there is now goes on."""
+        self._most_commands, self._most_bytes = most_commands, most_bytes
+        self.give(0, 0)
+
     def take(self, size: int, commands: int = 1) -> None:
         """Something was taken."""
         self.commands += commands

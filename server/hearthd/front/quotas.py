@@ -6,7 +6,7 @@ Device, pinned and durable bytes are counted where they are allocated; here is w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
@@ -42,6 +42,11 @@ class Account:
         """Whether its time of devices is used up."""
         allowed = self.tenant.quotas.gpu_seconds
         return bool(allowed) and self.device_ns >= allowed * 1e9
+
+    def change(self, tenant: Tenant) -> None:
+        """The tenant has other quotas from now on. Nothing is taken away that goes beyond them."""
+        self.tenant = tenant
+        self.queue.bound(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
 
     def check_time(self) -> None:
         """Raises `QUOTA_EXCEEDED` where its time of devices is used up."""
@@ -89,6 +94,16 @@ class Accounts:
             account = self._accounts[tenant.name] = Account(tenant)
         return account
 
+    def change(self, tenants: Mapping[str, Tenant]) -> None:
+        """The configuration says something else of tenants, by name; those that it does not name keep their accounts,
+        which say what they used."""
+        for name, account in self._accounts.items():
+            if name in tenants:
+                before = account.exhausted
+                account.change(tenants[name])
+                if account.exhausted and not before:
+                    self._exhausted(account)
+
     def session(self, session_id: str) -> Session | None:
         """One that is open, or ended lately."""
         return self._open.get(session_id) or self._ended.get(session_id)
@@ -129,8 +144,11 @@ class Accounts:
         before = account.exhausted
         account.device_ns += nanoseconds
         if account.exhausted and not before:
-            log.warning("quota_used_up", tenant=account.tenant.name, quota="gpu_seconds")
-            self.on_exhausted(account)
+            self._exhausted(account)
+
+    def _exhausted(self, account: Account) -> None:
+        log.warning("quota_used_up", tenant=account.tenant.name, quota="gpu_seconds")
+        self.on_exhausted(account)
 
 
 def end_streams(account: Account) -> None:

@@ -26,6 +26,8 @@ log = structlog.get_logger("hearthd.sessions")
 
 CLOSE_TIMEOUT = 10.0
 """How long a device process may take to give a session's memory back before the close is answered without it."""
+_REMEMBERED = 1024
+"""Sessions that were taken from their clients, and whose clients may not have heard of it."""
 
 
 @dataclass(eq=False)
@@ -95,11 +97,12 @@ class SessionTable:
         on_closed: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self.lease = lease
-        self._limit = limit
+        self.limit = limit
         self._clock = clock
         self._on_close = on_close
         self._on_closed = on_closed
         self._sessions: dict[bytes, Session] = {}
+        self._revoked: dict[bytes, tuple[str, str, str]] = {}  # lately, oldest first
         self.accounts = Accounts()
         self.audit = Audit()
         self.draining = False
@@ -130,12 +133,12 @@ class SessionTable:
                 fix="Try again when it has been restarted, or use another node.",
                 retry_after_s=max(1.0, self.drain_left()),
             )
-        if len(self._sessions) >= self._limit:
+        if len(self._sessions) >= self.limit:
             raise Refusal(
                 Reason.SESSION_LIMIT,
-                f"{len(self._sessions)} sessions are open; the most is {self._limit}.",
+                f"{len(self._sessions)} sessions are open; the most is {self.limit}.",
                 fix="Close sessions that are no longer used, or raise sessions.max in the daemon's configuration.",
-                details={"requested": len(self._sessions) + 1, "allowed": self._limit},
+                details={"requested": len(self._sessions) + 1, "allowed": self.limit},
                 retry_after_s=1.0,
             )
         account = self.accounts.admit(caller.tenant)
@@ -150,7 +153,7 @@ class SessionTable:
             key=_key(token),
             tenant=caller.tenant,
             caller=caller,
-            until=self._clock() + max(0.0, caller.expires - time.time()),
+            until=self._until(caller),
             dedicated=dedicated,
             launch_timeout=launch_timeout,
             queue=account.queue,
@@ -167,8 +170,11 @@ class SessionTable:
 
         The table is keyed by a hash of the token, so that the time of a look-up tells nothing about live tokens.
         """
-        session = self._sessions.get(_key(token))
+        key = _key(token)
+        session = self._sessions.get(key)
         now = self._clock()
+        if session is None and key in self._revoked:
+            raise _ended(*self._revoked[key])
         if session is None or session.closing or session.deadline <= now:
             raise refusals.session_expired()
         session.touched = now
@@ -193,8 +199,17 @@ class SessionTable:
         now = self._clock()
         return [session for session in self if session.deadline <= now and not session.closing]
 
-    async def close(self, session: Session, why: str, patience: float = CLOSE_TIMEOUT) -> None:
-        """Ends a session and waits, within bounds, until the devices have given back what it held."""
+    def renew(self, session: Session, caller: Caller) -> None:
+        """The session goes on as what its caller is now: the same tenant, with other rights, quotas or dates."""
+        session.caller, session.tenant = caller, caller.tenant
+        session.until = self._until(caller)
+
+    def _until(self, caller: Caller) -> float:
+        return self._clock() + max(0.0, caller.expires - time.time())
+
+    async def close(self, session: Session, why: str, patience: float = CLOSE_TIMEOUT, revoked: str = "") -> None:
+        """Ends a session and waits, within bounds, until the devices have given back what it held. `revoked`: it was
+        taken from its client, which is told so whenever it comes, and that this is what it may do about it."""
         if session.closing:
             return
         session.closing = True
@@ -204,11 +219,12 @@ class SessionTable:
         if not self._sessions:
             self.emptied.set()
         self._on_close(session.id)
-        refusal = Refusal(
-            Reason.SESSION_EXPIRED,
-            f"Session {session.id} has ended: {why}.",
-            fix="Open a new session; what the old one held is gone.",
-        )
+        ending = (session.id, why, revoked or "Open a new session")
+        if revoked:
+            self._revoked[session.key] = ending
+            if len(self._revoked) > _REMEMBERED:
+                del self._revoked[next(iter(self._revoked))]
+        refusal = _ended(*ending)
         channels, session.channels = list(session.channels.values()), {}
         session.ended.clear()  # nobody comes back for what is kept there
         closes = [asyncio.create_task(channel.close(refusal)) for channel in channels]
@@ -220,6 +236,12 @@ class SessionTable:
                 log.warning("session_close_slow", session=session.id, devices=len(late), seconds=patience)
         self._on_closed(session)
         log.info("session_close", session=session.id, client=session.client_name, why=why)
+
+
+def _ended(session: str, why: str, fix: str) -> Refusal:
+    return Refusal(
+        Reason.SESSION_EXPIRED, f"Session {session} has ended: {why}.", fix=f"{fix}; what the old one held is gone."
+    )
 
 
 def negotiate(minimum: int, maximum: int) -> int:

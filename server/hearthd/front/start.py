@@ -12,6 +12,7 @@ from collections.abc import Callable
 from hearthd.config import Config, ConfigError, tenants
 from hearthd.front import backends, forkserver
 from hearthd.front.launcher import ForkServerLauncher
+from hearthd.hangup import Hangup
 from hearthd.malloc import keep_freed_memory
 
 _KEEP_BYTES = 64 << 20
@@ -21,9 +22,14 @@ _ARENAS = 1
 keeps that for itself; from a single one, the next chunk takes the place of the last whoever receives it."""
 
 
-def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> int:
+def serve(
+    config: Config,
+    on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    read: Callable[[], Config] | None = None,
+    hangup: Hangup | None = None,
+) -> int:
     """Runs the daemon until it is told to stop; its exit code: 0, 1 for a failure, 2 for a configuration that cannot
-    work here."""
+    work here. `read` reads the configuration again for a reload; `hangup` has had that signal until now."""
     keep_freed_memory(_KEEP_BYTES, arenas=_ARENAS)
     try:
         tenants(config)
@@ -41,7 +47,7 @@ def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(t
     from hearthd.front.listen import ListenError
 
     async def main() -> None:
-        await Daemon(config, backend, devices, launcher).run()
+        await Daemon(config, backend, devices, launcher, read, hangup).run()
 
     try:
         uvloop.run(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
@@ -108,6 +108,8 @@ class Caller:
     uid: int | None = None
     expires: float = float("inf")
     """Unix time until which the credential is good."""
+    proof: bytes | tuple[str, ...] | User | None = None
+    """What it was identified by: a token's `Credential.key`, the names in a certificate, a user; None: nothing."""
 
 
 ANYBODY = Caller(EVERYONE)
@@ -153,7 +155,10 @@ class Directory:
 
     def token(self, token: str, now: float) -> tuple[Tenant, Credential]:
         """Raises `UNAUTHENTICATED`, with the same words whatever is wrong with the token but its date."""
-        found = self._tokens.get(token_key(token))
+        return self._token(token_key(token), now)
+
+    def _token(self, key: bytes, now: float) -> tuple[Tenant, Credential]:
+        found = self._tokens.get(key)
         if found is None:
             raise unauthenticated("The token is not known here.", "Use the token that the daemon's operator gave you.")
         credential, tenant = found
@@ -188,6 +193,20 @@ class Directory:
             f"User {user.uid} of this host is no tenant's.",
             "Use a token, or have the user or one of its groups added to `users` or `groups` of a tenant.",
         )
+
+    def again(self, caller: Caller, now: float) -> Caller:
+        """Who somebody is here who was identified by another directory. Raises `UNAUTHENTICATED`."""
+        proof = caller.proof
+        if isinstance(proof, bytes):
+            tenant, credential = self._token(proof, now)
+            return replace(caller, tenant=tenant, credential=f"token {credential.name}", expires=credential.expires)
+        if isinstance(proof, tuple):
+            tenant, name = self.certificate(proof)
+            return replace(caller, tenant=tenant, credential=f"certificate {name}")
+        if isinstance(proof, User):
+            tenant, name = self.user(proof)
+            return replace(caller, tenant=tenant, credential=name)
+        return caller
 
 
 def token_key(token: str) -> bytes:

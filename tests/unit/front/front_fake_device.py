@@ -45,6 +45,7 @@ class FakeDevice:
         self.opened: dict[int, dict[str, Any]] = {}
         self.closed: list[int] = []
         self.limits: list[dict[str, Any]] = []
+        self.changes: list[tuple[int, dict[str, Any]]] = []
         self.aborted: dict[int, bytes] = {}
         self.collectives: list[dict[str, Any]] = []
         self.uploads: dict[int, bytearray] = {}
@@ -118,6 +119,13 @@ class FakeDevice:
         if not self._exit.done():
             self._exit.set_result(self.exit_code)
 
+    def _note(self, frame: Frame) -> None:
+        body = json.loads(frame.payload)
+        if frame.kind == Kind.CHANGE:
+            self.changes.append((frame.channel, body))
+        else:
+            self.collectives.append(body)
+
     def _on_frame(self, frame: Frame) -> None:
         channel = frame.channel
         if frame.kind == Kind.PING and not self.launcher.mute:
@@ -147,8 +155,8 @@ class FakeDevice:
             self.limits.append(json.loads(frame.payload))
             limit = self.limits[-1]["bytes"]
             self.send(Kind.HELD, json.dumps({"limit": limit, "reserved": 0, "in_use": 0}).encode(), id=frame.id)
-        elif frame.kind == Kind.COLLECTIVE:
-            self.collectives.append(json.loads(frame.payload))
+        elif frame.kind in (Kind.COLLECTIVE, Kind.CHANGE):
+            self._note(frame)
 
     # ---- batches ----
 

@@ -17,7 +17,7 @@ from front_fake_device import FakeDevice, FakeLauncher
 
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Refusal, from_status
 from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc, status_pb2
-from hearthd.config import load
+from hearthd.config import Config, load
 from hearthd.front.daemon import Daemon
 
 
@@ -93,9 +93,14 @@ async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
 
 @contextlib.asynccontextmanager
 async def front(
-    directory: Path, launcher: FakeLauncher | None = None, devices: int = 2, **flags: Any
+    directory: Path,
+    launcher: FakeLauncher | None = None,
+    devices: int = 2,
+    read: Callable[[], Config] | None = None,
+    **flags: Any,
 ) -> AsyncIterator[Front]:
-    """A running front. Flags are written with two underscores: ``sessions__lease="1s"``."""
+    """A running front. Flags are written with two underscores: ``sessions__lease="1s"``; or all of the configuration
+    comes from `read`, again and again."""
     launcher = launcher or FakeLauncher()
     paths: dict[tuple[str, ...], Any] = {
         ("listen", "grpc"): "",
@@ -105,8 +110,8 @@ async def front(
         ("drain_timeout",): "0s",
         **{tuple(name.split("__")): value for name, value in flags.items()},
     }
-    config, _ = load(environ={}, flags=paths)
-    daemon = Daemon(config, "cpu", list(range(devices)), launcher)
+    config = load(environ={}, flags=paths)[0] if read is None else read()
+    daemon = Daemon(config, "cpu", list(range(devices)), launcher, read)
     channel = grpc.aio.insecure_channel(f"unix:{config.unix_path}")
     try:
         await daemon.start()

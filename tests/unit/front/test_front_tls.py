@@ -159,11 +159,11 @@ def test_which_addresses_are_guarded(tmp_path: Path) -> None:
             access: Access = f.daemon.access
             parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.status)
             near, far = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
-            assert not access.http(near, *parts)._guarded and not access.http(far, *parts)._guarded
+            assert not access.http(near, *parts).guarded and not access.http(far, *parts).guarded
             access.auth.directory = Directory([ALICE])
             certificate, key = issue(tmp_path, "x")
             access.certificates = Certificates(str(certificate), str(key))
-            assert not access.http(near, *parts)._guarded and access.http(far, *parts)._guarded
+            assert not access.http(near, *parts).guarded and access.http(far, *parts).guarded
             assert access.http(near, *parts)._certificates is None
             assert access.http(far, *parts)._certificates is access.certificates
 

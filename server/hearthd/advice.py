@@ -1,0 +1,176 @@
+"""What `hearthd check-config` warns of: a configuration that is valid, and perhaps not what was meant."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hearthd.config import Config, ConfigError
+from hearthd.front.addresses import parse_address
+
+SOON_S = 14 * 86400
+"""What expires within this time is warned of."""
+
+
+class Advice(NamedTuple):
+    setting: str
+    """The setting, or the file, that it is about."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.text}"
+
+
+def advise(config: Config, path: Path | None = None, now: float | None = None) -> list[Advice]:
+    """Everything that there is to warn of, on this host, for the user who asks. Raises `ConfigError` where the daemon
+    would not start."""
+    now = time.time() if now is None else now
+    return [
+        *_file(path),
+        *_exposure(config),
+        *_reach(config),
+        *_backend(config),
+        *_tls(config, now),
+        *_audit(config),
+        *_tenants(config, now),
+    ]
+
+
+def exposed(address: str) -> bool:
+    """Whether other hosts reach it."""
+    return bool(address) and not parse_address(address).loopback
+
+
+def _file(path: Path | None) -> Iterator[Advice]:
+    if path is not None and path.stat().st_mode & stat.S_IWOTH:
+        yield Advice(str(path), f"everybody may write it, and with it become any tenant; chmod o-w {path}")
+
+
+def _exposure(config: Config) -> Iterator[Advice]:
+    open_ones = [name for name in ("grpc", "http", "lanes") if exposed(getattr(config.listen, name))]
+    if config.insecure and open_ones and not (config.tls.certificate and config.tenants):
+        lacking = " and ".join(
+            what for what, there in (("no TLS", config.tls.certificate), ("no tenants", config.tenants)) if not there
+        )
+        yield Advice("insecure", f"listen.{', listen.'.join(open_ones)}: other hosts reach it, with {lacking}")
+    elif config.insecure:
+        yield Advice("insecure", "is true and nothing needs it; leave it out, so that a later mistake is an error")
+
+
+def _reach(config: Config) -> Iterator[Advice]:
+    listen = config.listen
+    if exposed(listen.grpc) and listen.lanes and not exposed(listen.lanes) and config.lanes.enabled:
+        yield Advice(
+            "listen.lanes",
+            f"{listen.lanes} is out of reach for clients on other hosts, whose bulk data then goes over gRPC, several "
+            f'times slower; listen where gRPC does, e.g. "{parse_address(listen.grpc).host}:7423"',
+        )
+    if exposed(listen.grpc) and config.collectives.listen and not exposed(config.collectives.listen):
+        yield Advice(
+            "collectives.listen",
+            f"{config.collectives.listen} is out of reach for daemons on other hosts: groups that are created here are "
+            "for this node alone",
+        )
+    host = parse_address(config.collectives.listen).host if config.collectives.listen else ""
+    if host in ("0.0.0.0", "::", "") and config.collectives.listen and not config.collectives.advertise:
+        yield Advice(
+            "collectives.advertise", "is empty: other daemons are told this host's name, which they have to be able to"
+            " look up",
+        )  # fmt: skip
+    if not (listen.grpc or config.unix_path):
+        yield Advice("listen", "neither grpc nor unix: no client can connect")
+
+
+def _backend(config: Config) -> Iterator[Advice]:
+    from hearthd.front import backends
+
+    try:
+        backend, devices = backends.choose(config)
+    except ConfigError as error:
+        yield Advice("devices", f"on this host, the daemon would not start: {error}")
+        return
+    if backend == "cpu" and any(exposed(getattr(config.listen, name)) for name in ("grpc", "http", "lanes")):
+        yield Advice(
+            "devices.cpu_on_network",
+            "the CPU backend runs native code of clients on other hosts, which can do anything that the daemon's user "
+            "can",
+        )
+    for tenant in config.tenants:
+        strangers = [] if tenant.devices == "all" else [each for each in tenant.devices if each >= len(devices)]
+        if strangers:
+            yield Advice(
+                f"tenants.{tenant.name}.devices",
+                f"{strangers} are not there: this host has devices 0 to {len(devices) - 1}",
+            )
+
+
+def _tls(config: Config, now: float) -> Iterator[Advice]:
+    tls = config.tls
+    files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
+    unreadable = [
+        Advice(f"tls.{name}", f"{path} cannot be read by user {os.getuid()}, so it was not looked at")
+        for name, path in files.items()
+        if path and not os.access(path, os.R_OK) and _hidden(Path(path))
+    ]
+    yield from unreadable
+    if not tls.certificate or unreadable:
+        return
+    from hearthd.front.tls import Certificates, TlsError
+
+    try:
+        Certificates(tls.certificate, tls.key, tls.client_ca)
+    except (TlsError, OSError) as error:
+        raise ConfigError(str(error)) from None
+    mode = Path(tls.key).stat().st_mode
+    if mode & stat.S_IRGRP:
+        yield Advice("tls.key", f"a group may read {tls.key}; chmod 600 {tls.key}")
+    yield from _dates(Path(tls.certificate), now)
+
+
+def _hidden(path: Path) -> bool:
+    """Whether a file that cannot be read may be there."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
+def _dates(certificate: Path, now: float) -> Iterator[Advice]:
+    from cryptography import x509
+
+    until = min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(certificate.read_bytes()))
+    if until.timestamp() - now < SOON_S:
+        yield Advice("tls.certificate", f"{certificate} expires {until:%Y-%m-%d %H:%M} UTC; renew its files in place")
+
+
+def _audit(config: Config) -> Iterator[Advice]:
+    path = config.audit.path
+    if path and not os.access(path if Path(path).exists() else Path(path).parent, os.W_OK):
+        yield Advice(
+            "audit.path",
+            f"user {os.getuid()} cannot append to {path}, without which the daemon does not start; run this check as "
+            "the daemon's user, or make the directory",
+        )
+    elif config.tenants and not path:
+        yield Advice("audit.path", "is empty: nothing is kept of what tenants did or were refused")
+
+
+def _tenants(config: Config, now: float) -> Iterator[Advice]:
+    for tenant in config.tenants:
+        for token in tenant.tokens:
+            credential = token.credential()
+            name = f"tenants.{tenant.name}.tokens"
+            if credential.expires <= now:
+                yield Advice(name, f"token {credential.name!r} has expired {_day(credential.expires)}")
+            elif credential.expires - now < SOON_S:
+                yield Advice(name, f"token {credential.name!r} expires {_day(credential.expires)}")
+    if config.tenants and not any("admin" in tenant.rights for tenant in config.tenants):
+        yield Advice("tenants", 'nobody has the right "admin": to see all sessions, end them, drain, restart devices')
+
+
+def _day(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when))

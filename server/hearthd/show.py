@@ -1,0 +1,65 @@
+"""`hearthd print-config`: the configuration that would be used, each value with where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hearthd.config import Config, settings
+
+DEFAULT = "default"
+Origins = Mapping[tuple[str, ...], str]
+
+
+def as_toml(config: Config, origins: Origins) -> str:
+    """TOML that can be read again; the origin of each value is a comment behind it."""
+    lines: list[str] = []
+    values = config.model_dump(mode="json")
+    section = ""
+    for where in sorted(settings(), key=len):
+        if where == ("tenants",):
+            continue
+        if len(where) == 2 and where[0] != section:
+            section = where[0]
+            lines.append(f"\n[{section}]")
+        value = values[where[0]] if len(where) == 1 else values[where[0]][where[1]]
+        stands_for = resolved(config, where)
+        note = f", which is {stands_for}" if stands_for else ""
+        lines.append(f"{where[-1]} = {json.dumps(value)}  # {origins.get(where, DEFAULT)}{note}")
+    for tenant in values["tenants"]:
+        lines.append(f"\n[[tenants]]  # {origins['tenants',]}")
+        lines += [f"{key} = {inline(value)}" for key, value in tenant.items()]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(config: Config, origins: Origins) -> str:
+    """One object a setting: setting, value, origin; and what "auto" stands for, where that is a path."""
+    values = config.model_dump(mode="json")
+    listed: list[dict[str, Any]] = []
+    for where in settings():
+        value = values[where[0]] if len(where) == 1 else values[where[0]][where[1]]
+        entry = {"setting": ".".join(where), "value": value, "origin": origins.get(where, DEFAULT)}
+        stands_for = resolved(config, where)
+        listed.append({**entry, "resolved": stands_for} if stands_for else entry)
+    return json.dumps(listed, indent=2)
+
+
+def resolved(config: Config, where: tuple[str, ...]) -> str:
+    """The path that "auto" stands for."""
+    paths: dict[tuple[str, ...], tuple[str, str]] = {
+        ("listen", "unix"): (config.listen.unix, config.unix_path),
+        ("cache", "dir"): (config.cache.dir, config.cache_dir),
+        ("lanes", "path"): (config.lanes.path, config.lane_path),
+    }
+    written, meant = paths.get(where, ("", ""))
+    return meant if written == "auto" else ""
+
+
+def inline(value: Any) -> str:
+    """A value on one line of TOML."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {inline(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return json.dumps(value)

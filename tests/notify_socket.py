@@ -1,0 +1,48 @@
+"""What a service manager hears: the socket of `NOTIFY_SOCKET`."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+class NotifySocket:
+    """Messages are kept in `heard`, each as a dictionary of its lines, with the time at which it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heard: list[tuple[float, dict[str, str]]] = []
+        self._seen = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+
+    def close(self) -> None:
+        self._socket.close()
+        self.path.unlink()
+
+    def listen(self, seconds: float) -> list[dict[str, str]]:
+        """What comes within this time; 0: what is there."""
+        begin = len(self.heard)
+        until = time.monotonic() + seconds
+        while True:
+            self._socket.settimeout(max(0.0, until - time.monotonic()))
+            try:
+                message = self._socket.recv(4096).decode()
+            except (TimeoutError, BlockingIOError):
+                return [each for _, each in self.heard[begin:]]
+            lines = dict(line.split("=", 1) for line in message.splitlines())
+            self.heard.append((time.monotonic(), lines))
+
+    def until(self, condition: Callable[[dict[str, str]], bool], seconds: float = 20.0) -> dict[str, str]:
+        """The next message that is as wanted, behind the last one that was."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.listen(0.02)
+            while self._seen < len(self.heard):
+                self._seen += 1
+                message = self.heard[self._seen - 1][1]
+                if condition(message):
+                    return message
+        raise AssertionError(f"not within {seconds:g} s; heard {self.heard[-5:]}")
