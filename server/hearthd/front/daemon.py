@@ -35,6 +35,7 @@ from hearthd.front.notify import Notifier
 from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import PeerTargets
+from hearthd.front.recent_traces import RecentTraces
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
 from hearthd.front.stripe_port import StripePort
@@ -88,6 +89,8 @@ class Daemon:
         self.supervisor.sessions = self.sessions
         self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
+        traces = RecentTraces(self.sessions.accounts.session)
+        self.supervisor.prepare.append(traces.watch)
         self.groups = PeerGroups(self.collectives, PeerReach(PeerTargets.of(config)))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
@@ -123,7 +126,7 @@ class Daemon:
             self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
         )
         group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
-        self.status = NodeStatus(self.supervisor, self.sessions)
+        self.status = NodeStatus(self.supervisor, self.sessions, traces)
         self.node_service = node_service.NodeService(
             self.sessions,
             self.supervisor,
