@@ -76,6 +76,7 @@ class Kind(enum.IntEnum):
     DENIED = 47  # channel; payload: JSON {operation, right}: a command that its session has not the right to
     LANE_ENDED = 48  # channel, id; payload: JSON {last}: the last batch that has come over the lane or before it
     RECEIVED = 49  # channel; payload: an ExecuteRequest, what a client says on its lane to have received
+    TRACED = 50  # channel; payload: JSON {events, epoch_ns, lasted_ns}, a newline, a TraceResult compressed with zlib
 
     # lanes, where channel is 0
     TICKET = 64  # the client's first frame; payload: LaneOffer.ticket

@@ -287,7 +287,8 @@ def test_tenants_do_not_see_each_other(guarded: DaemonProcess, tokens: dict[str,
 def test_pages_ask_for_a_token(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
     for path in ("/healthz", "/readyz"):
         assert guarded.get(path).status == 200
-    for path in ("/metrics", "/status", "/", "/nothing"):
+    assert "<noscript>" in guarded.get("/").body, "there is no data in it"
+    for path in ("/metrics", "/status", "/traces/x.json", "/nothing"):
         page = guarded.get(path)
         assert page.status == 401 and "error" in page.body and "token" in page.body, (path, page)
         assert guarded.get(path, token="hearth_wrong").status == 401

@@ -198,7 +198,10 @@ def execute(channel: grpc.Channel, rpc: Rpc, maker: Maker, metadata: Any) -> tup
 # ---- below RPCs ----
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-PATHS = ("/", "/healthz", "/readyz", "/metrics", "/status", "/../etc/passwd", "/status?x=%00", "/%", "*", "")
+PATHS = (
+    "/", "/healthz", "/readyz", "/metrics", "/status", "/../etc/passwd", "/status?x=%00", "/%", "*", "",
+    "/page/page.js", "/page/../x", "/status?max_age=1", "/status?max_age=%ff", "/traces/x.json", "/traces/%00.json",
+)  # fmt: skip
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PRI", "\0")
 
 

@@ -213,7 +213,7 @@ class Executor:
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
     def snapshot(self) -> dict[str, Any]:
-        """Counters and gauges, for metrics."""
+        """Counters and gauges, for metrics, and what each tenant's buffers take."""
         info = self._device.server.memory_info()
         sessions = self._sessions.values()
         gauges = {
@@ -236,7 +236,10 @@ class Executor:
             **self.segments.gauges(),
             **self.publishing.gauges(),
         }
-        return {**self._device.telemetry.snapshot(gauges["commands_waiting"]), "gauges": gauges}
+        tenants: dict[str, int] = {}
+        for session in sessions:
+            tenants[session.tenant] = tenants.get(session.tenant, 0) + session.bytes_in_use
+        return {**self._device.telemetry.snapshot(gauges["commands_waiting"]), "gauges": gauges, "tenants": tenants}
 
     # ---- replies (see operation.Replies) ----
 

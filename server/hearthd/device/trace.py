@@ -6,10 +6,14 @@ Sessions without a trace have no records, and their launches take the short way.
 from __future__ import annotations
 
 import itertools
+import json
 import threading
+import time
+import zlib
 from collections.abc import Callable
 from functools import partial
 
+from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
@@ -102,6 +106,7 @@ class TraceCommands:
     def _report(self, origin: Origin, trace: Trace) -> None:
         """Puts the answer together beside the device-handle thread: of 100,000 events that takes a while."""
         telemetry = self._device.telemetry
+        lasted = time.perf_counter_ns() - trace.began_ns
         telemetry.traces += 1
         telemetry.trace_events += len(trace.records)
         telemetry.trace_events_dropped += trace.dropped
@@ -109,10 +114,22 @@ class TraceCommands:
         def work() -> None:
             try:
                 result = commands_pb2.Result(trace=trace.result())
+                copy = _packed(result.trace, lasted)
             except Exception as error:
                 refusal = internal_error(origin.name, error)
                 self._post(lambda: origin.fail(refusal))
                 return
-            self._post(lambda: origin.reply(result))
+
+            def answer() -> None:
+                self._device.outbox.put(Kind.TRACED, copy, channel=origin.session.channel)
+                origin.reply(result)
+
+            self._post(answer)
 
         threading.Thread(target=work, name="trace", daemon=True).start()
+
+
+def _packed(result: commands_pb2.TraceResult, lasted_ns: int) -> bytes:
+    """The payload of TRACED: what the front keeps for who looks at its page."""
+    head = {"events": len(result.events), "epoch_ns": result.epoch_ns, "lasted_ns": lasted_ns}
+    return json.dumps(head).encode() + b"\n" + zlib.compress(result.SerializeToString(), 1)

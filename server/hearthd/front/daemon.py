@@ -36,6 +36,7 @@ from hearthd.front.notify import Notifier
 from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import PeerTargets
+from hearthd.front.recent_traces import RecentTraces
 from hearthd.front.reload import Read, Reloader
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
@@ -103,6 +104,8 @@ class Daemon:
         self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
         targets = PeerTargets.of(config)
+        traces = RecentTraces(self.sessions.accounts.session)
+        self.supervisor.prepare.append(traces.watch)
         self.groups = PeerGroups(self.collectives, PeerReach(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
@@ -138,7 +141,7 @@ class Daemon:
             self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
         )
         group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
-        self.status = NodeStatus(self.supervisor, self.sessions)
+        self.status = NodeStatus(self.supervisor, self.sessions, traces)
         self.node_service = node_service.NodeService(
             self.sessions,
             self.supervisor,

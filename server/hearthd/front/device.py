@@ -20,10 +20,13 @@ from hearthd.front.host import Owner
 from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
 from hearthd.front.launcher import Launcher
 from hearthd.front.loss import Cause
-from hearthd.front.offenders import culprit
+from hearthd.front.offenders import culprit, named
 from hearthd.front.process import Process
+from hearthd.front.rates import Rates
+from hearthd.front.recent_faults import RecentFaults
 from hearthd.front.sessions import Session
 from hearthd.front.standing import Standing
+from hearthd.front.tenant_memory import TenantMemory
 from hearthd.front.totals import Totals
 from hearthd.front.worker import Worker
 from hearthd.spec import DeviceSpec
@@ -31,6 +34,9 @@ from hearthd.spec import DeviceSpec
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
 
 log = structlog.get_logger("hearthd.supervisor")
+
+THROUGHPUT = ("commands", "kernel_launches", "host_to_device_bytes", "device_to_host_bytes", "device_busy_ns")
+"""Counters whose rates are kept."""
 
 
 class Device(Standing):
@@ -41,6 +47,9 @@ class Device(Standing):
         self.policy = policy
         self.restarts: dict[str, int] = {}
         self.totals = Totals()
+        self.rates = Rates()
+        self.faults = RecentFaults(spec.ordinal)
+        self.tenant_memory = TenantMemory()
         self._launcher = launcher
         self._owner = owner
         self._numbers = itertools.count(spec.generation)
@@ -174,6 +183,8 @@ class Device(Standing):
 
     def _observe(self, generation: int, stats: dict[str, Any]) -> None:
         self.totals.observe(generation, stats)
+        self.rates.sample(time.monotonic(), self.totals.sums(THROUGHPUT))
+        self.tenant_memory.hear(generation, stats)
         self._grants.hear(generation, stats)
 
     def learn(self, process: Process) -> None:
@@ -186,6 +197,7 @@ class Device(Standing):
         key = worker.key
         assert key is not None
         self.totals.belongs(process.generation, key.tenant)
+        self.tenant_memory.belongs(process.generation, key.tenant)
         self._grants.use(process.generation, key.tenant, worker.quota)
         process.link.serves = lambda session: self.key(session) == key and not self.bars(session)
         await self._owner.before_serving(process.link)
@@ -195,6 +207,7 @@ class Device(Standing):
         kernels = list(cause.kernels)
         log.error("device_lost", device=self.ordinal, generation=generation, why=cause.text, kernels=kernels)
         self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
+        self.faults.add(cause, generation, worker.key, self._tenants(cause))
         blamed: str | None = None
         if process is not None:
             blamed = culprit(cause.label, dict(cause.details), process.working())
@@ -211,6 +224,11 @@ class Device(Standing):
         log.warning("device_lost_to", device=self.ordinal, generation=generation, session=blamed)
         self._owner.blame(blamed)
         return blamed
+
+    def _tenants(self, cause: Cause) -> set[str]:
+        """Whose kernels were in flight when a process was lost; one that is not known any more is nobody's."""
+        known = {session.id: session.tenant.name for session in self._owner.sessions}
+        return {known.get(name, "") for name in named(dict(cause.details))}
 
     def replace(self, worker: Worker) -> bool:
         replaced = self.workers.replace(worker)
@@ -236,6 +254,7 @@ class Device(Standing):
 
     def buried(self, generation: int) -> None:
         self.totals.settle(generation)
+        self.tenant_memory.leave(generation)
         self._grants.leave(generation)
 
     def gone(self, worker: Worker) -> None:

@@ -1,8 +1,9 @@
-"""HTTP beside gRPC: probes, metrics and a status document."""
+"""HTTP beside gRPC: probes, metrics, a status document, and a page that shows it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -15,17 +16,30 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import gauges, health
 from hearthd.front.addresses import Address
 from hearthd.front.auth import Authenticator
+from hearthd.front.lately import Lately
 from hearthd.front.listen import listen_error
 from hearthd.front.metrics import Metrics
+from hearthd.front.page import Page
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
 from hearthd.front.supervisor import STATE_NAMES, Supervisor
 from hearthd.front.tenants import EVERYONE, Tenant
 from hearthd.front.tls import Certificates
+from hearthd.front.trace_download import TraceDownload
 
 _HEALTH = ("/healthz", "/readyz")
 _VIEWER: ContextVar[Tenant] = ContextVar("viewer", default=EVERYONE)
 """Who asks for the page."""
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+"""Of every answer that does not say otherwise."""
+_MAX_AGE = 10.0
+"""Seconds; nobody gets a status document that is older."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -38,7 +52,8 @@ class _OurFaults(logging.Filter):
 
 
 class HttpServer:
-    """/healthz, /readyz, /metrics and /status. Where it is `guarded`, all but health asks for a tenant's token."""
+    """/healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /. Where it is `guarded`, all but health
+    and the page, which has no data in it, asks for a tenant's token."""
 
     def __init__(
         self,
@@ -59,19 +74,30 @@ class HttpServer:
         self._metrics = metrics
         self._status = status
         self._runner: web.AppRunner | None = None
+        self._page = Page(guarded=guarded)
+        self._documents: dict[Tenant, Lately[bytes]] = {}
+        self._downloads = TraceDownload()
 
     def application(self) -> web.Application:
         @web.middleware
         async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
             return await self._admit(request, handler)
 
+        async def complete(request: web.Request, response: web.StreamResponse) -> None:
+            for name, value in _HEADERS.items():
+                response.headers.setdefault(name, value)
+            response.headers["Server"] = "hearthd"  # and not which versions of what
+
         app = web.Application(middlewares=[admit])
+        app.on_response_prepare.append(complete)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics_page),
-                web.get("/status", self._status_page),
+                web.get("/status", self._status_document),
+                web.get(r"/traces/{id:[A-Za-z0-9_-]{1,64}}.json", self._trace),
+                *(web.get(path, self._page.answer) for path in self._page.paths),
             ]
         )
         return app
@@ -92,12 +118,14 @@ class HttpServer:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+        for lately in self._documents.values():
+            lately.close()
 
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Finds out who asks, unless everybody may."""
         if self._certificates is not None:
             self._certificates.look()
-        if self.guarded and request.path not in _HEALTH:
+        if self.guarded and request.path not in _HEALTH and request.path not in self._page.paths:
             try:
                 peer = f"http:{request.remote or ''}"
                 caller = await self._auth.bearer(request.headers.get("Authorization"), peer, request.path)
@@ -107,7 +135,10 @@ class HttpServer:
                     headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
                 return web.json_response({"error": refusal.message, "fix": refusal.fix}, status=401, headers=headers)
             _VIEWER.set(caller.tenant)
-        return await handler(request)
+        try:
+            return await handler(request)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            return _refused(request, error)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -130,5 +161,53 @@ class HttpServer:
         page = self._metrics.exposition(self._supervisor, self._sessions, stats, readings, viewer)
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
-    async def _status_page(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._status.document(_VIEWER.get()))
+    async def _status_document(self, request: web.Request) -> web.Response:
+        viewer = _VIEWER.get()
+        asked = request.query.get("max_age")
+        if asked is None:
+            return web.json_response(await self._status.document(viewer))
+        try:
+            max_age = float(asked)
+        except ValueError:
+            max_age = math.nan
+        if not 0 <= max_age <= _MAX_AGE:
+            body = {
+                "error": f"max_age is {asked[:40]!r}.",
+                "fix": f"Give seconds from 0 to {_MAX_AGE:g}: how old the document may be.",
+            }
+            return web.json_response(body, status=400)
+        return web.Response(body=await self._document(viewer, max_age), content_type="application/json")
+
+    async def _document(self, viewer: Tenant, max_age: float) -> bytes:
+        """However many pages a tenant leaves open, its document is made once in `max_age` seconds."""
+        for other in [other for other, lately in self._documents.items() if lately.age > _MAX_AGE]:
+            del self._documents[other]
+        lately = self._documents.get(viewer)
+        if lately is None:
+
+            async def find() -> bytes:
+                return json.dumps(await self._status.document(viewer)).encode()
+
+            lately = self._documents[viewer] = Lately(find)
+        return await lately.get(max_age)
+
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        trace = self._status.traces.find(request.match_info["id"], _VIEWER.get())
+        if trace is None:
+            body = {
+                "error": "There is no such trace.",
+                "fix": "Look at `traces` in /status: the last ones are kept, for an hour.",
+            }
+            return web.json_response(body, status=404)
+        device = self._supervisor.find(trace.device)
+        return await self._downloads.answer(request, trace, f"device {trace.device}: {device.properties.name}")
+
+
+def _refused(request: web.Request, error: web.HTTPNotFound | web.HTTPMethodNotAllowed) -> web.Response:
+    """As everything else that is refused here."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        body = {"error": f"{request.method[:20]} is not served at this path.", "fix": f"Use {allowed}."}
+        return web.json_response(body, status=405, headers={"Allow": allowed})
+    paths = "/, /status, /metrics, /healthz and /readyz"
+    return web.json_response({"error": "There is nothing at this path.", "fix": f"Look at {paths}."}, status=404)

@@ -18,14 +18,18 @@ CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRA
 
 def culprit(label: str, details: dict[str, str], working: Collection[str]) -> str | None:
     """The session that a process was lost to, or None. `working`: those that had work there; `label`: of the cause."""
-    named = {name.strip() for name in details.get("sessions", "").split(",") if name.strip()}
     if label == "fault":
-        suspects = named
+        suspects = named(details)
     elif label == "signal" and details.get("signal") in CRASHES:
         suspects = set(working)
     else:
         return None
     return next(iter(suspects)) if len(suspects) == 1 else None
+
+
+def named(details: dict[str, str]) -> set[str]:
+    """The sessions that a process named when it gave up its device."""
+    return {name.strip() for name in details.get("sessions", "").split(",") if name.strip()}
 
 
 class Offenders:

@@ -9,8 +9,9 @@ import time
 from typing import Any
 
 from hearthd import version
-from hearthd.front import gauges, health
+from hearthd.front import gauges, health, recent_faults
 from hearthd.front.nvml import Nvml, Reading
+from hearthd.front.recent_traces import RecentTraces
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import STATE_NAMES, Device, Supervisor
 from hearthd.front.tenants import Tenant, sees_tenant
@@ -19,7 +20,8 @@ from hearthd.front.tenants import Tenant, sees_tenant
 class NodeStatus:
     """Of one daemon. Asks the device processes and NVML each time."""
 
-    def __init__(self, supervisor: Supervisor, sessions: SessionTable) -> None:
+    def __init__(self, supervisor: Supervisor, sessions: SessionTable, traces: RecentTraces) -> None:
+        self.traces = traces
         self._supervisor = supervisor
         self._sessions = sessions
         self._nvml: Nvml | None = None  # not before somebody asks
@@ -30,8 +32,15 @@ class NodeStatus:
             self._nvml.close()
 
     async def document(self, viewer: Tenant) -> dict[str, Any]:
-        """As far as `viewer` may see; what JSON has."""
+        """As far as `viewer` may see; what JSON has.
+
+        Per device, `throughput` is that of the last ten seconds: commands that arrived, kernels handed to the driver,
+        bytes copied to and from the device, and the share of the time in which sessions had work on it. `queue`:
+        batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what
+        is not the viewer's to see is missing. `faults` and `traces` are those of late, newest first.
+        """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
+        visible = self._supervisor.visible(viewer)
         return {
             "node": socket.gethostname(),
             "version": version(),
@@ -46,8 +55,10 @@ class NodeStatus:
                     readings.get(device.ordinal),
                     viewer,
                 )
-                for device in self._supervisor.visible(viewer)
+                for device in visible
             ],
+            "faults": recent_faults.seen_by(viewer, (device.faults for device in visible)),
+            "traces": self.traces.seen_by(viewer),
             "tenants": [
                 {
                     "name": account.tenant.name,
@@ -108,6 +119,13 @@ class NodeStatus:
                 "total_bytes": properties.total_memory,
                 "used_bytes": reading.memory_used if reading else None,
             },
+            "memory_by_tenant": [
+                {"tenant": name, "bytes": size}
+                for name, size in device.tenant_memory.by_tenant().items()
+                if sees_tenant(viewer, name)
+            ],
+            "throughput": _throughput(device),
+            "queue": self._queue(device),
             "gpu": dataclasses.asdict(reading) if reading else None,
             "counters": device.totals.counts().counters,
             "gauges": dict(stats),
@@ -126,3 +144,22 @@ class NodeStatus:
                 if worker.key is None or sees_tenant(viewer, worker.key.tenant)
             ],
         }
+
+    def _queue(self, device: Device) -> dict[str, int]:
+        channels = [each.channels[device.ordinal] for each in self._sessions if device.ordinal in each.channels]
+        return {
+            "commands": sum(len(channel.batches) + channel.calls for channel in channels),
+            "bytes": sum(channel.batches.bytes for channel in channels),
+        }
+
+
+def _throughput(device: Device) -> dict[str, float | None]:
+    rates = device.rates.per_second(time.monotonic())
+    busy = rates.get("device_busy_ns")
+    return {
+        "commands_per_second": round(rates.get("commands", 0.0), 3),
+        "launches_per_second": round(rates.get("kernel_launches", 0.0), 3),
+        "received_bytes_per_second": round(rates.get("host_to_device_bytes", 0.0), 3),
+        "sent_bytes_per_second": round(rates.get("device_to_host_bytes", 0.0), 3),
+        "busy_ratio": None if busy is None else round(min(1.0, busy / 1e9), 4),
+    }

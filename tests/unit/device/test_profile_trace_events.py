@@ -98,9 +98,12 @@ class Rig:
         self.server = Server()
         self.tracks = Tracks(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
+        self.copies: list[bytes] = []
+        """What went to the front beside the answers."""
         self.device = Device(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
-            outbox=None, telemetry=Telemetry(), limits=None, output=None, quiet=None, kick=lambda session: None,
+            outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, quiet=None,
+            kick=lambda session: None,
         )  # type: ignore[arg-type]  # fmt: skip
         self.session = Session(1, {}, self.tracks.acquire)
         self.replies = Replies()
@@ -110,6 +113,10 @@ class Rig:
         self.batch = BatchEntry(1)
         self.index = itertools.count()
         self.base = len(self.server.live)
+
+    def put(self, _kind: int, payload: bytes, channel: int) -> None:
+        assert channel == self.session.channel
+        self.copies.append(payload)
 
     def origin(self, name: str, stream: LogicalStream | None = None, request: int = 0) -> Origin:
         stream = stream or self.session.streams.items[0]

@@ -130,7 +130,11 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
                 for path in ("/healthz", "/readyz"):
                     async with client.get(base + path) as answer:
                         assert answer.status == 200
-                for path in ("/metrics", "/status", "/", "/nothing"):
+                for path in ("/", "/page/page.js", "/page/page.css"):  # without data in them
+                    async with client.get(base + path) as answer:
+                        assert answer.status == 200
+                        assert ('data-guarded=""' in await answer.text()) is (path == "/")
+                for path in ("/metrics", "/status?max_age=1", "/traces/x.json", "/page/nothing"):
                     for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic a"}):
                         async with client.get(base + path, headers=headers) as answer:
                             assert answer.status == 401 and answer.headers["WWW-Authenticate"].startswith("Bearer")

@@ -1,0 +1,47 @@
+"""The live status page: a few files, read once and served from memory.
+
+There is no data in them, so nobody is asked for a token to get them; the script asks for `/status`. They make no
+request but to the daemon, and their policy lets them make none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+from aiohttp import web
+
+_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_OPEN, _GUARDED = b"<html ", b'<html data-guarded="" '
+"""How the script finds out that it has to ask for a token before it asks for anything else."""
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Page:
+    """Of one HTTP server: `index.html` at /, the others under /page/."""
+
+    def __init__(self, *, guarded: bool) -> None:
+        self._files: dict[str, tuple[bytes, str, str]] = {}
+        for file in resources.files(__name__).iterdir():
+            kind = _KINDS.get(file.name.rpartition(".")[2])
+            if kind is None:
+                continue
+            body = file.read_bytes()
+            if guarded:
+                body = body.replace(_OPEN, _GUARDED, 1)
+            path = "/" if file.name == "index.html" else f"/page/{file.name}"
+            self._files[path] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+        self.paths = frozenset(self._files)
+        """Where they are."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """One of the files; that it has not changed where the browser has it."""
+        body, kind, tag = self._files[request.path]
+        headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Security-Policy": _POLICY}
+        known = request.headers.get("If-None-Match", "")
+        if known.strip() == "*" or tag in (each.strip().removeprefix("W/") for each in known.split(",")):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)

@@ -1,0 +1,47 @@
+// Elements and text. What clients say (names above all) gets in as text only: nothing here takes HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const byId = (id) => document.getElementById(id);
+
+/** A new element; `props` are attributes, but `on...` listeners; children are elements or text. */
+export function el(tag, props = {}, ...children) {
+  return filled(document.createElement(tag), props, children);
+}
+
+export function svg(tag, props = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), props, children);
+}
+
+function filled(node, props, children) {
+  for (const [name, value] of Object.entries(props)) {
+    if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+/** Changes text only where it is other than before: a selection, a screen reader and the layout are left in peace. */
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function setTitle(node, text) {
+  if (node.title !== text) node.title = text;
+}
+
+/** A state as a badge: its mark tells it from others where colours do not. */
+export function setBadge(node, [mark, text, kind]) {
+  node.dataset.mark = mark;
+  node.className = `badge ${kind}`;
+  setText(node, text);
+}
+
+/** Has the children be these, in this order, moving none that is in its place. */
+export function setChildren(parent, children) {
+  children.forEach((child, index) => {
+    if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
+  });
+  while (parent.children.length > children.length) parent.lastElementChild.remove();
+}

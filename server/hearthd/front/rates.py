@@ -1,0 +1,41 @@
+"""How fast counters go, over the last seconds. Pure: the time is handed in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+WINDOW_S = 10.0
+"""Over which a rate is taken; less while less is known, more where nothing was heard in between."""
+STEP_S = 0.5
+"""A sample that comes sooner replaces the last one: however often somebody looks, few are kept."""
+LATE_S = 3.0
+"""Counters that were heard no later than this are those of now: device processes are asked every two seconds."""
+
+Number = int | float
+
+
+class Rates:
+    """Of counters that never go down."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, Mapping[str, Number]]] = deque()
+
+    def sample(self, now: float, counts: Mapping[str, Number]) -> None:
+        """The counters at one time, no earlier than the last."""
+        samples = self._samples
+        if len(samples) > 1 and now - samples[-2][0] < STEP_S:
+            samples.pop()
+        samples.append((now, counts))
+        while len(samples) > 2 and now - samples[1][0] >= WINDOW_S:
+            samples.popleft()
+
+    def per_second(self, now: float) -> dict[str, float]:
+        """Each counter's rate; empty until two samples are there. A counter that came later began from 0."""
+        if len(self._samples) < 2:
+            return {}
+        (since, before), (until, after) = self._samples[0], self._samples[-1]
+        seconds = (until if now - until < LATE_S else now) - since
+        if seconds <= 0:
+            return {}
+        return {name: max(0.0, (value - before.get(name, 0)) / seconds) for name, value in after.items()}

@@ -1,0 +1,43 @@
+"""What each tenant holds of a device, as its processes said last. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class TenantMemory:
+    """Of one device. Bytes in buffers, as requested."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, dict[str, int]] = {}
+        self._owners: dict[int, str] = {}
+
+    def belongs(self, generation: int, tenant: str) -> None:
+        """The process of this generation is one tenant's: whatever it says is that one's. Empty: several share it."""
+        self._owners[generation] = tenant
+
+    def hear(self, generation: int, stats: Mapping[str, Any]) -> None:
+        """What a process says of itself every now and then; what of it cannot be used is left out."""
+        said = stats.get("tenants")
+        entries = said.items() if isinstance(said, dict) else ()
+        sizes = {str(name): size for name, size in entries if type(size) is int and size > 0}
+        owner = self._owners.get(generation)
+        if owner is None:
+            sizes = {}
+        elif owner:
+            sizes = {owner: sum(sizes.values())} if sizes else {}
+        self._said[generation] = sizes
+
+    def leave(self, generation: int) -> None:
+        """The process is gone, with all that it held."""
+        self._said.pop(generation, None)
+        self._owners.pop(generation, None)
+
+    def by_tenant(self) -> dict[str, int]:
+        """The largest first."""
+        total: dict[str, int] = {}
+        for sizes in self._said.values():
+            for name, size in sizes.items():
+                total[name] = total.get(name, 0) + size
+        return dict(sorted(total.items(), key=lambda each: (-each[1], each[0])))

@@ -1,0 +1,53 @@
+"""What the status document says of a GPU: NVML's figures, memory by tenant, throughput. HEARTH_TEST_BACKEND=cuda."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from daemon.harness import BACKEND, DaemonProcess, wait_until
+from daemon.kernels import common
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
+
+SIZE = 1 << 30
+CYCLES = 100_000_000
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    process = DaemonProcess(tmp_path)
+    yield process
+    process.stop()
+    left = process.left_behind()
+    process.remove()
+    assert not left
+
+
+def test_a_gpu_at_work(daemon: DaemonProcess) -> None:
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        x = gpu.empty(SIZE, np.uint8)
+        spin = common(gpu, "spin")
+
+        def busy() -> bool:
+            spin((1,), (1,), (np.int64(CYCLES),))
+            gpu.synchronize()
+            x.set(np.zeros(SIZE, np.uint8))
+            gpu.synchronize()
+            return bool((daemon.status()["devices"][0]["throughput"]["busy_ratio"] or 0) > 0.05)
+
+        wait_until(busy, "a device that is busy", 30)
+        device = daemon.status()["devices"][0]
+        assert device["memory_by_tenant"] == [{"tenant": "default", "bytes": SIZE}]
+        assert device["memory"]["used_bytes"] >= SIZE and device["memory"]["total_bytes"] > SIZE
+        assert 0 < device["gpu"]["temperature"] < 120 and device["gpu"]["sm_clock"] > 1e8
+        rates = device["throughput"]
+        assert rates["received_bytes_per_second"] > SIZE / 100 and rates["launches_per_second"] > 0
+        assert 0.05 < rates["busy_ratio"] <= 1

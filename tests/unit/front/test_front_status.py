@@ -1,0 +1,258 @@
+"""What the status document says of the last seconds and of late: throughput, faults, traces, memory by tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import json
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.v1 import commands_pb2
+from hearthd.front.isolation import EVERYBODY, Key
+from hearthd.front.lately import Lately
+from hearthd.front.loss import Cause
+from hearthd.front.rates import LATE_S, WINDOW_S, Rates
+from hearthd.front.recent_faults import MOST, RecentFaults, seen_by
+from hearthd.front.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, TENANT_BYTES, RecentTrace, RecentTraces
+from hearthd.front.tenant_memory import TenantMemory
+from hearthd.front.tenants import Right, Tenant
+from hearthd.front.totals import Totals
+from hearthd.front.trace_file import convert
+
+ALICE = Tenant("alice", rights=frozenset({Right.READ}))
+BOB = Tenant("bob", rights=frozenset({Right.READ}), devices=frozenset({1}))
+OPERATOR = Tenant("operator")
+
+
+# ---- throughput ----
+
+
+def test_a_rate_is_that_of_the_last_seconds() -> None:
+    rates = Rates()
+    assert rates.per_second(0.0) == {}
+    rates.sample(0.0, {"launches": 100})
+    assert rates.per_second(0.0) == {}, "one sample says nothing of speed"
+    rates.sample(2.0, {"launches": 300, "bytes": 50})
+    assert rates.per_second(2.0) == {"launches": 100.0, "bytes": 25.0}
+    for second in range(4, 40, 2):  # it stands still
+        rates.sample(float(second), {"launches": 300, "bytes": 50})
+    assert rates.per_second(38.0) == {"launches": 0.0, "bytes": 0.0}
+
+
+def test_however_often_somebody_looks_the_window_is_as_long() -> None:
+    rates = Rates()
+    for step in range(3000):  # a hundred a second
+        rates.sample(step / 100, {"n": step})
+    assert rates.per_second(29.99)["n"] == pytest.approx(100)
+    assert len(rates._samples) < 40
+    assert rates._samples[-1][0] - rates._samples[0][0] == pytest.approx(WINDOW_S, abs=1)
+
+
+def test_a_device_that_says_nothing_any_more_slows_down() -> None:
+    rates = Rates()
+    rates.sample(0.0, {"n": 0})
+    rates.sample(2.0, {"n": 100})
+    assert rates.per_second(2.0 + LATE_S / 2) == {"n": 50.0}
+    assert rates.per_second(20.0) == {"n": 5.0}
+
+
+def test_counts_of_a_process_that_is_gone_are_in_the_sum() -> None:
+    totals = Totals()
+    totals.observe(1, {"counters": {"launches": 5}})
+    totals.observe(2, {"counters": {"launches": 7, "other": 1}})
+    assert totals.sums(("launches", "absent")) == {"launches": 12, "absent": 0}
+    totals.settle(1)
+    assert totals.sums(("launches",)) == {"launches": 12}
+
+
+# ---- faults ----
+
+
+def lost(
+    label: str = "fault", text: str = "kernel secret ran too long", kernels: tuple[str, ...] = ("secret",)
+) -> Cause:
+    return Cause(label, text, kernels)
+
+
+def test_faults_are_those_of_ones_own_processes_and_of_shared_ones() -> None:
+    faults = RecentFaults(0)
+    faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, Key("alice"), {"alice"})
+    [mine] = seen_by(ALICE, [faults])
+    assert mine.pop("time_unix") > 1e9
+    assert mine == {
+        "device": 0, "generation": 1, "reason": "fault", "detail": "kernel secret ran too long", "kernels": ["secret"],
+    }  # fmt: skip
+    assert seen_by(BOB, [faults]) == [] and len(seen_by(OPERATOR, [faults])) == 1
+
+
+@pytest.mark.parametrize(("involved", "told"), [({"bob"}, True), ({"alice"}, False), ({"alice", "bob"}, False),
+                                                ({"bob", ""}, False), (set(), False)])  # fmt: skip
+def test_of_a_shared_process_nobody_reads_the_kernels_of_others(involved: set[str], told: bool) -> None:
+    faults = RecentFaults(0)
+    faults.add(lost(), 3, EVERYBODY, involved)
+    [seen] = seen_by(BOB, [faults])
+    assert ("secret" in str(seen)) is told and seen["generation"] == 3
+    assert "secret" in str(seen_by(OPERATOR, [faults]))
+    faults.add(lost("signal", "its process was killed by SIGSEGV", ()), 4, None, involved)
+    assert "SIGSEGV" in seen_by(BOB, [faults])[0]["detail"], "that says nothing of anybody"
+
+
+def test_faults_are_bounded_and_the_newest_comes_first() -> None:
+    one, other = RecentFaults(0), RecentFaults(1)
+    for number in range(100):
+        (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, EVERYBODY, set())
+    seen = seen_by(OPERATOR, [one, other])
+    assert len(seen) == MOST and len(list(one)) == MOST
+    assert seen[0]["generation"] in (98, 99)
+    assert len(json.dumps(seen)) < MOST * 5000
+
+
+# ---- memory ----
+
+
+def test_memory_by_tenant() -> None:
+    memory = TenantMemory()
+    memory.hear(1, {"tenants": {"alice": 9}})  # a process that is nobody's yet
+    assert memory.by_tenant() == {}
+    memory.belongs(1, "alice")
+    memory.hear(1, {"tenants": {"alice": 9, "bob": 1}})
+    assert memory.by_tenant() == {"alice": 10}, "whatever a process says, it is its tenant's"
+    memory.belongs(2, "")
+    memory.hear(2, {"tenants": {"alice": 1, "bob": 90, "idle": 0, "odd": -1, "bool": True, "text": "5"}})
+    assert list(memory.by_tenant().items()) == [("bob", 90), ("alice", 11)]
+    for junk in ({}, {"tenants": None}, {"tenants": [1]}, {"tenants": 5}):
+        memory.hear(2, junk)
+    assert memory.by_tenant() == {"alice": 10}
+    memory.leave(1)
+    assert memory.by_tenant() == {}
+
+
+# ---- traces ----
+
+
+def trace(number: int, tenant: str = "alice", size: int = 10, device: int = 0, since: float = 0.0) -> RecentTrace:
+    return RecentTrace(f"id{number}", device, "s", tenant, 1, 1e9, 0.5, b"x" * size, since)
+
+
+def test_a_tenant_finds_its_own_traces_only() -> None:
+    traces = RecentTraces(lambda _: None, lambda: 0.0)
+    for number, (tenant, device) in enumerate((("alice", 0), ("bob", 0), ("bob", 1))):
+        traces.add(trace(number, tenant, device=device))
+    assert [each["id"] for each in traces.seen_by(OPERATOR)] == ["id2", "id1", "id0"]
+    assert [each["id"] for each in traces.seen_by(ALICE)] == ["id0"]
+    assert [each["id"] for each in traces.seen_by(BOB)] == ["id2"], "device 0 does not exist for it"
+    assert traces.find("id0", ALICE) and not traces.find("id0", BOB) and not traces.find("nothing", OPERATOR)
+    assert set(traces.seen_by(ALICE)[0]) == {
+        "id", "device", "session", "tenant", "events", "started_unix", "seconds"
+    }  # fmt: skip
+
+
+def test_traces_are_bounded_by_tenant_and_in_all() -> None:
+    now = itertools.count()
+    traces = RecentTraces(lambda _: None, lambda: float(next(now)))
+    traces.add(trace(-1, "bob"))
+    for number in range(20):
+        traces.add(trace(number))
+    assert len(traces.seen_by(ALICE)) == OF_TENANT and len(traces.seen_by(OPERATOR)) == OF_TENANT + 1
+    traces.add(trace(50, size=TENANT_BYTES - 5))
+    assert [each["id"] for each in traces.seen_by(ALICE)] == ["id50"]
+    traces.add(trace(51, size=TENANT_BYTES + 1))
+    assert traces.find("id50", ALICE) and not traces.find("id51", ALICE)
+    for number in range(100, 120):
+        traces.add(trace(number, f"tenant{number}", size=TENANT_BYTES // 2))
+    kept = [traces.find(each["id"], OPERATOR) for each in traces.seen_by(OPERATOR)]
+    assert sum(len(each.packed) for each in kept if each) <= MOST_BYTES
+    assert traces.find("id119", OPERATOR) and traces.find("id-1", OPERATOR), "room is made by who has most"
+
+
+def test_traces_go_after_a_while() -> None:
+    now = [0.0]
+    traces = RecentTraces(lambda _: None, lambda: now[0])
+    traces.add(trace(1))
+    now[0] = KEPT_S + 1
+    assert traces.find("id1", ALICE) is None and traces.seen_by(ALICE) == []
+
+
+def frame(body: bytes, channel: int = 7) -> Frame:
+    return Frame(Kind.TRACED, 0, channel, 0, body)
+
+
+def test_whose_a_trace_is_the_front_knows_and_not_the_device_process() -> None:
+    session: Any = SimpleNamespace(id="s1", tenant=ALICE)
+    link: Any = SimpleNamespace(ordinal=1, channels={7: SimpleNamespace(session_id="s1")})
+    traces = RecentTraces({"s1": session}.get)
+    good = {"events": 3, "epoch_ns": 10**18, "lasted_ns": 5 * 10**8, "tenant": "bob"}
+    traces._traced(link, frame(json.dumps(good).encode() + b"\npacked\nbytes"))
+    traces._traced(link, frame(json.dumps(good).encode() + b"\nx", channel=8))
+    [entry] = traces.seen_by(OPERATOR)
+    kept = traces.find(entry["id"], ALICE)
+    assert kept is not None and kept.packed == b"packed\nbytes" and len(kept.id) >= 20
+    assert (entry["tenant"], entry["session"], entry["device"], entry["seconds"]) == ("alice", "s1", 1, 0.5)
+    for bad in (b"", b"[]\n", b"{}\n", b'{"events": 1}\n', b'{"events": true, "epoch_ns": 1, "lasted_ns": 1}\n',
+                b'{"events": 1, "epoch_ns": NaN, "lasted_ns": 1}\n',
+                b'{"events": -1, "epoch_ns": 1, "lasted_ns": 1}\n'):  # fmt: skip
+        with pytest.raises(ValueError):
+            traces._traced(link, frame(bad))
+    assert len(traces.seen_by(OPERATOR)) == 1
+
+
+def test_a_trace_becomes_a_chart_or_an_error() -> None:
+    result = commands_pb2.TraceResult(epoch_ns=5, dropped=1)
+    result.events.add(name="launch", kernel="k", started_ns=10, ended_ns=30, seq=1)
+    packed = zlib.compress(result.SerializeToString())
+    chart = json.loads(gzip.decompress(convert(packed, "device 0: x")))
+    assert {entry["name"] for entry in chart["traceEvents"] if entry["ph"] == "X"} == {"k"}
+    assert chart["otherData"] == {"epoch_unix_ns": "5", "dropped": 1, "device": "device 0: x"}
+    for bad in (b"", b"junk", packed[:-3], zlib.compress(b"\xff" * 50), zlib.compress(bytes(80 << 20), 9)):
+        with pytest.raises(Exception, match=r"trace|pars|wire"):
+            convert(bad, "x")
+
+
+# ---- one answer for many ----
+
+
+def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
+    async def scenario() -> None:
+        now, found = [0.0], itertools.count()
+
+        async def find() -> int:
+            await asyncio.sleep(0)
+            return next(found)
+
+        lately = Lately(find, lambda: now[0])
+        assert await asyncio.gather(*(lately.get(1.0) for _ in range(50))) == [0] * 50
+        now[0] = 0.9
+        assert await lately.get(1.0) == 0 and await lately.get(0.5) == 1
+        now[0] = 5.0
+        gone = asyncio.ensure_future(lately.get(1.0))
+        stays = asyncio.ensure_future(lately.get(1.0))
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert await stays == 2, "who goes away takes it from nobody"
+        lately.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_is_kept_for_nobody() -> None:
+    async def scenario() -> None:
+        outcomes = iter([OSError("no"), 7])
+
+        async def find() -> int:
+            outcome = next(outcomes)
+            if isinstance(outcome, OSError):
+                raise outcome
+            return outcome
+
+        lately = Lately(find)
+        with pytest.raises(OSError, match="no"):
+            await lately.get(60.0)
+        assert await lately.get(60.0) == 7
+
+    asyncio.run(scenario())
