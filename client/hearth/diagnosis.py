@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from hearth.target import Target
 
 _PROBE_S = 2.0
+_AGAIN_S = 0.1
+"""When to look again for a daemon that is not there: it may be starting."""
 
 _NAME = "Hostname Verification Check failed"
 _DISTRUST = ("CERTIFICATE_VERIFY_FAILED", _NAME)
@@ -68,7 +70,7 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
         f"no daemon answers at {where}: {error.message}",
         reason="DEVICE_UNAVAILABLE",
         fix="start one with `hearthd serve`, or say where it is: hearth.connect('host:7421') or HEARTH_TARGET.",
-        retry_after=error.retry_after,
+        retry_after=error.retry_after or _AGAIN_S,
     )
 
 
