@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hearth.errors import TransferError as TransferError
     from hearth.errors import UnavailableError as UnavailableError
     from hearth.errors import UnsupportedError as UnsupportedError
+    from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
     from hearth.flight_record import FlightRecord as FlightRecord
     from hearth.function import Function as Function
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from hearth.pinned import zeros_pinned as zeros_pinned
     from hearth.prepared import Prepared as Prepared
     from hearth.profile import Profile as Profile
+    from hearth.progress import show_progress as show_progress
     from hearth.properties import DeviceInfo as DeviceInfo
     from hearth.properties import DeviceProperties as DeviceProperties
     from hearth.properties import MemoryUsage as MemoryUsage
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from hearth.properties import ProcessInfo as ProcessInfo
     from hearth.properties import SessionInfo as SessionInfo
     from hearth.readonly import read_only as read_only
+    from hearth.retries import retrying as retrying
     from hearth.stream import Event as Event
     from hearth.stream import Stream as Stream
     from hearth.stream import get_elapsed_time as get_elapsed_time
@@ -107,6 +110,7 @@ _HOMES = {
         "TransferError",
         "UnavailableError",
         "UnsupportedError",
+        "UnsupportedTypeError",
     ),
     "failure": ("Failure",),
     "flight_record": ("FlightRecord",),
@@ -120,8 +124,10 @@ _HOMES = {
     "pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
     "prepared": ("Prepared",),
     "profile": ("Profile",),
+    "progress": ("show_progress",),
     "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
     "readonly": ("read_only",),
+    "retries": ("retrying",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
     "tensor_map": ("Im2col", "TensorMap"),
     "trace": ("KernelActivity", "Trace", "TraceEvent"),
@@ -182,24 +188,29 @@ __all__ = [
     "TransferError",
     "UnavailableError",
     "UnsupportedError",
+    "UnsupportedTypeError",
     "__version__",
     "connect",
     "empty_like_pinned",
     "empty_pinned",
     "get_elapsed_time",
     "read_only",
+    "retrying",
+    "show_progress",
     "zeros_like_pinned",
     "zeros_pinned",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'hearth' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"hearth.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to type checkers there would be nothing that it has not
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'hearth' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"hearth.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -255,8 +255,8 @@ def _scalar(dtype: np.dtype[Any]) -> Parameter:
     elif dtype.kind == "f" and dtype.itemsize in (4, 8):
         code = "f" if dtype.itemsize == 4 else "d"
     alignment = dtype.alignment
-    if dtype.kind == "c" and dtype.itemsize <= 16:
-        alignment = dtype.itemsize  # float2, double2 and every complex class of CUDA are aligned to their size
+    if dtype.kind in "cW" and dtype.itemsize <= 16:  # W: ml_dtypes' complex of two halves
+        alignment = dtype.itemsize  # half2, float2, double2 and every complex class of CUDA are aligned to their size
     return Parameter(code, dtype.itemsize, alignment)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth import shapes, stream, strided
+from hearth.arithmetic import NoArithmetic
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
-from hearth.host_copies import HostCopies
+from hearth.exchange import Exchange
 from hearth.memory import Memory
 from hearth_proto import layouts
 from hearth_proto.v1 import commands_pb2
@@ -23,13 +24,15 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from hearth import casting as casts
     from hearth import ipc, tensor_map
     from hearth.device import Device
+    from hearth.properties import DeviceProperties
 
 _PATTERNS = (1, 2, 4, 8, 16)
 
 
-class DeviceArray(HostCopies):
+class DeviceArray(NoArithmetic, Exchange):
     """An array in a device's memory. Made by `Device.asarray`, `empty`, `zeros` and their like."""
 
     __slots__ = ("__weakref__", "_device")
@@ -70,6 +73,11 @@ class DeviceArray(HostCopies):
         freed = ", freed" if self._memory.owner is None else ""
         return f"DeviceArray(shape={self._shape}, dtype={self._dtype}, device={self._device.ordinal}{freed})"
 
+    def _repr_html_(self) -> str:
+        from hearth import display
+
+        return display.array(self)
+
     # ---- for other libraries ----
 
     def ipc(self) -> ipc.Exported:
@@ -84,11 +92,25 @@ class DeviceArray(HostCopies):
 
         return ipc.export(self)
 
+    def _properties(self) -> DeviceProperties:
+        return self._device.properties
+
     # ---- contents ----
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Sets what `x[index]` shows to a number, a host array or an array on the device, cast and broadcast as in
+        NumPy. One way; from the device itself nothing passes through the host.
+
+        Raises as ``x[index]`` does; `ArgumentError` and `DtypeError` for values that do not fit, `UnsupportedError` for
+        an array on the device that would be repeated along inner axes, or belongs to another session.
+        """
+        from hearth.assignment import assign
+
+        assign(self[index], value)
 
     def fill(self, value: Any, stream: stream.Stream | None = None) -> None:
         """Sets every element to `value`."""
-        element = _element(value, self._dtype)
+        element = shapes.element(value, self._dtype)
         if self._nbytes == 0:
             return
         pattern = element.tobytes()
@@ -155,11 +177,35 @@ class DeviceArray(HostCopies):
             attachment.submit(self._copy_command(handle, other, move))
 
     def copy(self, stream: stream.Stream | None = None) -> DeviceArray:
-        """A copy on the same device."""
+        """A copy on the same device, contiguous."""
         self._usable()
         fresh = allocate(self._device, self._shape, self._dtype, stream)
         fresh.copy_from(self, stream)
         return fresh
+
+    def flatten(self, stream: stream.Stream | None = None) -> DeviceArray:
+        """A copy on the same device, with one axis."""
+        return self.copy(stream).ravel()
+
+    def __copy__(self) -> DeviceArray:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> DeviceArray:
+        return self.copy()
+
+    def astype(
+        self, dtype: Any, stream: stream.Stream | None = None, *, casting: casts.Casting = "unsafe", copy: bool = True
+    ) -> DeviceArray:
+        """A copy on the same device with its elements converted; with ``copy=False``, itself where they need not be.
+
+        One way, by a kernel that the daemon compiles once for each pair of dtypes. Booleans, whole numbers, floats of
+        16 (also bfloat16), 32 and 64 bits and complex numbers are converted; of a complex number a real dtype has the
+        real part. What the new type does not hold becomes what C++ makes of it on the device. Raises `UnsupportedError`
+        for other dtypes, `DtypeError` where `casting` forbids it.
+        """
+        from hearth.casting import astype
+
+        return astype(self, dtype, stream, casting, copy)
 
     def tensor_map(
         self,
@@ -257,18 +303,3 @@ def allocate_many(
         DeviceArray(device, Memory(space, part.buffer, part.size), 0, shape, dtype)
         for part, (shape, dtype) in zip(command.allocate.parts, specs, strict=True)
     ]
-
-
-def _element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """`value` as one element of `dtype`. Raises `DtypeError` where it cannot be one."""
-    try:
-        element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DtypeError(f"{value!r} is no {dtype} ({error}).", reason="INVALID_ARGUMENT", fix="convert it.") from None
-    if element.shape != ():
-        raise ArgumentError(
-            f"fill takes one value, not an array of shape {element.shape}.",
-            reason="INVALID_ARGUMENT",
-            fix="use x.set(np.broadcast_to(a, x.shape)).",
-        )
-    return element

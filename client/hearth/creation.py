@@ -39,7 +39,9 @@ class Creation:
         progress: bool | Progress | None = None,
     ) -> DeviceArray:
         """`a` on this device: uploaded; copied from another device of the session, as by `DeviceArray.copy_from`; or
-        itself, where it lies here already with that dtype.
+        itself, where it lies here already with that dtype. `a` is anything that `np.asarray` takes or that speaks
+        DLPack; also an array in this process's own GPU memory (CuPy, PyTorch), which is copied there, where the daemon
+        has that GPU on this host. An array of this session with another dtype is converted as by `DeviceArray.astype`.
 
         An ordinary host array is captured when the call returns, and may be changed then. One in pinned memory
         (`hearth.empty_pinned`, or a C-contiguous part of such) is read by the device itself, in the order of the
@@ -54,9 +56,7 @@ class Creation:
                     reason="UNSUPPORTED",
                     fix="go through the host: gpu.asarray(x.get()); or use a hearth.Group over both.",
                 )
-            if dtype is not None and shapes.dtype_of(dtype) != a.dtype:
-                a = a.get()
-            elif a._connection is self._connection:
+            if a._connection is self._connection and (dtype is None or shapes.dtype_of(dtype) == a.dtype):
                 return a
         return self.array(a, dtype, stream, blocking=blocking, progress=progress)
 
@@ -70,21 +70,41 @@ class Creation:
         progress: bool | Progress | None = None,
     ) -> DeviceArray:
         """As `asarray`, always new memory."""
-        if isinstance(obj, DeviceArray) and dtype in (None, obj.dtype):
+        wanted = None if dtype is None else shapes.dtype_of(dtype)
+        if isinstance(obj, DeviceArray):
+            same = obj._device._node._session is self._self()._node._session
+            if same and (wanted is None or wanted == obj.dtype or _converts(obj.dtype, wanted)):
+                return self._from_session(obj, wanted, stream)
+            obj = obj.get()  # another session's; or strings and dates, which only the host converts
+        made: list[DeviceArray] = []
+
+        def upload(host: np.ndarray[Any, Any]) -> None:
+            fresh = allocate(self._self(), host.shape, shapes.dtype_of(host.dtype), stream)
+            fresh._write(host, stream, progress, blocking)
+            made.append(fresh)
+
+        if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
+            upload(_host(obj, wanted))
+        else:
+            from hearth import foreign
+
+            found = foreign.on_gpu(obj)
+            if found is not None:
+                fresh = foreign.copied(obj, found, self._self(), stream)
+                return fresh if wanted is None else fresh.astype(wanted, stream, copy=False)
+            foreign.with_host_array(obj, wanted, upload)
+        return made[0]
+
+    def _from_session(self, obj: DeviceArray, wanted: np.dtype[Any] | None, stream: Stream | None) -> DeviceArray:
+        """A copy of an array of one of the session's devices."""
+        if wanted is not None and wanted != obj.dtype:
+            obj = obj.astype(wanted, stream if obj._connection is self._connection else None)
             if obj._connection is self._connection:
-                return obj.copy(stream)
-            if obj._device._node._session is self._self()._node._session:
-                fresh = allocate(self._self(), obj.shape, obj.dtype, stream)
-                fresh.copy_from(obj, stream)
-                return fresh
-        try:
-            host = np.asarray(obj, None if dtype is None else shapes.dtype_of(dtype), order="C")
-        except (TypeError, ValueError) as error:
-            raise DtypeError(
-                f"this {type(obj).__name__} makes no array ({error}).", reason="INVALID_ARGUMENT", fix="see np.asarray"
-            ) from None
-        fresh = allocate(self._self(), host.shape, shapes.dtype_of(host.dtype), stream)
-        fresh._write(host, stream, progress, blocking)
+                return obj
+        if obj._connection is self._connection:
+            return obj.copy(stream)
+        fresh = allocate(self._self(), obj.shape, obj.dtype, stream)
+        fresh.copy_from(obj, stream)
         return fresh
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> DeviceArray:
@@ -158,6 +178,21 @@ class Creation:
     def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> DeviceArray:
         """An array of `fill_value` with the shape and dtype of `a`."""
         return self.full(a.shape, fill_value, a.dtype if dtype is None else dtype, stream)
+
+
+def _host(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(obj, dtype, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DtypeError(
+            f"this {type(obj).__name__} makes no array ({error}).", reason="INVALID_ARGUMENT", fix="see np.asarray."
+        ) from None
+
+
+def _converts(since: np.dtype[Any], to: np.dtype[Any] | None) -> bool:
+    from hearth import casting
+
+    return casting.known(since, to)
 
 
 def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:

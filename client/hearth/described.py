@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hearth import shapes
 from hearth.errors import UnsupportedError
 
 _MAX_AXES = 64
@@ -17,6 +18,8 @@ _MAX_AXES = 64
 _PLAIN = re.compile(r"[<>|=]?(b1|[iufc][0-9]{1,2}|[SU][0-9]{1,9}|[mM]8(\[[0-9a-zA-Z]{1,8}\])?)")
 _NAMED = re.compile(r"[a-z][a-z0-9_]{2,31}")
 """Those of packages: bfloat16 and its like."""
+_REGISTERED = 2
+"""What `np.dtype.isbuiltin` says of them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class PublishedArray:
 
 def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """Shape and dtype for who attaches. Raises `UnsupportedError` for a dtype that a name does not describe."""
-    name = dtype.str if dtype.kind != "V" else dtype.name
+    name = dtype.str if dtype.isbuiltin == 1 or dtype.kind in "SUmM" else dtype.name
     if _dtype_named(name) != dtype:
         raise UnsupportedError(
             f"dtype {dtype} cannot be described to others by a name.",
@@ -67,10 +70,12 @@ def _dtype_named(name: str) -> np.dtype[Any] | None:
     plain = _PLAIN.fullmatch(name) is not None
     if not plain and _NAMED.fullmatch(name) is None:
         return None
-    try:
-        dtype = np.dtype(name)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if not dtype.itemsize or dtype.hasobject or not (plain or dtype.kind == "V"):
+    dtype = shapes.named(name)  # a package's, which this process may not have imported
+    if dtype is None:
+        try:
+            dtype = np.dtype(name)
+        except (TypeError, ValueError, OverflowError):
+            return None
+    if not dtype.itemsize or dtype.hasobject or not (plain or dtype.isbuiltin == _REGISTERED):
         return None
     return dtype

@@ -199,6 +199,11 @@ class Device(Creation, Dispatching, Durability, Published):
         """Gives unused pool memory back to the device."""
         self._connection.call(commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup()))
 
+    def _repr_html_(self) -> str:
+        from hearth import display
+
+        return display.device(self)
+
     def __repr__(self) -> str:
         properties = self._opened.properties
         return f"<hearth.Device {self.ordinal}: {properties.name} ({properties.backend}) on {self._node.name}>"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hearth.target import Target
 
 _PROBE_S = 2.0
+_AGAIN_S = 0.1
+"""When to look again for a daemon that is not there: it may be starting."""
 
 _NAME = "Hostname Verification Check failed"
 _DISTRUST = ("CERTIFICATE_VERIFY_FAILED", _NAME)
@@ -93,7 +95,7 @@ def _nobody(where: str, error: HearthError, why: str = "", fix: str = "") -> Con
         f"no daemon answers at {where}: {why or _short(error.message)}",
         reason="DEVICE_UNAVAILABLE",
         fix=fix or "start one with `hearthd serve`, or say where it is: hearth.connect('host:7421') or HEARTH_TARGET.",
-        retry_after=error.retry_after,
+        retry_after=error.retry_after or _AGAIN_S,
     )
 
 

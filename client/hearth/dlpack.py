@@ -1,16 +1,48 @@
-"""DLPack capsules, by ctypes: https://dmlc.github.io/dlpack/latest/ (version 0.8, `DLManagedTensor`)."""
+"""DLPack capsules, by ctypes: https://dmlc.github.io/dlpack/latest/ (versions 0.8 and 1.0).
+
+Made for who takes an array from here, and taken from whoever makes them.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
-from typing import Any
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import TYPE_CHECKING, Any
+
+from hearth import shapes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy as np
+
+CPU, CUDA, CUDA_HOST = 1, 2, 3
+"""kDLCPU, kDLCUDA, kDLCUDAHost."""
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 """kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool, by NumPy's kind."""
-_BFLOAT = 4
+_NAMED = {
+    "bfloat16": 4, "float8_e3m4": 7, "float8_e4m3": 8, "float8_e4m3b11fnuz": 9, "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
+}  # fmt: skip
+"""Those of `ml_dtypes`."""
 _NAME = b"dltensor"
+_NAME_VERSIONED = b"dltensor_versioned"
+_IS_COPIED = 2
+"""DLPACK_FLAG_BITMASK_IS_COPIED"""
 
 
 class _Tensor(ctypes.Structure):
@@ -34,9 +66,22 @@ class _Managed(ctypes.Structure):
     """DLManagedTensor."""
 
 
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned: who is not given one has to take the memory as read-only."""
+
+
 _Deleter = CFUNCTYPE(None, POINTER(_Managed))
+_VersionedDeleter = CFUNCTYPE(None, POINTER(_Versioned))
 _Destructor = CFUNCTYPE(None, c_void_p)
 _Managed._fields_ = (("tensor", _Tensor), ("context", c_void_p), ("deleter", _Deleter))
+_Versioned._fields_ = (
+    ("major", c_uint32),
+    ("minor", c_uint32),
+    ("context", c_void_p),
+    ("deleter", _VersionedDeleter),
+    ("flags", c_uint64),
+    ("tensor", _Tensor),
+)
 
 _new = ctypes.pythonapi.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, (c_void_p, c_char_p, _Destructor)
@@ -57,34 +102,121 @@ def _delete(managed: Any) -> None:
 
 def _destroy(capsule: int) -> None:
     """Of the capsule: who has taken the tensor has renamed it, and calls the deleter itself."""
-    if _is_valid(capsule, _NAME):
-        _delete(ctypes.cast(_pointer(capsule, _NAME), POINTER(_Managed)))
+    for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _Versioned)):
+        if _is_valid(capsule, name):
+            _delete(ctypes.cast(_pointer(capsule, name), POINTER(kind)))
 
 
-_deleter, _destructor = _Deleter(_delete), _Destructor(_destroy)  # kept: C code has their addresses
+_deleter, _versioned_deleter = _Deleter(_delete), _VersionedDeleter(_delete)
+_destructor = _Destructor(_destroy)  # kept, these three: C code has their addresses
 
 
 def capsule(
-    owner: object, address: int, device: tuple[int, int], shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any
+    owner: object,
+    address: int,
+    device: tuple[int, int],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: Any,
+    *,
+    max_version: tuple[int, int] | None = None,
+    copied: bool = False,
 ) -> Any:
-    """A capsule of the array at `address` (`strides` in bytes), which keeps `owner` while anybody has it.
+    """A capsule of the array at `address` (`strides` in bytes), which keeps `owner` while anybody has it. `max_version`
+    is the consumer's: from 1.0 on it is told that it may write, and whether this is a copy.
 
     Raises `BufferError` for what DLPack has no name for.
     """
-    code = _BFLOAT if dtype.name == "bfloat16" else _CODES.get(dtype.kind)
+    code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
     if code is None or not dtype.isnative or any(step % dtype.itemsize for step in strides):
         raise BufferError(f"DLPack has no arrays of {dtype} like this one")
     axes = len(shape)
     lengths = (c_int64 * max(axes, 1))(*shape)
     steps = (c_int64 * max(axes, 1))(*(step // dtype.itemsize for step in strides))
     number = next(_numbers)
-    managed = _Managed()
+    managed: Any
+    if max_version is not None and max_version[0] >= 1:
+        managed, name = _Versioned(major=1, minor=0, flags=_IS_COPIED if copied else 0), _NAME_VERSIONED
+        managed.deleter = _versioned_deleter
+    else:
+        managed, name = _Managed(), _NAME
+        managed.deleter = _deleter
     managed.tensor = _Tensor(address, *device, axes, code, dtype.itemsize * 8, 1, lengths, steps, 0)
     managed.context = number
-    managed.deleter = _deleter
     _kept[number] = (owner, managed, lengths, steps)
     try:
-        return _new(ctypes.addressof(managed), _NAME, _destructor)
+        return _new(ctypes.addressof(managed), name, _destructor)
     except BaseException:
         del _kept[number]
         raise
+
+
+_rename = ctypes.pythonapi.PyCapsule_SetName
+_rename.restype, _rename.argtypes = c_int, (c_void_p, c_char_p)
+_NAME_USED = b"used_dltensor"  # kept: a capsule has but the address of its name
+
+
+class Taken:
+    """A tensor out of somebody's capsule, to be used in a ``with`` block: its maker hears of the end."""
+
+    def __init__(self, made: Any) -> None:
+        """Raises `BufferError` for what is no capsule, was taken before, or has a dtype that NumPy does not."""
+        if not _is_valid(id(made), _NAME):
+            raise BufferError("no DLPack capsule of a tensor that nobody has taken yet")
+        self._managed = ctypes.cast(_pointer(id(made), _NAME), POINTER(_Managed))
+        tensor = self._managed.contents.tensor
+        self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
+        self.device: tuple[int, int] = (tensor.device_type, tensor.device_id)
+        self.shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+        step = self.dtype.itemsize
+        self.strides = (
+            tuple(tensor.strides[axis] * step for axis in range(tensor.ndim))
+            if tensor.strides
+            else shapes.strides_of(self.shape, step)
+        )
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        _rename(id(made), _NAME_USED)
+
+    def host(self) -> np.ndarray[Any, Any]:
+        """Of host memory: the array, in place. It must not be used after the block."""
+        import numpy as np
+
+        if 0 in self.shape:
+            return np.empty(self.shape, self.dtype)
+        first = last = 0
+        for length, stride in zip(self.shape, self.strides, strict=True):
+            first, last = first + min(0, stride * (length - 1)), last + max(0, stride * (length - 1))
+        memory: Any = (c_uint8 * (last - first + self.dtype.itemsize)).from_address(self.address + first)
+        return np.ndarray(self.shape, self.dtype, memory, -first, self.strides)
+
+    def __enter__(self) -> Taken:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        deleter = self._managed.contents.deleter
+        if deleter:
+            deleter(self._managed)
+
+
+def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
+    import numpy as np
+
+    if lanes == 1 and bits % 8 == 0:
+        for name, named in _NAMED.items():
+            found = shapes.named(name) if named == code else None
+            if found is not None and found.itemsize * 8 == bits:
+                return found
+        for kind, plain in _CODES.items():
+            if plain == code and code != _CODES["b"]:
+                try:
+                    return np.dtype(f"{kind}{bits // 8}")
+                except TypeError:
+                    break
+        if code == _CODES["b"] and bits == 8:
+            return np.dtype(np.bool_)
+    raise BufferError(
+        f"DLPack's type {code} of {bits} bits and {lanes} lanes is no dtype here (bfloat16 and 8-bit floats take the "
+        "package ml_dtypes)"
+    )

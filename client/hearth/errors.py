@@ -22,6 +22,13 @@ class HearthError(Exception):
     broken = False
     """Whether the connection broke, so that the daemon had no say in it."""
 
+    @property
+    def retryable(self) -> bool:
+        """Whether nothing of what was asked has run, and asking again after `retry_after` seconds may help: no room, no
+        quota or no daemon at that time. See `hearth.retrying`.
+        """
+        return self.retry_after is not None and self.reason in _NOT_BEGUN and not self.failures and not self.broken
+
     def __init__(
         self,
         message: str,
@@ -126,6 +133,10 @@ class UnsupportedError(HearthError):
     """The daemon, the device or this version of the client cannot do this."""
 
 
+class UnsupportedTypeError(UnsupportedError, TypeError):
+    """What NumPy does with its arrays and an array on a device does not: arithmetic, comparisons, pickling."""
+
+
 class UnavailableError(HearthError):
     """The daemon or the device does not take work: draining, or fenced after too many faults."""
 
@@ -160,6 +171,9 @@ class ArgumentError(HearthError, ValueError):
 class DtypeError(HearthError, TypeError):
     """A type that cannot be right: an array of another dtype, an object array."""
 
+
+_NOT_BEGUN = frozenset({"QUEUE_FULL", "QUOTA_EXCEEDED", "SESSION_LIMIT", "DRAINING", "DEVICE_UNAVAILABLE"})
+"""With these, and a time to come again, the daemon has refused what it was asked before it began."""
 
 _BY_REASON: Mapping[str, type[HearthError]] = {
     "COMPILE_FAILED": CompileError,

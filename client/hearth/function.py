@@ -226,6 +226,11 @@ class Function(Attributes):
 
         return launch
 
+    def _repr_html_(self) -> str:
+        from hearth import display
+
+        return display.function(self)
+
     def __repr__(self) -> str:
         return f"<hearth.Function {self.name} of device {self._connection.ordinal}>"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hearth import arguments
+from hearth import arguments, progress
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -103,5 +103,6 @@ class Attributes:
             attachment = self._connection.attachment()
             command = commands_pb2.Command()
             command.describe_function.function = self._handle_on(attachment)
-            self._described = self._connection.call(command, attachment=attachment).function
+            with progress.waiting("compile"):
+                self._described = self._connection.call(command, attachment=attachment).function
         return self._described

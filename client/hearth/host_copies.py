@@ -52,10 +52,6 @@ class HostCopies(Views):
             host[...] = into
         return host
 
-    def item(self) -> Any:
-        """The only element, as a Python object."""
-        return self.get().item()
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError("an array on a device cannot be seen by the host without a copy")

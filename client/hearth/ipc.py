@@ -52,13 +52,15 @@ class Exported:
         self._release = weakref.finalize(self, _abandon, self._session, array._connection, mapping, number)
         self._release.atexit = False  # the process's mappings end with it, and the session's exports with that
 
-    def __getattr__(self, name: str) -> Any:
-        # Libraries look whether it is there: on the CPU it has to be missing.
-        if name == "__cuda_array_interface__" and self._mapping.cuda:
-            return {**self._interface(), "version": 3, "stream": None}
-        if name == "__array_interface__" and not self._mapping.cuda:
-            return {**self._interface(), "version": 3}
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    if not TYPE_CHECKING:  # to type checkers there would be nothing that it has not
+
+        def __getattr__(self, name: str) -> Any:
+            # Libraries look whether it is there: on the CPU it has to be missing.
+            if name == "__cuda_array_interface__" and self._mapping.cuda:
+                return {**self._interface(), "version": 3, "stream": None}
+            if name == "__array_interface__" and not self._mapping.cuda:
+                return {**self._interface(), "version": 3}
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _interface(self) -> dict[str, Any]:
         array = self._array
@@ -121,7 +123,13 @@ class Exported:
         another device is asked for, and for a dtype that DLPack does not have."""
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("an exported array is seen where it lies: neither copied nor on another device")
-        return dlpack.capsule(self, self.address, self.__dlpack_device__(), self.shape, self.strides, self.dtype)
+        return self._capsule(max_version)
+
+    def _capsule(self, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
+        return dlpack.capsule(
+            self, self.address, self.__dlpack_device__(), self.shape, self.strides, self.dtype,
+            max_version=max_version, copied=copied,
+        )  # fmt: skip
 
     # ---- the end ----
 

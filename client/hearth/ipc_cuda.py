@@ -25,6 +25,8 @@ _DEINITIALIZED = 4
 """CUDA_ERROR_DEINITIALIZED: the process is about to end."""
 _NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: CUDA_VISIBLE_DEVICES hides every GPU, or there is none."""
+_DEVICE_ORDINAL = 9
+"""CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL"""
 _KDLCUDA = 2
 
 
@@ -51,6 +53,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuCtxSynchronize": (),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuPointerGetAttribute": (POINTER(c_int), c_int, c_ulonglong),
+    "cuMemcpy": (c_ulonglong, c_ulonglong, c_size_t),
     "cuMemImportFromShareableHandle": (POINTER(c_ulonglong), c_void_p, c_int),
     "cuMemAddressReserve": (POINTER(c_ulonglong), c_size_t, c_size_t, c_ulonglong, c_ulonglong),
     "cuMemMap": (c_ulonglong, c_size_t, c_size_t, c_ulonglong, c_ulonglong),
@@ -101,6 +106,7 @@ class CudaDevice:
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self._driver = driver
         self.ordinal = ordinal
+        self.dlpack_device = (_KDLCUDA, ordinal)
         self._context = c_void_p()
         device = c_int()
         driver.call("cuDeviceGet", byref(device), ordinal)
@@ -126,6 +132,21 @@ class CudaDevice:
             finally:
                 driver.call("cuMemRelease", handle)  # the mapping keeps it
         return CudaMapping(self, address.value, size)
+
+    def copy(self, to: int, since: int, size: int, stream: int | None) -> None:
+        """`size` bytes from any GPU of this process to memory that is mapped here, once `stream` (None: everything that
+        this process has given that GPU) has come so far; done when it returns."""
+        driver, ordinal = self._driver, c_int()
+        driver.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, since)
+        source = self if ordinal.value == self.ordinal else CudaDevice(driver, ordinal.value)
+        with _Current(driver, source._context):
+            if stream is None:
+                driver.call("cuCtxSynchronize")
+            else:
+                driver.call("cuStreamSynchronize", c_void_p(stream))
+        with _Current(driver, self._context):
+            driver.call("cuMemcpy", to, since, size)
+            driver.call("cuCtxSynchronize")
 
     def unmap(self, address: int, size: int) -> None:
         """When all that this process has given the GPU is done."""
@@ -161,7 +182,7 @@ class CudaMapping:
 
     def __init__(self, device: CudaDevice, address: int, size: int) -> None:
         self.address = address
-        self.dlpack_device = (_KDLCUDA, device.ordinal)
+        self.dlpack_device = device.dlpack_device
         self._device = device
         self._size = size
         self._lock = threading.Lock()

@@ -28,6 +28,11 @@ class Mapping(Protocol):
 class Device(Protocol):
     """A device whose memory this process can map."""
 
+    @property
+    def dlpack_device(self) -> tuple[int, int]:
+        """Its type and number, to DLPack."""
+        ...
+
     def map(self, file: int, size: int) -> Mapping:
         """All `size` bytes of what the open file stands for; the file stays the caller's. Raises `UnsupportedError`."""
         ...
@@ -44,6 +49,8 @@ def device_of(properties: DeviceProperties) -> Device:
 
 class HostDevice:
     """The CPU backend's memory: a memfd."""
+
+    dlpack_device = (1, 0)
 
     def map(self, file: int, size: int) -> Mapping:
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from hearth import shapes
+from hearth import progress, shapes
 from hearth import stream as streams
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
@@ -144,7 +144,8 @@ class RawModule:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.describe_module.module = self._handle_on(attachment)
-        return self._connection.call(command, attachment=attachment, timeout=timeout).module
+        with progress.waiting("compile"):
+            return self._connection.call(command, attachment=attachment, timeout=timeout).module
 
     def _handle_on(self, attachment: Attachment) -> int:
         """Its handle, on the attachment that is about to be used: after a loss it is loaded again."""

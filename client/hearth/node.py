@@ -38,6 +38,7 @@ def connect(
     isolation: Literal["shared", "dedicated"] | None = None,
     launch_timeout: float = 0.0,
     lanes: bool = True,
+    wait_for_ready: bool = False,
 ) -> Node:
     """Opens a session on a node's daemon.
 
@@ -56,6 +57,9 @@ def connect(
     device processes where the daemon, on this host and reached over its Unix socket, offers that; and, over TCP, large
     arrays, by connections of their own.
 
+    `wait_for_ready`, as in gRPC: where no daemon answers, or one that is starting, draining or full, tries again for
+    `timeout` seconds in all before it raises that; without it at once.
+
     Raises `ConnectError`; `AuthenticationError`; `QuotaExceededError` where there are too many sessions;
     `UnsupportedError` for a protocol version that the daemon does not speak.
     """
@@ -71,11 +75,23 @@ def connect(
         raise ArgumentError(
             f"isolation is {isolation!r}.", reason="INVALID_ARGUMENT", fix='use "shared", "dedicated" or None.'
         )
-    found = targets.resolve(target)
-    shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
     dedicated = None if isolation is None else isolation == "dedicated"
-    session = open_session(found, shown, timeout, name, dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes)
-    return Node(session)
+
+    def attempt(within: float | None = None) -> Node:
+        found = targets.resolve(target)  # each time: a daemon that starts makes its socket
+        shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
+        return Node(
+            open_session(
+                found, shown, timeout, name,
+                dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within,
+            )
+        )  # fmt: skip
+
+    if not wait_for_ready:
+        return attempt()
+    from hearth.retries import persist
+
+    return persist(attempt, timeout)
 
 
 class Node:
@@ -218,6 +234,11 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        from hearth import display
+
+        return display.node(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._session.connections)} devices"

@@ -41,9 +41,11 @@ def open_session(
     dedicated: bool | None = None,
     launch_timeout: float = 0.0,
     lanes: bool = True,
+    within: float | None = None,
 ) -> NodeSession:
-    """Connects and opens a session: with frames where the daemon takes them, else with gRPC. Raises `ConnectError`
-    saying what was tried, or what the daemon answers."""
+    """Connects and opens a session: with frames where the daemon takes them, else with gRPC. `timeout` is the
+    session's, `within` that of the attempt, if it is another. Raises `ConnectError` saying what was tried, or what the
+    daemon answers."""
     from hearth import __version__
 
     request = node_pb2.OpenSessionRequest(
@@ -53,9 +55,10 @@ def open_session(
         isolation=_ISOLATION[dedicated],
         launch_timeout_ns=int(launch_timeout * 1e9),
     )
-    found = _by_frames(target, credentials, request, timeout) if lanes else None
+    within = timeout if within is None else within
+    found = _by_frames(target, credentials, request, within) if lanes else None
     if found is None:
-        found = _by_grpc(target, credentials, request, timeout)
+        found = _by_grpc(target, credentials, request, within)
     transport, opened = found
     from hearth.node_session import NodeSession
 

@@ -73,6 +73,16 @@ class Profile:
             return
         self._result = self._connection.report(command, attachment=self._attachment).profile
 
+    def __repr__(self) -> str:
+        times = self._result
+        state = "running" if times is None else f"{times.device_ns} ns on the device, {times.wall_ns} ns in all"
+        return f"<hearth.Profile: {state}>"
+
+    def _repr_html_(self) -> str:
+        from hearth import display
+
+        return display.profile(self)
+
     def _done(self) -> commands_pb2.ProfileResult:
         if self._result is None:
             raise ArgumentError(

@@ -213,6 +213,11 @@ class MemoryUsage:
     bytes_durable: int = 0
     """Host memory of the daemon for copies of this session's durable arrays."""
 
+    def _repr_html_(self) -> str:
+        from hearth import display
+
+        return display.memory(self)
+
     @classmethod
     def of(cls, message: commands_pb2.MemoryUsageResult) -> MemoryUsage:
         """From the wire."""

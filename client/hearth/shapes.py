@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
@@ -13,6 +14,7 @@ from hearth.errors import ArgumentError, DtypeError
 
 Shape = SupportsIndex | Sequence[SupportsIndex]
 _MAX_BYTES = 2**63 - 1
+_ML_DTYPE = re.compile(r"(b?float|b?complex|u?int)[0-9][0-9a-z_]{0,20}")
 
 
 def shape_of(value: Shape) -> tuple[int, ...]:
@@ -36,7 +38,10 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     try:
         dtype = np.dtype(value)
     except TypeError as error:
-        raise DtypeError(f"{value!r} is no dtype ({error}).", reason="INVALID_ARGUMENT", fix="np.float32") from None
+        found = named(value) if isinstance(value, str) else None
+        if found is None:
+            raise DtypeError(f"{value!r} is no dtype ({error}).", reason="INVALID_ARGUMENT", fix="np.float32") from None
+        dtype = found
     if dtype.hasobject:
         raise DtypeError(
             f"dtype {dtype} holds Python objects, which cannot lie in device memory.",
@@ -49,6 +54,49 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     return native
 
 
+def reinterpreted(value: Any) -> np.dtype[Any]:
+    """A dtype that bytes on a device can be seen as. Raises `DtypeError` also for another byte order than this
+    machine's: nothing is converted there."""
+    dtype = dtype_of(value)
+    if not (isinstance(value, str) and named(value)) and not np.dtype(value).isnative:
+        raise DtypeError(
+            f"dtype {np.dtype(value)} has another byte order than the device.",
+            reason="INVALID_ARGUMENT",
+            fix="see it as bytes, x.view(np.uint8), and convert on the host: x.get().view(dtype).",
+        )
+    return dtype
+
+
+def named(name: str) -> np.dtype[Any] | None:
+    """A dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name, where that package is installed."""
+    if _ML_DTYPE.fullmatch(name) is None:
+        return None
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    kind = getattr(ml_dtypes, name, None)
+    try:
+        return np.dtype(kind) if isinstance(kind, type) and issubclass(kind, np.generic) else None
+    except TypeError:
+        return None
+
+
+def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """`value` as one element of `dtype`. Raises `DtypeError` where it cannot be one."""
+    try:
+        element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DtypeError(f"{value!r} is no {dtype} ({error}).", reason="INVALID_ARGUMENT", fix="convert it.") from None
+    if element.shape != ():
+        raise ArgumentError(
+            f"fill takes one value, not an array of shape {element.shape}.",
+            reason="INVALID_ARGUMENT",
+            fix="use x.set(np.broadcast_to(a, x.shape)).",
+        )
+    return element
+
+
 def bytes_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     """The size in bytes. Raises `ArgumentError` where it does not fit 63 bits."""
     size = math.prod(shape) * dtype.itemsize
@@ -59,6 +107,44 @@ def bytes_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
             fix="check how the shape is computed.",
         )
     return size
+
+
+def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[int]:
+    """Which axes go. Raises IndexError for one that is not there, `ArgumentError` for one that is longer than 1."""
+    if axis is None:
+        return {at for at, length in enumerate(shape) if length == 1}
+    gone = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
+    longer = sorted(at for at in gone if shape[at] != 1)
+    if longer:
+        raise ArgumentError(
+            f"axis {longer[0]} of shape {shape} is {shape[longer[0]]} long; only axes of 1 can be left out.",
+            reason="INVALID_ARGUMENT",
+            fix="squeeze() leaves out all that can be.",
+        )
+    return gone
+
+
+def permutation(axes: int, given: Sequence[Any]) -> tuple[int, ...]:
+    """The order of axes that `transpose` was given, in one of NumPy's ways. Raises `ArgumentError`."""
+    if len(given) == 1 and (given[0] is None or isinstance(given[0], Sequence)):
+        given = given[0] or ()
+    if not given:
+        return tuple(reversed(range(axes)))
+    order = tuple(_axis(at, axes) for at in given)
+    if sorted(order) != list(range(axes)):
+        raise ArgumentError(
+            f"{tuple(given)} does not name each of {axes} axes once.",
+            reason="INVALID_ARGUMENT",
+            fix="give every axis, e.g. transpose(0, 2, 1).",
+        )
+    return order
+
+
+def _axis(value: SupportsIndex, axes: int) -> int:
+    at = operator.index(value)
+    if not -axes <= at < axes:
+        raise IndexError(f"axis {at} is out of bounds for an array with {axes} axes")
+    return at % axes
 
 
 def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hearth.errors import UnsupportedError
+from hearth.memory import OnDevice
 from hearth_proto.layouts import Rows, contiguous
 
 
@@ -37,8 +38,7 @@ class Move(NamedTuple):
 def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selection:
     """What `index` selects: integers, slices, `...` and None for a new axis, as in NumPy's basic indexing.
 
-    Raises IndexError as NumPy does, and `UnsupportedError` for steps back, steps on the last axis, masks, and lists of
-    indices.
+    Raises IndexError as NumPy does, and `UnsupportedError` for steps back, masks, and lists of indices.
     """
     offset = 0
     lengths: list[int] = []
@@ -52,16 +52,16 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
         length, stride = shape[axis], strides[axis]
         if isinstance(part, slice):
             chosen = range(*part.indices(length))
-            if chosen.step < 0 or (chosen.step > 1 and len(chosen) > 1 and axis == len(shape) - 1):
+            if chosen.step < 0 and len(chosen) > 1:
                 raise _unsupported(
                     f"step {chosen.step} on axis {axis} of shape {tuple(shape)}",
-                    "a step goes forward, and not along the last axis: use x.get()[...], or a kernel.",
+                    "a step goes forward: use x.get()[...], or a kernel.",
                 )
             offset += chosen.start * stride if chosen else 0
             lengths.append(len(chosen))
             steps.append(stride * chosen.step)
         else:
-            at = _integer(part, index)
+            at = _integer(part)
             if not -length <= at < length:
                 raise IndexError(f"index {at} is out of bounds for axis {axis} with size {length}")
             offset += at % length * stride
@@ -83,17 +83,21 @@ def _expanded(axes: int, index: Any) -> list[Any]:
     return parts[:at] + rest + parts[at + 1 :]
 
 
-def _integer(part: Any, index: Any) -> int:
-    if isinstance(part, bool | np.bool_) or not hasattr(part, "__index__"):
-        raise _unsupported(f"{index!r}", "index with integers and slices, or use x.get()[...].")
+def _integer(part: Any) -> int:
+    if isinstance(part, int) and not isinstance(part, bool):
+        return part
+    if isinstance(part, bool | np.bool_) or getattr(part, "dtype", None) == np.bool_:
+        raise _unsupported("a mask", "read and select here, x.get()[mask], or select in a kernel.")
+    if isinstance(part, list | tuple | np.ndarray | OnDevice) and (not hasattr(part, "ndim") or part.ndim):
+        raise _unsupported("a list of indices", "take views one by one, read x.get()[indices], or gather in a kernel.")
     try:
         return int(part.__index__())
-    except TypeError:  # an array that is no scalar
-        raise _unsupported(f"{index!r}", "index with integers and slices, or use x.get()[...].") from None
+    except (AttributeError, TypeError):
+        raise IndexError(f"{part!r} is no index: integers, slices (`:`), ellipsis (`...`) and None are") from None
 
 
 def _unsupported(what: str, fix: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} does not select rows of memory.", reason="UNSUPPORTED", fix=fix)
+    return UnsupportedError(f"{what} does not select rows of memory, as a view does.", reason="UNSUPPORTED", fix=fix)
 
 
 def no_rows(shape: Sequence[int]) -> UnsupportedError:

@@ -96,6 +96,11 @@ class Trace:
             )
         return self._result
 
+    def _repr_html_(self) -> str:
+        from hearth import display
+
+        return display.trace(self)
+
     def __repr__(self) -> str:
         state = "running" if self._result is None else f"{len(self._result.events)} events"
         return f"<hearth.Trace of {self._name}: {state}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -82,6 +83,12 @@ class Views(OnDevice):
             raise TypeError("len() of an array without axes")
         return self._shape[0]
 
+    def __iter__(self) -> Iterator[DeviceArray]:
+        """Views of its rows, along the first axis; of its elements, where it has but one."""
+        if not self._shape:
+            raise TypeError("an array without axes has no rows to go through; x.item() reads its element")
+        return (self[row] for row in range(self._shape[0]))
+
     def _contiguous(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         rows = layouts.rows_of(shape, strides, self._dtype.itemsize)
         return rows is not None and rows.dense
@@ -103,8 +110,9 @@ class Views(OnDevice):
     def __getitem__(self, index: Any) -> DeviceArray:
         """A view: integers, slices, `...` and None, as in NumPy, of what lies in rows at one distance.
 
-        That is, contiguous memory, or one axis cut: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]`` of a matrix.
-        Raises `UnsupportedError` for steps along the last axis or back, masks, lists, and what is no such rows.
+        That is, contiguous memory, or one axis cut: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. An element is
+        a view, too, without axes: ``x[3].item()`` reads it. Raises IndexError as NumPy does, and `UnsupportedError` for
+        steps back, masks, lists of indices, and what is no such rows.
         """
         if index is Ellipsis:
             return self._view(0, self._shape, self._dtype, self._strides)
@@ -127,12 +135,39 @@ class Views(OnDevice):
         return self._view(0, fresh, self._dtype, strides)
 
     def ravel(self) -> DeviceArray:
-        """A view with one axis. Raises `UnsupportedError` where it is not contiguous."""
+        """A view with one axis. Raises `UnsupportedError` where that takes a copy: see `flatten`."""
         return self.reshape(self.size)
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> DeviceArray:
+        """A view without the axes of length 1, or without those of `axis`. Raises `ArgumentError` for a longer one."""
+        gone = shapes.squeezed(self._shape, axis)
+        kept = [at for at in range(self.ndim) if at not in gone]
+        strides = None if self._strides is None else tuple(self._strides[at] for at in kept)
+        return self._view(0, tuple(self._shape[at] for at in kept), self._dtype, strides)
+
+    @property
+    def T(self) -> DeviceArray:
+        """As `transpose`."""
+        return self.transpose()
+
+    def transpose(self, *axes: int | Sequence[int] | None) -> DeviceArray:
+        """A view with its axes in another order, by default in reverse, as far as rows of memory can be seen so: of an
+        array with one axis, or where only axes of length 1 change places. Raises `UnsupportedError` for any other."""
+        order = shapes.permutation(self.ndim, axes)
+        strides = self.strides
+        shape, moved = tuple(self._shape[at] for at in order), tuple(strides[at] for at in order)
+        if layouts.rows_of(shape, moved, self.itemsize) is None:
+            raise UnsupportedError(
+                f"an array of shape {self._shape} is not transposed to {shape} without moving its elements.",
+                reason="UNSUPPORTED",
+                fix="have the kernel take its indices in the other order, transpose in a kernel, or on the host: "
+                "gpu.asarray(x.get().transpose(...)).",
+            )
+        return self._view(0, shape, self._dtype, moved)
 
     def view(self, dtype: Any) -> DeviceArray:
         """The same bytes as another dtype; the last axis, which has to be contiguous then, changes as in NumPy."""
-        fresh = shapes.dtype_of(dtype)
+        fresh = shapes.reinterpreted(dtype)
         if fresh.itemsize == self._dtype.itemsize:
             return self._view(0, self._shape, fresh, self._strides)
         if not self._shape or self._shape[-1] * self._dtype.itemsize % fresh.itemsize:

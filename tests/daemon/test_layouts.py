@@ -182,7 +182,7 @@ def test_rows_keep_the_order_of_their_stream(gpu: hearth.Device) -> None:
 
 def test_what_cannot_be_a_view_says_what_to_do(gpu: hearth.Device) -> None:
     x = gpu.zeros((4, 5, 6))
-    for cut in ((slice(None), slice(0, 2), slice(0, 2)), (..., slice(None, None, 2)), slice(None, None, -1)):
+    for cut in ((slice(None), slice(0, 2), slice(0, 2)), (..., slice(None, None, 4)), slice(None, None, -1)):
         with pytest.raises(hearth.UnsupportedError) as caught:
             x[cut]
         assert caught.value.fix

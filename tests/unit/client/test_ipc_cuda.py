@@ -161,3 +161,20 @@ def test_a_process_that_can_use_no_gpu(monkeypatch: pytest.MonkeyPatch, status: 
         load()
     assert fix in error.value.fix and "x.get()" in error.value.fix and error.value.details["status"] == str(status)
     assert error.value.reason == "UNSUPPORTED"
+
+
+@pytest.mark.parametrize(("stream", "waits"), [(None, "cuCtxSynchronize"), (7, "cuStreamSynchronize")])
+def test_memory_of_this_process_is_copied(stream: int | None, waits: str) -> None:
+    """After what its maker has begun, also on another GPU; and done when it returns."""
+    library = Library()  # says that the source is on GPU 0
+    device(library).copy(ADDRESS, 0x700000000000, 4096, stream)
+    after = library.calls[library.calls.index("cuPointerGetAttribute") :]
+    assert after == [
+        "cuPointerGetAttribute", "cuDeviceGet", "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent_v2", waits, "cuCtxPopCurrent_v2",
+        "cuCtxPushCurrent_v2", "cuMemcpy", "cuCtxSynchronize", "cuCtxPopCurrent_v2",
+    ]  # fmt: skip
+    assert library.seen["cuPointerGetAttribute"][1:] == (9, 0x700000000000)
+    assert library.seen["cuMemcpy"] == (ADDRESS, 0x700000000000, 4096)
+    if stream is not None:
+        assert library.seen["cuStreamSynchronize"] == (stream,)

@@ -1,0 +1,144 @@
+"""Calls made again where the daemon says that it may help: by gRPC's rules, as far as they are for people.
+
+The wait before the next attempt is what the daemon said (`HearthError.retry_after`, gRPC's RetryInfo), and no less than
+a pause that grows from attempt to attempt; both with a share of chance, so that those who were refused together do not
+come back together. All attempts have one deadline, and nobody waits for one that would come too late.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from hearth.errors import ArgumentError, ConnectError, HearthError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_FIRST_S = 0.1
+_GROWTH = 1.6
+_MOST_S = 5.0
+_SPREAD = 0.2
+_AGAIN = frozenset({"DEVICE_LOST", "BUFFER_LOST", "SESSION_EXPIRED", "TRANSFER_ABORTED"})
+"""Also made again where what was done before may be done twice."""
+
+
+def retrying(
+    *, timeout: float = 60.0, idempotent: bool = False, on_retry: Callable[[HearthError, float], object] | None = None
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Has a function called again, for `timeout` seconds in all, where the daemon had no room or was not there.
+
+    >>> @hearth.retrying(timeout=30)
+    ... def train(gpu): ...
+
+    Only what has not begun is made again by itself: errors that are `HearthError.retryable`. So the function should do
+    one thing that can be refused, or be one that may run twice: with ``idempotent=True`` it is also called again when a
+    device, its arrays, the session or the connection were lost on the way, and has to make anew what it needs of them.
+    `on_retry` is told the error and the seconds until the next attempt. When there is no time for another, the last
+    error is raised. Coroutine functions are awaited again.
+    """
+    if timeout <= 0:
+        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+
+    def next_pause(error: HearthError, pauses: Pauses) -> float | None:
+        pause = pauses.after(error) if may_repeat(error, idempotent) else None
+        if pause is not None and on_retry is not None:
+            on_retry(error, pause)
+        return pause
+
+    def wrap(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        if inspect.iscoroutinefunction(function):
+            return cast("Callable[_P, _T]", _awaiting(function, timeout, next_pause))
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **keywords: _P.kwargs) -> _T:
+            pauses = Pauses(timeout)
+            while True:
+                try:
+                    return function(*args, **keywords)
+                except HearthError as error:
+                    pause = next_pause(error, pauses)
+                    if pause is None:
+                        raise
+                time.sleep(pause)
+
+        return call
+
+    return wrap
+
+
+def _awaiting(
+    function: Callable[..., Awaitable[Any]],
+    timeout: float,
+    next_pause: Callable[[HearthError, Pauses], float | None],
+) -> Callable[..., Awaitable[Any]]:
+    """The same for a coroutine function."""
+    import asyncio
+
+    @functools.wraps(function)
+    async def call(*args: Any, **keywords: Any) -> Any:
+        pauses = Pauses(timeout)
+        while True:
+            try:
+                return await function(*args, **keywords)
+            except HearthError as error:
+                pause = next_pause(error, pauses)
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+
+    return call
+
+
+def persist(attempt: Callable[[float], _T], timeout: float) -> _T:
+    """What `attempt` gives, once it does: called with the seconds that are left, and again after what is retryable."""
+    pauses = Pauses(timeout)
+    while True:
+        try:
+            return attempt(max(pauses.left, _FIRST_S))
+        except HearthError as error:
+            pause = pauses.after(error) if error.retryable else None
+            if pause is None:
+                raise
+        time.sleep(pause)
+
+
+def may_repeat(error: HearthError, idempotent: bool) -> bool:
+    """Whether what failed so may be done again."""
+    if error.retryable:
+        return True
+    return idempotent and (error.reason in _AGAIN or error.broken or isinstance(error, ConnectError))
+
+
+class Pauses:
+    """How long to wait before each next attempt, until `timeout` seconds have passed."""
+
+    def __init__(
+        self,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[float, float], float] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._deadline = clock() + timeout
+        self._pause = _FIRST_S
+        self._chance = chance
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._deadline - self._clock()
+
+    def after(self, error: HearthError) -> float | None:
+        """Seconds to wait after `error`; None: the next attempt would come too late."""
+        if self._chance is None:
+            import random  # not before something broke: it takes a while to import
+
+            self._chance = random.uniform
+        pause = max(error.retry_after or 0.0, self._pause * self._chance(1 - _SPREAD, 1.0))
+        pause *= self._chance(1.0, 1 + _SPREAD)  # never before the time that was said
+        self._pause = min(_MOST_S, self._pause * _GROWTH)
+        return pause if pause < self.left else None

@@ -1,0 +1,144 @@
+"""The package as people get it: the wheel, unpacked where nothing else of this repository is seen.
+
+Its types as mypy and pyright find them from outside, its files and its metadata.
+"""
+
+from __future__ import annotations
+
+import email
+import email.message
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.programs import program
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+GOOD, WRONG = HERE / "good_program.py", HERE / "wrong_program.py"
+EXPECTED = {
+    number: found[1]
+    for number, line in enumerate(WRONG.read_text().splitlines(), 1)
+    if (found := re.search(r"# E: ([a-z-]+)$", line))
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has the wheel, and what it depends on from the present one: a path file
+    names it, whose own path files, the editable install's among them, are not followed."""
+    folder = tmp_path_factory.mktemp("user")
+    venv.EnvBuilder(symlinks=True).create(folder)
+    site = next(folder.glob("lib/python*/site-packages"))
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(site)
+    (site / "present.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{sysconfig.get_paths()['platlib']}\n")
+    return folder / "bin" / "python"
+
+
+def clean() -> Mapping[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH", "VIRTUAL_ENV")}
+
+
+def test_it_is_the_wheel_that_is_looked_at(python: Path) -> None:
+    code = "import hearth, hearth_proto, hearthd; print(hearth.__file__, hearth_proto.__file__, hearthd.__file__)"
+    found = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, env=clean(), check=True, cwd=python.parent
+    )
+    assert all(Path(each).is_relative_to(python.parents[1]) for each in found.stdout.split())
+
+
+def test_mypy_takes_what_is_right_and_finds_what_is_wrong(python: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file=",
+        "--python-executable", str(python), "--cache-dir", str(tmp_path / "cache"), str(GOOD), str(WRONG),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=clean(), cwd=tmp_path, timeout=110, check=False)
+    found: dict[int, str] = {}
+    for line in done.stdout.splitlines():
+        said = re.match(r"(.*?):(\d+): error: (.*)  \[([a-z-]+)\]$", line)
+        if said is None:
+            assert ": note: " in line, line + done.stderr
+            continue
+        assert said[1].endswith(WRONG.name), f"what is right was refused: {line}"
+        found[int(said[2])] = said[4]
+    assert found == EXPECTED, done.stdout
+
+
+def test_pyright_agrees(python: Path, tmp_path: Path) -> None:
+    for each in (GOOD, WRONG):  # it looks at what lies beside its settings
+        shutil.copy(each, tmp_path)
+    settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [program("pyright"), "--project", str(tmp_path), "--pythonpath", str(python), "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean(), cwd=tmp_path, timeout=110, check=False)
+    said = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
+    lines = {each["range"]["start"]["line"] + 1 for each in said if each["file"].endswith(WRONG.name)}
+    right = [
+        f"{each['range']['start']['line'] + 1}: {each['message']}" for each in said if each["file"].endswith(GOOD.name)
+    ]
+    assert not right and set(EXPECTED) <= lines, done.stdout
+
+
+def test_what_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"hearth", "hearthd", "hearth_proto"}
+    assert {"hearth/py.typed", "hearth_proto/py.typed"} <= names
+    assert not [name for name in names if re.search(r"(^|/)(tests?|conftest|\.|__pycache__)|\.pyc$", name)]
+    here = {
+        f"{package}/{path.relative_to(ROOT / home / package)}"
+        for home, package in (("client", "hearth"), ("server", "hearthd"), ("proto", "hearth_proto"))
+        for path in (ROOT / home / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert here <= names, "a part of a package was left out"
+
+
+def metadata(wheel: Path, name: str) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as files:
+        (path,) = (each for each in files.namelist() if each.endswith(f".dist-info/{name}"))
+        return email.message_from_bytes(files.read(path))
+
+
+def test_what_it_says_of_itself(wheel: Path) -> None:
+    said = metadata(wheel, "METADATA")
+    assert said["Name"] == "hearth-gpu" and said["Requires-Python"] == ">=3.11"
+    assert said["Version"] == re.search(r'__version__ = "(.*)"', (ROOT / "client/hearth/__init__.py").read_text())[1]  # type: ignore[index]
+    assert "Typing :: Typed" in said.get_all("Classifier", []) and said["Summary"] and said.get_payload()
+    plain = [each for each in said.get_all("Requires-Dist", []) if "extra ==" not in each]
+    assert {re.split(r"[^a-z]", each)[0] for each in plain} == {"grpcio", "protobuf", "numpy"}
+    assert {"server", "cuda12", "cuda13", "cpu", "dev"} <= set(said.get_all("Provides-Extra", []))
+    with zipfile.ZipFile(wheel) as files:
+        (path,) = (each for each in files.namelist() if each.endswith(".dist-info/entry_points.txt"))
+        assert files.read(path).decode().split("\n")[1:3] == [
+            "hearth = hearth.cli.main:main",
+            "hearthd = hearthd.cli:main",
+        ]
+    assert metadata(wheel, "WHEEL")["Root-Is-Purelib"] == "true"
+
+
+def test_what_it_depends_on_fits_together() -> None:
+    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    assert not [line for line in checked.stdout.splitlines() if line.startswith("hearth")], checked.stdout

@@ -1,0 +1,44 @@
+"""Mistakes that type checkers find: each line that has one says so, with mypy's code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hearth
+
+
+def arrays(gpu: hearth.Device) -> None:
+    x = gpu.zeros(4, np.float32)
+    x + x  # E: operator
+    2 * x  # E: operator
+    print(x < 3)  # E: operator
+    x.sum()  # E: attr-defined
+    x.get("out")  # E: arg-type
+    x.fill()  # E: call-arg
+    x.astype(np.int32, casting="any")  # E: arg-type
+    x.shape = (2, 2)  # E: misc
+    x.copy_from(np.zeros(4))  # E: arg-type
+    text: str = x.nbytes  # E: assignment
+    print(text)
+
+
+def launches(gpu: hearth.Device) -> None:
+    kernel = gpu.RawModule(code=3).get_function("f")  # E: arg-type
+    kernel((1,), (1,), 5)  # E: arg-type
+    kernel((1,), (1,), (), threads=4)  # E: call-arg
+    gpu.RawKernel("code")  # E: call-arg
+    gpu.stream(priority="high")  # E: arg-type
+
+
+def sessions() -> None:
+    node = hearth.connect(7421)  # E: arg-type
+    hearth.connect(isolation="none")  # E: arg-type
+    hearth.connect(timout=3)  # E: call-arg
+    node.device("0")  # E: arg-type
+    node.devices[0].nothing()  # E: attr-defined
+    hearth.nothing()  # E: attr-defined
+    hearth.retrying(30)  # E: call-arg
+    try:
+        node.close()
+    except hearth.CompileError as error:
+        error.log.append("")  # E: attr-defined
