@@ -126,14 +126,7 @@ class Trace:
         shows never overlaps, as the format asks of it: on the host a command is shown from its arrival, or from when
         the one before it was out of the way, to its submission; ``args`` has all of its times.
         """
-        result = self._done()
-        chart = _Chart(self._name)
-        for number, event in enumerate(self.events, 1):
-            chart.add(number, event)
-        for kernel in self.kernels:
-            chart.add_kernel(kernel)
-        other = {"epoch_unix_ns": str(result.epoch_ns), "dropped": result.dropped, "device": self._name}
-        return {"traceEvents": chart.entries, "displayTimeUnit": "ns", "otherData": other}
+        return document(self._name, self._done())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing."""
@@ -142,6 +135,8 @@ class Trace:
 
     def __enter__(self) -> Trace:
         attachment = self._connection.attachment()
+        if self._connection.recorder is not None:
+            self._connection.recorder.pause(self._connection)
         self._result = self._events = None
         command = commands_pb2.Command()
         command.start_trace.max_events = self._max_events
@@ -156,7 +151,11 @@ class Trace:
         command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
         if error is not None and not self._attachment.alive:
             return  # it is the news; the trace was lost with the device
-        self._result = self._connection.call(command, attachment=self._attachment).trace
+        try:
+            self._result = self._connection.call(command, attachment=self._attachment).trace
+        finally:
+            if self._connection.recorder is not None:
+                self._connection.recorder.resume(self._connection, self._result)
 
     def _done(self) -> commands_pb2.TraceResult:
         if self._result is None:
@@ -168,6 +167,17 @@ class Trace:
     def __repr__(self) -> str:
         state = "running" if self._result is None else f"{len(self._result.events)} events"
         return f"<hearth.Trace of {self._name}: {state}>"
+
+
+def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:
+    """As `Trace.to_json`, of the device `name`."""
+    chart = _Chart(name)
+    for number, event in enumerate(result.events, 1):
+        chart.add(number, _event(event))
+    for kernel in result.kernels:
+        chart.add_kernel(_kernel(kernel))
+    other = {"epoch_unix_ns": str(result.epoch_ns), "dropped": result.dropped, "device": name}
+    return {"traceEvents": chart.entries, "displayTimeUnit": "ns", "otherData": other}
 
 
 class _Chart:

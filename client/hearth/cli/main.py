@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hearth import __version__
-from hearth.cli import bench
+from hearth.cli import bench, doctor, run, trace
 from hearth.cli.complaint import complain
 from hearth.errors import ArgumentError, HearthError
 
@@ -23,7 +23,7 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 """As a shell says that SIGINT ended a command."""
 
-_COMMANDS = (bench,)
+_COMMANDS = (bench, run, trace, doctor)
 
 
 class _Parser(argparse.ArgumentParser):
