@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hearth.reply import Reply
     from hearth.shared_memory import SharedMemory
     from hearth.stripes import Stripes
+    from hearth.tracing import Recorder
     from hearth.transport.base import Transport
 
 _RETRY_S = 0.05
@@ -61,6 +62,8 @@ class Connection:
         self.durables = Durables()
         self.turns = Turns()
         """What the device has presented in groups."""
+        self.recorder: Recorder | None = None
+        """HEARTH_TRACE's."""
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
@@ -144,6 +147,8 @@ class Connection:
         attachment.session.reverts = self.durables.any
         attachment.adopt(space)
         self._attachment = attachment
+        if self.recorder is not None:
+            self.recorder.attached(self, attachment)
 
     def _ended(self, attachment: Attachment, error: HearthError, report: bool) -> None:
         if attachment.session.device_lost and attachment.space is not None:

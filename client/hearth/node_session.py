@@ -21,6 +21,7 @@ from hearth.outgoing import Limits
 from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
+    from hearth.tracing import Recorder
     from hearth.transport.base import Transport
 
 _SETTLE_S = 5.0
@@ -47,6 +48,8 @@ class NodeSession:
             for device in opened.devices
         }
         self.closed = False
+        self.recorder: Recorder | None = None
+        """HEARTH_TRACE's."""
         self._closing = threading.Lock()
         self._keeper: SimpleQueue[NodeSession | Callable[[], object] | None] = SimpleQueue()
         interval = opened.lease_ns / 3e9 or None
@@ -73,6 +76,8 @@ class NodeSession:
             if self.closed:
                 return
             self.closed = True
+            if self.recorder is not None:
+                self.recorder.finish()
             self._keeper.put(None)
             self.refusal = self.refusal or closed()
             for connection in self.connections.values():

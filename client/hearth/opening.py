@@ -65,7 +65,17 @@ def open_session(
     transport.lanes = transport.lanes and lanes
     transport.stripes = transport.stripes if lanes else 0
     transport.metadata = of_session(opened.session_token)
-    return NodeSession(transport, opened, timeout)
+    session = NodeSession(transport, opened, timeout)
+    path = os.environ.get("HEARTH_TRACE")
+    if path:
+        from hearth.tracing import follow
+
+        try:
+            session.recorder = follow(session, path)
+        except BaseException:
+            session.close()
+            raise
+    return session
 
 
 def _by_frames(

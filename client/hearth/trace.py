@@ -63,8 +63,7 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """The trace in Chrome's Trace Event Format, as Perfetto reads it; see `hearth_proto.traces.chrome_trace`."""
-        result = self._done()
-        return chrome_trace(self._name, self.events, self.kernels, epoch_ns=result.epoch_ns, dropped=result.dropped)
+        return document(self._name, self._done())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing."""
@@ -73,6 +72,8 @@ class Trace:
 
     def __enter__(self) -> Trace:
         attachment = self._connection.attachment()
+        if self._connection.recorder is not None:
+            self._connection.recorder.pause(self._connection)
         self._result = self._events = None
         command = commands_pb2.Command()
         command.start_trace.max_events = self._max_events
@@ -87,7 +88,11 @@ class Trace:
         command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
         if error is not None and not self._attachment.alive:
             return  # it is the news; the trace was lost with the device
-        self._result = self._connection.call(command, attachment=self._attachment).trace
+        try:
+            self._result = self._connection.call(command, attachment=self._attachment).trace
+        finally:
+            if self._connection.recorder is not None:
+                self._connection.recorder.resume(self._connection, self._result)
 
     def _done(self) -> commands_pb2.TraceResult:
         if self._result is None:
@@ -104,3 +109,10 @@ class Trace:
     def __repr__(self) -> str:
         state = "running" if self._result is None else f"{len(self._result.events)} events"
         return f"<hearth.Trace of {self._name}: {state}>"
+
+
+def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:
+    """As `Trace.to_json`, of the device `name`."""
+    return chrome_trace(
+        name, events_of(result), list(kernels_of(result)), epoch_ns=result.epoch_ns, dropped=result.dropped
+    )

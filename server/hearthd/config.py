@@ -26,7 +26,15 @@ from hearthd.front.tenants import Directory
 __all__ = ["Config", "ConfigError", "check_exposure", "load", "settings", "tenants"]
 
 FOREIGN_VARIABLES = frozenset(
-    {"HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY"}
+    {
+        "HEARTH_TARGET",
+        "HEARTH_TOKEN",
+        "HEARTH_TOKEN_FILE",
+        "HEARTH_CA",
+        "HEARTH_CERTIFICATE",
+        "HEARTH_KEY",
+        "HEARTH_TRACE",
+    }
 )
 """Variables of the clients, which share the prefix."""
 FILE_VARIABLE = "HEARTH_CONFIG"

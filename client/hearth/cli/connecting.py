@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hearth.errors import ArgumentError
 
@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='"host:7421", "https://host:7421", "unix:/run/hearth/hearth.sock"; else HEARTH_TARGET, else the usual '
         "socket, else 127.0.0.1:7421",
     )
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `connect` alone, for commands whose positional arguments are others."""
     options = parser.add_argument_group("connection")
     token = options.add_mutually_exclusive_group()
     token.add_argument("--token", help="else HEARTH_TOKEN; others on this host can read a command line")
@@ -40,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def connect(arguments: argparse.Namespace) -> Node:
-    """A session on the daemon that the arguments name. Raises what `hearth.connect` raises."""
+def connect(arguments: argparse.Namespace, **options: Any) -> Node:
+    """A session on the daemon that the arguments name; `options`: further keywords of `hearth.connect`, whose errors
+    are raised."""
     from hearth.node import connect as connect_to
 
     return connect_to(
@@ -52,6 +58,7 @@ def connect(arguments: argparse.Namespace) -> Node:
         certificate=arguments.certificate,
         key=arguments.key,
         insecure=arguments.insecure,
+        **options,
     )
 
 

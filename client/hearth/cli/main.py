@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hearth import __version__
-from hearth.cli import bench, completion, devices, operate, sessions, status, top
+from hearth.cli import bench, completion, devices, doctor, operate, run, sessions, status, top, trace
 from hearth.cli.complaint import complain
 from hearth.errors import ArgumentError, HearthError
 
@@ -24,7 +24,7 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 """As a shell says that SIGINT ended a command."""
 
-_COMMANDS = (status, top, devices, sessions, bench, operate, completion)
+_COMMANDS = (status, top, devices, sessions, run, trace, bench, doctor, operate, completion)
 
 
 _ENDS = """exit status:

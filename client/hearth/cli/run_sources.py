@@ -1,0 +1,99 @@
+"""The code of `hearth run`, and the headers that go with it: the daemon sees none of this machine's files.
+
+What a source includes is looked for here, beside the file that includes it and in the folders of ``-I``, as a
+compiler would, and travels with the source. What is not found here is left to the compiler, which has its own headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hearth.errors import ArgumentError
+
+_INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)""", re.MULTILINE)
+MAX_HEADERS = 1000
+MAX_BYTES = 64 << 20
+BINARY = (".cubin", ".fatbin", ".ptx")
+
+
+def read_code(path: str) -> bytes:
+    """The file. Raises `ArgumentError`."""
+    data = _read(path)
+    if not data.strip():
+        raise _wrong(f"{path!r} is empty", "name a file with a kernel in it")
+    return data
+
+
+def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """What the source includes and is found here, by the names by which it is included; `given` come first. Raises
+    `ArgumentError` for a folder that is none, or a header that cannot be read."""
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise _wrong(
+                f"-I {folder!r} is no folder", "name one of this machine's; its headers travel with the source"
+            )
+    if path.endswith(BINARY) or b"\0" in code:
+        return {}
+    found = dict(given)
+    waiting = [(Path(path).parent, code.decode("utf-8", "replace"))]
+    waiting += [(Path(), text) for text in given.values()]
+    size = 0
+    while waiting:
+        beside, text = waiting.pop()
+        for match in _INCLUDE.finditer(text):
+            name = match[1] or match[2]
+            if name in found:
+                continue
+            places = [beside, *map(Path, folders)] if match[1] else [*map(Path, folders)]
+            header = next((place / name for place in places if (place / name).is_file()), None)
+            if header is None:
+                continue
+            found[name] = _text(str(header))
+            size += len(found[name])
+            if len(found) > MAX_HEADERS or size > MAX_BYTES:
+                raise _wrong(f"{path!r} includes more than {MAX_HEADERS} headers or 64 MiB", "give a smaller -I")
+            waiting.append((header.parent, found[name]))
+    return found
+
+
+def given_headers(texts: Sequence[str]) -> dict[str, str]:
+    """``--header FILE``, included by its name without folders, or ``--header NAME=FILE``. Raises `ArgumentError`."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals:
+            name, path = Path(text).name, text
+        if not name or not path:
+            raise _wrong(f"--header {text!r} is neither FILE nor NAME=FILE", "e.g. --header include/tile.h=src/tile.h")
+        if name in found:
+            raise _wrong(f"the header {name!r} is given twice", "give each once; --header NAME=FILE names it otherwise")
+        found[name] = _text(path)
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError:
+        raise _wrong(f"the header {path!r} is no text in UTF-8", "convert it") from None
+
+
+def _read(path: str) -> bytes:
+    try:
+        file = Path(path)
+        if not file.exists() or file.is_file():
+            return file.read_bytes()
+        kind = "a folder" if file.is_dir() else "no ordinary file"
+        if file.is_dir():
+            raise _wrong(f"{path!r} is {kind}", "name a file")
+        return file.read_bytes()  # /dev/stdin, a pipe
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise (error if isinstance(error, ArgumentError) else
+               _wrong(f"{path!r} cannot be read: {why}", "name a file that you may read")) from None  # fmt: skip
+
+
+def _wrong(what: str, fix: str) -> ArgumentError:
+    return ArgumentError(f"{what}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")

@@ -1,0 +1,200 @@
+"""What a trace says: time by kernel, transfers with their rates, streams, and when a device had nothing to do.
+
+Pure: from a document of Chrome's Trace Event Format, as `hearth.Trace.save` and HEARTH_TRACE write it, to plain data.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GAPS = 5
+_HOST = "host, "
+_KERNELS = "kernels of "
+
+
+@dataclass
+class Row:
+    """Work of one name. Times in microseconds."""
+
+    name: str
+    count: int = 0
+    total_us: float = 0.0
+    max_us: float = 0.0
+    bytes: int = 0
+
+    def add(self, us: float, size: int) -> None:
+        self.count += 1
+        self.total_us += us
+        self.max_us = max(self.max_us, us)
+        self.bytes += size
+
+    @property
+    def mean_us(self) -> float:
+        return self.total_us / self.count if self.count else 0.0
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """10**9 bytes a second; None where it took no time that could be measured."""
+        return self.bytes / self.total_us / 1e3 if self.total_us else None
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A stretch in which a device had nothing to do."""
+
+    device: str
+    start_us: float
+    us: float
+    after: str
+    before: str
+
+
+@dataclass(frozen=True)
+class Track:
+    """One stream of one device."""
+
+    device: str
+    stream: str
+    commands: int
+    busy_us: float
+    ratio: float
+    """Of the time from the device's first command to its last."""
+
+
+@dataclass
+class Summary:
+    """All of it; rows with the most time first."""
+
+    span_us: float = 0.0
+    devices: list[tuple[str, float, float]] = field(default_factory=list)
+    """Name, time with work, time from the first command to the last."""
+    kernels: list[Row] = field(default_factory=list)
+    transfers: list[Row] = field(default_factory=list)
+    others: list[Row] = field(default_factory=list)
+    streams: list[Track] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    errors: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How many, by command and reason."""
+    dropped: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class _Span:
+    track: tuple[Any, Any]
+    name: str
+    start: float
+    end: float
+
+
+class NotATraceError(ValueError):
+    """The document is something else; the text says what."""
+
+
+def summarize(document: Any) -> Summary:
+    """Raises `NotATraceError`."""
+    entries = (
+        document if isinstance(document, list) else document.get("traceEvents") if isinstance(document, dict) else None
+    )
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise NotATraceError("it has no list of traceEvents")
+    processes, threads = _names(entries)
+    summary = Summary()
+    rows: dict[str, dict[str, Row]] = {"kernels": {}, "transfers": {}, "others": {}}
+    spans: dict[Any, list[_Span]] = defaultdict(list)
+    seen_errors: set[tuple[Any, ...]] = set()
+    for entry in entries:
+        if entry.get("ph") != "X":
+            continue
+        args = entry.get("args") if isinstance(entry.get("args"), dict) else {}
+        assert isinstance(args, dict)
+        process = processes.get(entry.get("pid"), f"process {entry.get('pid')}")
+        name, category = str(entry.get("name", "?")), str(entry.get("cat", ""))
+        if args.get("error"):
+            key = (process.removeprefix(_HOST), args.get("seq"), args.get("index"))
+            if key not in seen_errors:
+                seen_errors.add(key)
+                failure = (name, str(args["error"]))
+                summary.errors[failure] = summary.errors.get(failure, 0) + 1
+        if process.startswith((_HOST, _KERNELS)):
+            continue
+        start, size = _time(entry.get("ts")), args.get("bytes", 0)
+        size = size if isinstance(size, int) else 0
+        us = _time(entry.get("dur"))
+        if "started_us" in args and "ended_us" in args:  # where a track shows it shorter than it was
+            us = max(0.0, _time(args["ended_us"]) - _time(args["started_us"]))
+        kind = "kernels" if "grid" in args else "transfers" if size else "others"
+        label = name.removeprefix(f"{category} ") if kind == "kernels" else category or name
+        if kind == "others":
+            label = name
+        rows[kind].setdefault(label, Row(label)).add(us, size)
+        track = (entry.get("pid"), entry.get("tid"))
+        spans[entry.get("pid")].append(_Span(track, name, start, start + _time(entry.get("dur"))))
+    for kind, found in rows.items():
+        setattr(summary, kind, sorted(found.values(), key=lambda row: -row.total_us))
+    _devices(summary, spans, processes, threads)
+    other = document.get("otherData", {}) if isinstance(document, dict) else {}
+    if isinstance(other, dict):
+        summary.dropped, summary.lost = _whole(other.get("dropped")), _whole(other.get("lost"))
+    return summary
+
+
+def _names(entries: Iterable[Mapping[str, Any]]) -> tuple[dict[Any, str], dict[Any, str]]:
+    processes: dict[Any, str] = {}
+    threads: dict[Any, str] = {}
+    for entry in entries:
+        if entry.get("ph") == "M" and isinstance(entry.get("args"), dict) and "name" in entry["args"]:
+            if entry.get("name") == "process_name":
+                processes[entry.get("pid")] = str(entry["args"]["name"])
+            elif entry.get("name") == "thread_name":
+                threads[entry.get("pid"), entry.get("tid")] = str(entry["args"]["name"])
+    return processes, threads
+
+
+def _devices(
+    summary: Summary, spans: Mapping[Any, list[_Span]], processes: Mapping[Any, str], threads: Mapping[Any, str]
+) -> None:
+    gaps: list[Gap] = []
+    first, last = float("inf"), float("-inf")
+    for pid, work in spans.items():
+        device = processes.get(pid, f"process {pid}")
+        work.sort(key=lambda span: (span.start, span.end))
+        busy, idle = _union(work)
+        begin, end = work[0].start, max(span.end for span in work)
+        first, last = min(first, begin), max(last, end)
+        span_us = end - begin
+        summary.devices.append((device, busy, span_us))
+        gaps += (Gap(device, start, us, after, before) for start, us, after, before in idle)
+        tracks: dict[Any, list[_Span]] = defaultdict(list)
+        for span in work:
+            tracks[span.track].append(span)
+        for track, own in tracks.items():
+            used, _ = _union(own)
+            name = threads.get(track, f"track {track[1]}")
+            summary.streams.append(Track(device, name, len(own), used, used / span_us if span_us else 1.0))
+    summary.gaps = sorted(gaps, key=lambda gap: -gap.us)[:GAPS]
+    summary.span_us = last - first if summary.devices else 0.0
+
+
+def _union(work: Sequence[_Span]) -> tuple[float, list[tuple[float, float, str, str]]]:
+    """Time in which something of it ran, and the gaps between: start, length, what ended, what began."""
+    busy, gaps = 0.0, []
+    end, latest = work[0].start, work[0]
+    for span in work:
+        if span.start > end:
+            gaps.append((end, span.start - end, latest.name, span.name))
+        busy += max(0.0, span.end - max(end, span.start))
+        if span.end >= end:
+            end, latest = span.end, span
+    return busy, gaps
+
+
+def _time(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,121 @@
+"""Several traces in one file: documents of Chrome's Trace Event Format laid over each other on one clock."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+def merged(documents: Iterable[Document]) -> dict[str, Any]:
+    """One document that has the events of all. Each `otherData` says what Unix time its 0 is; the first of them is 0
+    afterwards. What has the same names, of process and track, is put together there."""
+    parts = list(documents)
+    epochs = [_epoch(part) for part in parts]
+    start = min((epoch for epoch in epochs if epoch), default=0)
+    tracks = _Tracks()
+    arrows = itertools.count(1)
+    events: list[dict[str, Any]] = []
+    for part, epoch in zip(parts, epochs, strict=True):
+        shift = (epoch - start) / 1e3 if epoch else 0.0
+        ids: dict[Any, int] = {}
+        entries = part.get("traceEvents", ())
+        tracks.begin(entries)
+        for entry in entries:
+            moved = dict(entry)
+            moved["pid"], moved["tid"], known = tracks.of(entry)
+            if entry.get("ph") == "M":
+                if known:
+                    continue
+                if entry.get("name") == "process_sort_index":
+                    moved["args"] = {"sort_index": moved["pid"]}
+            else:
+                moved["ts"] = entry.get("ts", 0.0) + shift
+                if shift and "args" in entry:
+                    moved["args"] = {
+                        name: value + shift if name.endswith("_us") else value for name, value in entry["args"].items()
+                    }
+            if "id" in entry:
+                if entry["id"] not in ids:
+                    ids[entry["id"]] = next(arrows)
+                moved["id"] = ids[entry["id"]]
+            events.append(moved)
+    others = [part.get("otherData", {}) for part in parts]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "epoch_unix_ns": str(start),
+            "dropped": sum(int(other.get("dropped", 0)) for other in others),
+            "lost": sum(int(other.get("lost", 0)) for other in others),
+            "devices": _flat(other.get("devices", [other["device"]] if "device" in other else []) for other in others),
+        },
+    }
+
+
+class _Tracks:
+    """Numbers of processes and tracks: the same for the same names, in whichever document."""
+
+    def __init__(self) -> None:
+        self._processes: dict[Any, int] = {}
+        self._tracks: dict[Any, int] = {}
+        self._named: set[Any] = set()
+        self._titles: dict[Any, str] = {}
+        self._document = 0
+
+    def begin(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """The next document."""
+        self._document += 1
+        self._titles = {}
+        for entry in entries:
+            if entry.get("ph") == "M" and "name" in entry.get("args", {}):
+                thread = (entry.get("tid"),) if entry.get("name") == "thread_name" else ()
+                self._titles[entry.get("pid"), *thread] = entry["args"]["name"]
+
+    def of(self, entry: Mapping[str, Any]) -> tuple[int, int, bool]:
+        """Process, track, and whether such an entry of this track has been there."""
+        old = (entry.get("pid"), entry.get("tid"))
+        process = self._titles.get(old[:1], (self._document, old[0]))
+        number = self._processes.setdefault(process, len(self._processes) + 1)
+        title = self._titles.get(old)
+        if title is None and not old[1]:
+            track = 0  # of what belongs to the process
+        else:
+            of_process = sum(each[0] == number for each in self._tracks)
+            track = self._tracks.setdefault((number, title or (self._document, old[1])), of_process + 1)
+        key = (entry.get("name"), number, track)
+        known = entry.get("ph") == "M" and key in self._named
+        if entry.get("ph") == "M":
+            self._named.add(key)
+        return number, track, known
+
+
+def write(path: str | os.PathLike[str], document: Document) -> None:
+    """The whole file or nothing of it. Raises `OSError`."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(document, separators=(",", ":")))
+        draft.replace(target)
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _epoch(document: Document) -> int:
+    try:
+        return int(document.get("otherData", {}).get("epoch_unix_ns", 0))
+    except (TypeError, ValueError):
+        return 0
+
+
+def _flat(lists: Iterable[list[str]]) -> list[str]:
+    return [each for found in lists for each in found]
