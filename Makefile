@@ -1,7 +1,8 @@
 # Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests
-#   make tools   installs Chromium and systemd's tools, which some tests drive, on Debian and its kin (as root)
+#   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
+#                Kubernetes' schemas
 #   make bench   measures, with its baselines, into tests/bench/results/
 
 PYTHON ?= python3
@@ -29,6 +30,7 @@ test: $(VENV)/.dev $(VENV)-proto/.tools
 
 # Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
 tools: | $(VENV)/bin/python
+	$(BIN)/pip install -q --disable-pip-version-check kubernetes-validate==1.37.0
 	@for package in chromium systemd; do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	  if [ -n "$$missing" ] || [ ! -x $(BIN)/promtool ]; then apt-get update -q; fi; \
 	  if [ -n "$$missing" ]; then \

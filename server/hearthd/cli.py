@@ -131,6 +131,8 @@ def build_app() -> Any:
     """The typer application."""
     import typer
 
+    from hearthd import health_check
+
     app = typer.Typer(name="hearthd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
 
@@ -192,6 +194,8 @@ def build_app() -> Any:
     ) -> None:
         """Make a token, and its hash for the configuration."""
         _print_token(name, expires)
+
+    health_check.add_to(app)
 
     audit = typer.Typer(no_args_is_help=True, help="Look at the audit log.")
     app.add_typer(audit, name="audit")

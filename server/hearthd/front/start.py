@@ -39,9 +39,11 @@ def serve(config: Config, on_error: Callable[[str], None] = lambda text: print(t
 
     from hearthd.front.daemon import Daemon
     from hearthd.front.listen import ListenError
+    from hearthd.front.orphans import adopted
 
     async def main() -> None:
-        await Daemon(config, backend, devices, launcher).run()
+        with adopted(forkserver.pids):
+            await Daemon(config, backend, devices, launcher).run()
 
     try:
         uvloop.run(main())
