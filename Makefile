@@ -1,7 +1,8 @@
 # Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests
-#   make tools   installs Chromium and systemd's tools, which some tests drive, on Debian and its kin (as root)
+#   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
+#                Kubernetes' schemas
 #   make docs    the reference of the client, from its docstrings, into build/reference
 #   make bench   measures, with its baselines, into tests/bench/results/
 
@@ -23,13 +24,14 @@ demo: $(VENV)/.server
 	$(BIN)/hearthd demo
 
 test: $(VENV)/.dev $(VENV)-proto/.tools
-	$(BIN)/ruff check client server proto tests docs
-	$(BIN)/ruff format --check -q client server proto tests docs
+	$(BIN)/ruff check client server proto tests docs deploy
+	$(BIN)/ruff format --check -q client server proto tests docs deploy
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 # Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
 tools: | $(VENV)/bin/python
+	$(BIN)/pip install -q --disable-pip-version-check kubernetes-validate==1.37.0
 	@for package in chromium systemd; do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	  if [ -n "$$missing" ] || [ ! -x $(BIN)/promtool ]; then apt-get update -q; fi; \
 	  if [ -n "$$missing" ]; then \
@@ -38,8 +40,8 @@ tools: | $(VENV)/bin/python
 	    && dpkg -x prometheus_*.deb . && mv usr/bin/promtool ../bin/ && cd .. && rm -rf deb; fi
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check client server proto tests docs
-	$(BIN)/ruff format --check client server proto tests docs
+	$(BIN)/ruff check client server proto tests docs deploy
+	$(BIN)/ruff format --check client server proto tests docs deploy
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
 
 serve: $(VENV)/.server

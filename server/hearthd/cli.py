@@ -172,6 +172,8 @@ def build_app() -> Any:
     """The typer application."""
     import typer
 
+    from hearthd import health_check
+
     app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
     Named = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)]  # noqa: UP045
@@ -216,6 +218,8 @@ def build_app() -> Any:
     ) -> None:
         """Make a token, and its hash for the configuration."""
         _print_token(name, expires)
+
+    health_check.add_to(app)
 
     audit = typer.Typer(no_args_is_help=True, help="Look at the audit log.")
     app.add_typer(audit, name="audit")

@@ -40,7 +40,7 @@ def add_to(commands: Any) -> None:
         "certificate, daemon, devices, compiler. The exit status is 1 where something failed.",
         allow_abbrev=False,
     )
-    parser.add_argument("--device", type=_ordinal, metavar="N", help="try this one only (all that serve)")
+    parser.add_argument("--device", type=connecting.ordinal, metavar="N", help="try this one only (all that serve)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     connecting.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -230,9 +230,3 @@ def _origin(target: Target) -> str:
 
 def _shown(target: Target) -> str:
     return f"{'https://' if target.tls else ''}{target.address}"
-
-
-def _ordinal(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a device: 0, 1, ...")
-    return int(text)

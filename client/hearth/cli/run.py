@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--mode", choices=_MODES, default="checked", help="validate: report writes out of bounds")
     parser.add_argument("--timed", action="store_true", help="measure the time on the device")
     parser.add_argument(
-        "--launch-timeout", type=_seconds, metavar="SECONDS",
+        "--launch-timeout", type=connecting.seconds, metavar="SECONDS",
         help=f"end a launch that takes longer ({LAUNCH_S:g}; with --shared none)",
     )  # fmt: skip
     parser.add_argument(
@@ -72,7 +71,9 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="in the device process of others: starts sooner, but a fault is theirs, too",
     )
-    parser.add_argument("--device", type=_ordinal, default=0, metavar="N", help="which of the node's devices (0)")
+    parser.add_argument(
+        "--device", type=connecting.ordinal, default=0, metavar="N", help="which of the node's devices (0)"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite result files")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
@@ -216,23 +217,7 @@ def _argument(parse: Callable[[str], Any], text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= _LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0 and up to {_LONGEST_S:g}")
-    return seconds
-
-
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:12]) < 1 << 32):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {2**32 - 1}")
-    return int(text)
-
-
-def _ordinal(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a device: 0, 1, ...")
     return int(text)

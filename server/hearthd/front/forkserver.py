@@ -97,6 +97,12 @@ def _leave(address: str | None) -> None:
         os.close(int(address.removeprefix(_BY_DESCRIPTOR)))
 
 
+def pids() -> set[int]:
+    """The forkserver and the resource tracker, as far as they run: this module waits for them."""
+    owners = (_forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
+    return {pid for pid in owners if pid is not None}
+
+
 def stop() -> None:
     """Ends the forkserver and the resource tracker, and waits for them."""
     address = _forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]

@@ -45,9 +45,11 @@ def serve(
 
     from hearthd.front.daemon import Daemon
     from hearthd.front.listen import ListenError
+    from hearthd.front.orphans import adopted
 
     async def main() -> None:
-        await Daemon(config, backend, devices, launcher, read, hangup).run()
+        with adopted(forkserver.pids):
+            await Daemon(config, backend, devices, launcher, read, hangup).run()
 
     try:
         uvloop.run(main())

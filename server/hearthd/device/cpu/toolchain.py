@@ -82,6 +82,7 @@ class Toolchain:
         reads = [str(INCLUDE), str(self.cache_dir / PRELUDES), str(program)]
         if self._is_zig:
             reads.append(str(program.parent))
+            self._zig_cache.mkdir(mode=0o700, exist_ok=True)  # a sandbox is open to what is there when it is shut
         for prefix in prefixes:
             reads += [str(prefix / part) for part in _PARTS]
             reads += [str(path) for path in prefix.glob(f"{platform.machine()}-*")]

@@ -1,0 +1,137 @@
+"""`hearthd health`: asks the daemon of this configuration how it is, as a container's health check does.
+
+It asks `grpc.health.v1`, which wants no token, over the Unix socket: so it works where nothing listens on TCP.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from hearthd.front.addresses import Address, parse_address
+
+if TYPE_CHECKING:
+    import grpc
+
+    from hearthd.config import Config
+
+_SERVING = "SERVING"
+_NOT_AS_ASKED = 1
+_NOTHING_TO_ASK = 2
+
+
+def add_to(app: typer.Typer) -> None:
+    """The command `hearthd health`."""
+
+    @app.command()
+    def health(
+        path: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file.", show_default=False)] = None,
+        unix: Annotated[str | None, typer.Option(help="Path of the daemon's Unix socket.", show_default=False)] = None,
+        service: Annotated[str, typer.Option(help='What to ask about: the node (""), or "device/0".')] = "",
+        live: Annotated[bool, typer.Option("--live", help="Liveness: any answer will do. Else readiness.")] = False,
+        timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.01)] = 3.0,
+    ) -> None:
+        """Ask the daemon of this configuration whether it is ready; exit status 1: it is not."""
+        from hearthd.config import ConfigError, load
+
+        try:
+            config, _ = load(path, flags={("listen", "unix"): unix})
+            print(check(config, service, timeout, live=live))
+        except Unhealthy as error:
+            print(f"hearthd: {error}", file=sys.stderr)
+            raise typer.Exit(_NOT_AS_ASKED) from None
+        except (NothingToAsk, ConfigError) as error:
+            print(f"hearthd: {error}", file=sys.stderr)
+            raise typer.Exit(_NOTHING_TO_ASK) from None
+
+
+class Unhealthy(Exception):
+    """It is not as asked for; the text is one line that says why."""
+
+
+class NothingToAsk(Exception):
+    """The configuration has no listener that can be asked from here; the text is one line that says what to do."""
+
+
+def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
+    """What `service` answers, "SERVING". `live`: any answer will do: the daemon's event loop runs. Raises `Unhealthy`
+    and `NothingToAsk`."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    channel, where = _channel(config)
+    with channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
+        except grpc.RpcError as error:
+            _explain(error, where, service, timeout)
+    status = str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+    if status != _SERVING and not live:
+        raise Unhealthy(f"{service or 'the node'} is {status}: it starts, drains, or has no device that serves")
+    return status
+
+
+def _channel(config: Config) -> tuple[grpc.Channel, str]:
+    import grpc
+
+    # Neither a proxy of the environment nor a connection that another check has made.
+    options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+    if config.unix_path:
+        where = f"unix:{config.unix_path}"
+        return grpc.insecure_channel(where, options), where
+    address = parse_address(config.listen.grpc) if config.listen.grpc else None
+    if address is None or not address.port or config.tls.require_client_certificate:
+        raise NothingToAsk(
+            "there is nothing to ask: listen.unix is off, and listen.grpc is off, has no fixed port, or asks for a "
+            "client's certificate; set listen.unix, or ask listen.http for /healthz and /readyz"
+        )
+    where = str(_reached(address))
+    if not config.tls.certificate:
+        return grpc.insecure_channel(where, options), where
+    try:
+        pem = Path(config.tls.certificate).read_bytes()
+        name = _name(pem)
+    except (OSError, ValueError) as error:
+        raise NothingToAsk(f"tls.certificate: {config.tls.certificate} cannot be used: {error}") from None
+    # This very certificate is trusted, whoever issued it, and whatever it calls this host.
+    credentials = grpc.ssl_channel_credentials(root_certificates=pem)
+    return grpc.secure_channel(where, credentials, (*options, ("grpc.ssl_target_name_override", name))), where
+
+
+def _reached(address: Address) -> Address:
+    """Where a listener of every interface is reached from here."""
+    if not address.wildcard:
+        return address
+    return Address("::1" if ":" in address.host else "127.0.0.1", address.port)
+
+
+def _name(pem: bytes) -> str:
+    """One of the names for which a certificate stands."""
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate(pem)
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = None
+    for name in names or ():
+        if isinstance(name, x509.DNSName):
+            return name.value.replace("*", "health", 1)
+        if isinstance(name, x509.IPAddress):
+            return str(name.value)
+    raise ValueError("it names no host (subjectAltName)")
+
+
+def _explain(error: Exception, where: str, service: str, timeout: float) -> NoReturn:
+    import grpc
+
+    code, details = error.code(), error.details()  # type: ignore[attr-defined]
+    if code == grpc.StatusCode.NOT_FOUND:
+        raise Unhealthy(f"{where} knows no service {service!r}; there are '', 'device/0', ...") from None
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        raise Unhealthy(f"{where} did not answer within {timeout:g} s") from None
+    raise Unhealthy(f"{where} cannot be asked: {details or code.name}") from None

@@ -1,0 +1,250 @@
+"""deploy/kubernetes: valid by Kubernetes' own schemas, in step with itself and with the daemon that it runs.
+
+With kubectl (which needs no cluster for that) the two variants are looked at as `kubectl kustomize` makes them;
+without, the base alone, as its files have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hearthd.config import Config, load
+from hearthd.front import device_service, http, node_service
+from hearthd.front.addresses import parse_address
+from tests.programs import program
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "kubernetes"
+VARIANTS = ("base", "trusted-network")
+VERSIONS = ("1.27", "1.34")
+"""Of Kubernetes: the oldest that will do, and a recent one."""
+HEALTH = {"", node_service.NAME, device_service.NAME, "device/0"}
+"""What front/health.py answers for; the daemon's tests ask it for each."""
+
+Object = dict[str, Any]
+
+
+@functools.cache
+def rendered(variant: str) -> tuple[Object, ...]:
+    if shutil.which("kubectl") is None and variant == "base":
+        settings = (FOLDER / "base" / "hearth.toml").read_text()
+        map_ = {"kind": "ConfigMap", "metadata": {"name": "hearth-config"}, "data": {"hearth.toml": settings}}
+        mine = plain("base")
+        for each in mine:
+            each["metadata"].setdefault("namespace", "hearth")
+        return (*mine, map_)
+    command = [program("kubectl"), "kustomize", str(FOLDER / variant)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def plain(*folders: str) -> list[Object]:
+    """What lies in the files of these folders; base and examples where none is named."""
+    files = [file for folder in folders or ("base", "examples") for file in (FOLDER / folder).glob("*.yaml")]
+    objects = [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    return [each for each in objects if each["kind"] != "Kustomization"]
+
+
+def the(kind: str, objects: tuple[Object, ...], name: str = "hearth") -> Object:
+    (found,) = (each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name)
+    return found
+
+
+def configuration(variant: str) -> Config:
+    """As the daemon reads it in its pod."""
+    pod = the("DaemonSet", rendered(variant))["spec"]["template"]["spec"]
+    environ = {each["name"]: each.get("value", "10.0.0.7") for each in pod["containers"][0]["env"]}
+    environ = {name: value.replace("$(POD_IP)", environ["POD_IP"]) for name, value in environ.items()}
+    environ["HEARTH_CONFIG"] = str(FOLDER / variant / "hearth.toml")
+    return load(environ=environ)[0]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_what_kubernetes_takes(version: str) -> None:
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        pytest.skip("kubernetes-validate is not installed (`make tools`)")
+    import kubernetes_validate
+
+    unknown = set()
+    for each in plain():
+        try:
+            kubernetes_validate.validate(each, version, strict=True)
+        except kubernetes_validate.SchemaNotFoundError:
+            unknown.add(each["kind"])
+    assert unknown == {"PodMonitor", "PrometheusRule", "Certificate"}  # of operators; looked at below
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_kustomize_makes_is_what_kubernetes_takes(variant: str) -> None:
+    program("kubectl")
+    objects = rendered(variant)
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        pytest.skip("kubernetes-validate is not installed (`make tools`)")
+    import kubernetes_validate
+
+    for each in objects:
+        if each["kind"] not in ("PodMonitor", "PrometheusRule"):
+            kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
+    kinds = [each["kind"] for each in objects]
+    assert sorted(set(kinds)) == [
+        "ConfigMap", "DaemonSet", "Namespace", "NetworkPolicy", "PodMonitor", "PrometheusRule", "Service",
+        "ServiceAccount",
+    ]  # fmt: skip
+    assert all(each["metadata"].get("namespace", "hearth") == "hearth" for each in objects)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_configuration_is_the_daemon_s_and_its_places_are_mounted(variant: str) -> None:
+    objects = rendered(variant)
+    pod = the("DaemonSet", objects)["spec"]["template"]["spec"]
+    (daemon,) = pod["containers"]
+    config = configuration(variant)
+    mounts = {mount["mountPath"]: mount["name"] for mount in daemon["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    for container in (*pod["initContainers"], daemon):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
+    assert set(mounts.values()) == volumes.keys()
+    (map_,) = (each for each in objects if each["kind"] == "ConfigMap")
+    assert volumes[mounts["/etc/hearth/config"]]["configMap"]["name"] == map_["metadata"]["name"]
+    assert tomllib.loads(map_["data"]["hearth.toml"]) == tomllib.loads((FOLDER / variant / "hearth.toml").read_text())
+    (path,) = (each["value"] for each in daemon["env"] if each["name"] == "HEARTH_CONFIG")
+    assert path == "/etc/hearth/config/hearth.toml"
+    assert volumes[mounts[str(Path(config.unix_path).parent)]]["hostPath"]["path"] == "/run/hearth"
+    if config.tls.certificate:
+        secret = volumes[mounts[str(Path(config.tls.certificate).parent)]]["secret"]
+        assert secret["secretName"] == "hearth-tls" and secret["defaultMode"] == 0o440  # or the daemon refuses the key
+        assert Path(config.tls.certificate).name == "tls.crt" and Path(config.tls.key).name == "tls.key"
+    assert {"/tmp", "/var/cache/hearth", "/dev/shm"} <= mounts.keys()  # the root is read-only
+    assert pod["terminationGracePeriodSeconds"] > config.drain_timeout + 10
+    # Else a service called "hearth" gives the pod HEARTH_PORT, which is no setting.
+    assert pod["enableServiceLinks"] is False
+    assert config.collectives.advertise == ("10.0.0.7:7424",)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ports_are_where_the_daemon_listens(variant: str) -> None:
+    objects = rendered(variant)
+    daemon = the("DaemonSet", objects)["spec"]["template"]["spec"]["containers"][0]
+    ports = {port["name"]: port["containerPort"] for port in daemon["ports"]}
+    config = configuration(variant)
+    for name in ("grpc", "http", "lanes"):
+        address = parse_address(getattr(config.listen, name))
+        assert address.wildcard and ports[name] == address.port
+    assert ports["collectives"] == parse_address(config.collectives.listen).port
+    for name in ("hearth", "hearth-nodes"):
+        for port in the("Service", objects, name)["spec"]["ports"]:
+            assert port["port"] == ports[port["targetPort"]]  # lanes are had on the host and port that the daemon names
+    policy = the("NetworkPolicy", objects)["spec"]
+    assert {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())} <= ports.keys()
+    monitor = the("PodMonitor", objects)["spec"]
+    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == ["http"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_probes_ask_for_what_the_daemon_answers(variant: str) -> None:
+    daemon = the("DaemonSet", rendered(variant))["spec"]["template"]["spec"]["containers"][0]
+    config = configuration(variant)
+    probes = {kind: daemon[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")}
+    for kind, probe in probes.items():
+        if "grpc" in probe:
+            assert not config.tls.certificate, "the kubelet's gRPC probes speak no TLS"
+            assert (
+                probe["grpc"]["service"] in HEALTH and probe["grpc"]["port"] == parse_address(config.listen.grpc).port
+            )
+        else:
+            get = probe["httpGet"]
+            assert get["path"] in http._HEALTH  # asked of nobody for a token
+            assert get["port"] == "http"
+            assert get.get("scheme", "HTTP") == ("HTTPS" if config.tls.certificate else "HTTP")
+            assert (get["path"] == "/readyz") == (kind == "readiness")
+    assert probes["liveness"]["httpGet"]["path"] == "/healthz"  # a drain is no reason to kill it
+    assert any("grpc" in probe for probe in probes.values()) == (variant == "trusted-network")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_labels_and_selectors_agree(variant: str) -> None:
+    objects = rendered(variant)
+    daemons = the("DaemonSet", objects)["spec"]
+    labels = daemons["template"]["metadata"]["labels"].items()
+    selectors = [
+        daemons["selector"]["matchLabels"],
+        the("Service", objects)["spec"]["selector"],
+        the("Service", objects, "hearth-nodes")["spec"]["selector"],
+        the("NetworkPolicy", objects)["spec"]["podSelector"]["matchLabels"],
+        the("PodMonitor", objects)["spec"]["selector"]["matchLabels"],
+    ]
+    assert all(selector and selector.items() <= labels for selector in selectors)
+    assert the("Service", objects)["spec"]["internalTrafficPolicy"] == "Local"
+    account = the("ServiceAccount", objects)
+    assert daemons["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    assert account["automountServiceAccountToken"] is False
+    assert daemons["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
+@pytest.mark.parametrize("each", [each for each in plain() if each["kind"] in ("DaemonSet", "Pod")], ids=str)
+def test_pods_are_as_the_level_restricted_wants_them(each: Object) -> None:
+    pod = each["spec"]["template"]["spec"] if each["kind"] == "DaemonSet" else each["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostIPC", "hostPID", "hostNetwork"} & pod.keys()
+    assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
+    for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert container["resources"]["requests"] and container["resources"]["limits"]
+        if container["name"] == "socket-directory":  # the one exception, and what it is for
+            assert context["capabilities"]["add"] == ["CHOWN"] and container["command"][0] == "chown"
+        else:
+            assert "add" not in context["capabilities"] and "runAsUser" not in context
+
+
+def test_example_clients_are_let_in() -> None:
+    config = configuration("base")
+    pods = {each["metadata"]["name"]: each["spec"] for each in plain() if each["kind"] == "Pod"}
+    by_socket, by_service = pods["hearth-client-socket"], pods["hearth-client-service"]
+    assert by_socket["securityContext"]["runAsUser"] in config.tenants[0].users
+    assert by_socket["volumes"][0]["hostPath"]["path"] == str(Path(config.unix_path).parent)
+    environ = {each["name"]: each.get("value") for each in by_service["containers"][0]["env"]}
+    service = the("Service", rendered("base"))
+    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert environ["HEARTH_TARGET"] == f"https://{name}:{service['spec']['ports'][0]['port']}"
+    certificate = next(each for each in plain() if each["kind"] == "Certificate")["spec"]
+    assert name in certificate["dnsNames"] and certificate["secretName"] == "hearth-tls"
+    monitor = the("PodMonitor", rendered("base"))["spec"]["podMetricsEndpoints"][0]
+    assert monitor["tlsConfig"]["serverName"] in certificate["dnsNames"]
+    tokens = next(each for each in plain() if each["kind"] == "Secret")
+    assert monitor["authorization"]["credentials"] == {"name": tokens["metadata"]["name"], "key": "token"}
+
+
+def test_no_token_that_anybody_knows_opens_anything() -> None:
+    """The hashes that come with it are of nothing: none that is the hash of a word."""
+    for tenant in configuration("base").tenants:
+        for token in tenant.tokens:
+            assert token.hash.startswith(f"sha256:{'0' * 60}")
+
+
+def test_alert_rules_are_those_of_prometheus() -> None:
+    (rule,) = yaml.safe_load_all((FOLDER / "base" / "prometheusrule.yaml").read_text())
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "hearth.rules.yml").read_text())
+    assert rule["apiVersion"] == "monitoring.coreos.com/v1" and rule["kind"] == "PrometheusRule"
+    assert rule["spec"] == rules, "run `python deploy/kubernetes/generate.py`"
+    # What of Prometheus' own format the operator's does not take, or the other way round.
+    assert rule["spec"].keys() == {"groups"}
+    keys = {"alert", "record", "expr", "for", "keep_firing_for", "labels", "annotations"}
+    for group in rule["spec"]["groups"]:
+        assert group.keys() <= {"name", "interval", "limit", "labels", "query_offset", "rules"}
+        assert all(each.keys() <= keys for each in group["rules"])
+    monitor = the("PodMonitor", tuple(plain()))["spec"]
+    job = the("DaemonSet", tuple(plain()))["spec"]["template"]["metadata"]["labels"][monitor["jobLabel"]]
+    assert f'job="{job}"' in str(rules)  # by which the rules go

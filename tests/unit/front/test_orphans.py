@@ -1,0 +1,44 @@
+"""Orphans: waited for, and only they."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hearthd.front.orphans import adopted
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+def _in_a_process(first: bool) -> tuple[bool, bool]:
+    """Whether what the process did not start itself, and then what it did, is a zombie a while after it has ended."""
+    stray = os.posix_spawn("/bin/true", ["true"], {})
+
+    async def main() -> tuple[bool, bool]:
+        with adopted(lambda: [ours], first=first, tick=0.005):
+            for _ in range(40):
+                await asyncio.sleep(0.01)
+                if not _zombie(stray) and first:
+                    break
+        return _zombie(stray), _zombie(ours)
+
+    os.waitid(os.P_PID, stray, os.WEXITED | os.WNOWAIT)
+    ours = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, ours, os.WEXITED | os.WNOWAIT)
+    return asyncio.run(main())
+
+
+def test_orphans_are_waited_for_and_nothing_else() -> None:
+    # In processes of their own: this one has children that are pytest's.
+    for first, expected in ((True, "(False, True)"), (False, "(True, True)")):
+        code = f"from tests.unit.front import test_orphans as t; print(t._in_a_process({first}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+        assert done.stdout.strip() == expected, done.stderr
