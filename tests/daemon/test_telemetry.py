@@ -24,7 +24,7 @@ HISTOGRAMS = ("batch_execution", "queue_delay", "compile", "sync_wait", "transfe
 
 
 class Page(NamedTuple):
-    """One scrape. Samples by name, device and operation or bound."""
+    """One scrape. Samples by name, device and what else they are of: an operation, a bound, a direction and a path."""
 
     samples: dict[tuple[str, str, str], float]
 
@@ -43,12 +43,11 @@ def scrape(daemon: DaemonProcess) -> Page:
     for family in text_string_to_metric_families(daemon.get("/metrics").body):
         for sample in family.samples:
             labels = sample.labels
-            if "device" in labels:
-                what = labels.get("operation", labels.get("le", ""))
-                assert (sample.name, labels["device"], what) not in samples or "reason" in labels, sample
+            if "device" in labels and "backend" not in labels:
+                what = " ".join(labels[name] for name in sorted(labels) if name not in ("device", "tenant"))
+                assert (sample.name, labels["device"], what) not in samples, sample
                 samples[sample.name, labels["device"], what] = sample.value
-                if "operation" in labels or "le" in labels:
-                    assert labels["tenant"] == "default", sample
+                assert labels.get("tenant", "default") == "default", sample
     return Page(samples)
 
 
@@ -111,6 +110,8 @@ def test_commands_and_errors_by_operation(gpu: hearth.Device, raw: Raw, moved: C
     assert moved("commands_total", "free") >= 1 and moved("command_errors_total", "free") == 1
     assert moved("commands_total", "other") == moved("command_errors_total", "other") == 1
     assert moved("command_errors_total", "sync") == 2, "they were answered with what failed before them"
+    assert moved("command_failures_total", "INVALID_HANDLE") == 1 and moved("command_failures_total", "LAUNCH_INVALID")
+    assert moved("command_failures_total", "DEPENDENCY_FAILED") == 1
 
 
 def test_memory_copies_and_fills(gpu: hearth.Device, moved: Callable[..., float]) -> None:
@@ -132,6 +133,22 @@ def test_memory_copies_and_fills(gpu: hearth.Device, moved: Callable[..., float]
     assert moved("frees_total") == 1 and moved("freed_bytes_total") == 3 << 20
     assert moved("out_of_memory_total") == 1
     assert moved("transfer_seconds_count") >= 2
+
+
+def test_bytes_by_the_way_they_took(daemon: DaemonProcess, moved: Callable[..., float]) -> None:
+    small, large, huge = (np.ones(size, np.uint8) for size in (1 << 10, 2 << 20, 9 << 20))
+    with daemon.connect() as here, daemon.connect(lanes=False) as grpc, hearth.connect(daemon.grpc) as there:
+        for node, data in ((here, large), (grpc, small), (grpc, large), (there, huge)):
+            x = node.device(0).asarray(data)
+            assert (x.get() == 1).all()
+            doubled = node.device(0).empty_like(x)
+            doubled.copy_from(x)
+    for direction in ("upload", "download"):
+        ways = {way: moved("transfer_bytes_total", f"{direction} {way}") for way in WAYS}
+        assert ways == dict(zip(WAYS, (small.size, large.size, huge.size, large.size), strict=True)), direction
+
+
+WAYS = ("inline", "chunks", "stripes", "shared_memory")
 
 
 def test_modules_profiles_and_traces(gpu: hearth.Device, daemon: DaemonProcess, moved: Callable[..., float]) -> None:
@@ -169,7 +186,7 @@ def test_histograms_count_what_happened(gpu: hearth.Device, daemon: DaemonProces
     with gated(gpu) as gate:
         gate.hold()
         with pytest.raises(hearth.TimeoutError):
-            gpu.synchronize(timeout=0.03)
+            gpu.synchronize(timeout=0.1)  # the client's time; some of it may be over before the daemon hears of it
         gate.open()
     assert moved("sync_wait_seconds_count") >= 2 and moved("sync_wait_seconds_sum") >= 0.03
     assert moved("batch_execution_seconds_count") >= 2 and moved("loop_turn_seconds_count") >= 2
@@ -245,5 +262,8 @@ def test_what_a_process_counted_before_it_gave_up_is_not_lost(start_daemon: Star
         with pytest.raises(hearth.DeviceLostError):
             stuck((1,), (1,), (), timeout=0.05)
             gpu.synchronize()
-        wait_until(lambda: daemon.status()["devices"][0]["generation"] == 2, "the next process")
-    assert scrape(daemon)("kernel_launches_total") == 1
+        wait_until(lambda: scrape(daemon)("device_recovery_seconds_count") == 1, "the next process")
+    page = scrape(daemon)
+    assert page("kernel_launches_total") == page("kernel_timeouts_total") == 1
+    assert page("device_restarts_total", "fault") == page("device_up") == 1
+    assert page("device_start_seconds_count") == 2 and page("device_process_resident_memory_bytes") > 1 << 20

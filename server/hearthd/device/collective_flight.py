@@ -83,7 +83,7 @@ class Flight:
         if not origin.over:  # its source had failed: that is its error, and it took part for the others' sake
             origin.over = True
             self.failure = Failure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
-            origin.replies.failed(origin)
+            origin.replies.failed(origin, refusal)
             if origin.record is not None:
                 origin.record.failed(refusal.reason)
             origin.keep(self.failure, list(spoiled))

@@ -191,10 +191,12 @@ class DispatchRun:
             self._clear(slot.buffer)
             return True
         host = self._host(what.size, slot.into)
-        if host is None:
-            return self._without(what.size, slot.into) and slot.into.write(0, memoryview(what.data))
-        host.view[: what.size] = what.data
-        self._put(slot, host, 0, what.size)
+        if host is not None:
+            host.view[: what.size] = what.data
+            self._put(slot, host, 0, what.size)
+        elif not self._without(what.size, slot.into) or not slot.into.write(0, memoryview(what.data)):
+            return False
+        self._device.telemetry.upload_inline_bytes += what.size
         return True
 
     def _clear(self, buffer: Buffer) -> None:
@@ -273,6 +275,7 @@ class DispatchRun:
                 if data is None:
                     return False
                 slot.output = data
+            self._device.telemetry.download_inline_bytes += what.length
         self._release(slot)
         return True
 

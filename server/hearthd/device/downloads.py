@@ -118,6 +118,7 @@ class Downloads(StripedDownloads):
             origin.session.downloads.pop(transfer, None)
             origin.session.over.append(transfer)  # a stripe may still come to say that it would carry it
             download.unstripe()
+            self._device.telemetry.download_stripes_bytes += size
             sent()
             return True
         while download.queued < size or not size:
@@ -154,6 +155,7 @@ class Downloads(StripedDownloads):
             if last:
                 break
         origin.session.downloads.pop(transfer, None)
+        self._device.telemetry.download_chunks_bytes += size
         return True
 
     def _arrived(self, host: HostBuffer, size: int, chunk: Callable[[bytes], None]) -> None:

@@ -36,6 +36,7 @@ from hearthd.device.shared_moves import SharedMoves
 from hearthd.device.sharing import Sharing
 from hearthd.device.snapshots import SnapshotCommands
 from hearthd.device.straight import Straight
+from hearthd.device.telemetry import resident_bytes
 from hearthd.device.tensor_maps import TensorMapCommands
 from hearthd.device.trace import TraceCommands
 from hearthd.device.transfers import Transfers
@@ -233,6 +234,7 @@ class Executor:
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "traces_running": self._traces.running,
+            "device_process_resident_memory_bytes": resident_bytes(),
             **self.segments.gauges(),
             **self.publishing.gauges(),
         }
@@ -264,8 +266,8 @@ class Executor:
         else:
             device.outbox.put(RESPONSE, self._done.SerializeToString(), channel=session.channel)
 
-    def failed(self, origin: Origin) -> None:
-        self._device.telemetry.failed(origin.name.partition(" ")[0])
+    def failed(self, origin: Origin, refusal: Refusal) -> None:
+        self._device.telemetry.failed(origin.name.partition(" ")[0], refusal)
 
     def waited(self, nanoseconds: int) -> None:
         self._device.telemetry.queue_delay.observe(nanoseconds)

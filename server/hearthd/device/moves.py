@@ -56,6 +56,7 @@ class MoveCommands:
         direct.address = locate(buffer, rows, "write")
         if data and not self._put(origin, buffer, rows, data, direct):
             return False
+        self._device.telemetry.upload_inline_bytes += len(data)
         if rows.size == buffer.size:
             buffer.failure = None
         origin.reply()
@@ -113,10 +114,12 @@ class MoveCommands:
             verdicts = device.tracks.doubts.about(buffer.usage)
             arrived = partial(self._arrived, origin, buffer, verdicts, host, size)
             device.tracks.on_complete(track, both(verdicts, arrived) if verdicts else arrived)
+            device.telemetry.download_inline_bytes += size
             return True
         data = direct.read(0, size) if direct.asked or device.staging.refusal(size) is not None else None
         if data is None:
             return False
+        device.telemetry.download_inline_bytes += size
         _answer_read(origin, data)
         return True
 

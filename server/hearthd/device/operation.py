@@ -26,7 +26,7 @@ class Replies(Protocol):
         ...
 
     def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
-    def failed(self, origin: Origin) -> None:
+    def failed(self, origin: Origin, refusal: Refusal) -> None:
         """Counts a command that failed, was skipped, or is answered with what failed before it."""
         ...
 
@@ -120,9 +120,7 @@ class Origin:
         self.replies.result(self.session, self.call, result)
 
     def reply_error(self, status: status_pb2.Status) -> None:
-        self.replies.failed(self)
-        if self.record is not None:
-            self.record.failed(from_status(status).reason)
+        self._count(from_status(status))
         self.replies.result(self.session, self.call, commands_pb2.Result(request=self.request, error=status))
 
     def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
@@ -134,7 +132,7 @@ class Origin:
         if self.answered:
             self.reply_error(refusal.to_status())
             return
-        self._failed(refusal)
+        self._count(refusal)
         if self.capture is None:
             self.keep(failure, spoiled)
 
@@ -145,11 +143,11 @@ class Origin:
         if self.answered:
             self.reply_error(failure.refusal.to_status([because.cause.to_message()]))
             return
-        self._failed(failure.refusal)
+        self._count(failure.refusal)
         self.keep(failure, spoiled)
 
-    def _failed(self, refusal: Refusal) -> None:
-        self.replies.failed(self)
+    def _count(self, refusal: Refusal) -> None:
+        self.replies.failed(self, refusal)
         if self.record is not None:
             self.record.failed(refusal.reason)
 

@@ -211,6 +211,7 @@ class DeviceProcess:
         executor.collectives.check()
         expired = executor.watchdog.expired()
         if expired is not None:
+            self._device.telemetry.kernel_timeouts += 1
             self._die(
                 f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
                 fix="raise the launch's timeout, or make the kernel end",

@@ -120,6 +120,7 @@ class SharedMoves:
             return False
         if move.rows.size == buffer.size:
             buffer.failure = None
+        self._device.telemetry.upload_shared_memory_bytes += move.rows.size
         self._foresee(move, UP)
         self._device.tracks.on_complete(move.origin.stream.track, partial(self._written, move))
         return True
@@ -136,6 +137,7 @@ class SharedMoves:
         address = locate(move.buffer, move.rows, "read")
         if not self._give(move, address, self._download, self._get):
             return False
+        self._device.telemetry.download_shared_memory_bytes += move.rows.size
         self._foresee(move, DOWN)
         arrived = partial(self._arrived, move)
         if move.verdicts:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.policy.histogram import Histogram
 from hearthd.device.policy.tally import read
 
 OTHER = "other"
 """The operation under which a command counts that this daemon does not know: what a client sends makes no label."""
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 @dataclass
@@ -50,6 +62,15 @@ class Telemetry:
     checkpoints: int = 0
     checkpointed_bytes: int = 0
     restored_buffers: int = 0
+    upload_inline_bytes: int = 0
+    """What clients sent, by its way: within the command, in chunks beside it, over stripes, in shared memory."""
+    upload_chunks_bytes: int = 0
+    upload_stripes_bytes: int = 0
+    upload_shared_memory_bytes: int = 0
+    download_inline_bytes: int = 0
+    download_chunks_bytes: int = 0
+    download_stripes_bytes: int = 0
+    download_shared_memory_bytes: int = 0
     out_of_memory: int = 0
     sync_points: int = 0
     timed_dispatches: int = 0
@@ -71,6 +92,8 @@ class Telemetry:
     """Those that had been launched, and were given up with their communicator."""
     joins_abandoned: int = 0
     """Communicators that were given up while this process waited for its peers in them."""
+    kernel_timeouts: int = 0
+    """Kernels that ran past their limit; one at most, for the process ends with it."""
     profiles: int = 0
     profiles_void: int = 0
     traces: int = 0
@@ -84,6 +107,10 @@ class Telemetry:
     """Commands that arrived, by their kind."""
     errors: dict[str, int] = field(default_factory=dict)
     """Those that failed, were skipped, or were answered with what failed before them."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """The same by reason code (`hearth_proto.reasons.Reason`)."""
+    quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, OTHER: 0})
+    """Those that a quota refused, by its name where the refusal tells it."""
 
     batch_execution: Histogram = field(default_factory=Histogram)
     queue_delay: Histogram = field(default_factory=Histogram)
@@ -104,9 +131,20 @@ class Telemetry:
         operations = self.operations
         operations[operation if operation in operations else OTHER] += times
 
-    def failed(self, operation: str) -> None:
+    def failed(self, operation: str, refusal: Refusal) -> None:
         """A command has failed."""
         self.errors[operation if operation in self.errors else OTHER] += 1
+        self.reasons[refusal.reason] = self.reasons.get(refusal.reason, 0) + 1
+        if refusal.reason is Reason.QUOTA_EXCEEDED:
+            quota = refusal.details.get("quota", OTHER)
+            self.quotas[quota if quota in self.quotas else OTHER] += 1
+
+    def uploaded(self, size: int, *, striped: bool) -> None:
+        """An upload beside its command has come whole."""
+        if striped:
+            self.upload_stripes_bytes += size
+        else:
+            self.upload_chunks_bytes += size
 
     def dispatched(self, result: commands_pb2.DispatchResult) -> None:
         """A dispatch is done; its device times count where it has any."""
@@ -133,6 +171,7 @@ class Telemetry:
             **counters,
             "commands": self.commands,
             "command_errors": sum(self.errors.values()),
+            "device_process_cpu_ns": time.process_time_ns(),
             "kernel_launches": tally.launches,
             "scheduled_threads": tally.threads,
             "occupancy_measured_launches": tally.measured,
@@ -146,6 +185,8 @@ class Telemetry:
             "counters": self.counters(),
             "operations": dict(self.operations),
             "errors": dict(self.errors),
+            "reasons": dict(self.reasons),
+            "quotas": dict(self.quotas),
             "histograms": {
                 "batch_execution": self.batch_execution.snapshot(),
                 # Nobody looks at the clock for a command that runs as it arrives.

@@ -153,6 +153,7 @@ class Uploads(StripedUploads):
             raise self._too_long(origin, upload, size)
         session.uploads.pop(transfer, None)
         session.over.append(transfer)
+        self._device.telemetry.uploaded(size, striped=upload.striped is not None)
         upload.unstripe()
         return True
 

@@ -78,6 +78,14 @@ class Access:
         self.audit.record("start")
 
     @property
+    def certificate_expires(self) -> float | None:
+        """Unix time; None without TLS."""
+        if self.certificates is None:
+            return None
+        self.certificates.look()
+        return self.certificates.expires
+
+    @property
     def by_user(self) -> bool:
         """Whether other users of this host may connect to the Unix socket: they are asked who they are."""
         return self.auth.directory.by_user

@@ -24,7 +24,7 @@ from hearthd.front import refusals
 from hearthd.front.access import Access
 from hearthd.front.peer_targets import PeerTargets, auto_networks
 from hearthd.front.reload_plan import Plan
-from hearthd.front.sessions import Session, SessionTable
+from hearthd.front.sessions import End, Session, SessionTable
 from hearthd.front.supervisor import Policy, Supervisor
 from hearthd.front.tenants import Caller, Directory
 from hearthd.spec import DeviceSpec
@@ -93,7 +93,7 @@ class Changes:
             except _Revoked as revoked:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
-                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX))
+                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=End.CREDENTIAL))
             else:
                 closes += self._change_session(session, caller)
         tasks = [asyncio.create_task(close) for close in closes]

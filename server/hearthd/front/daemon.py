@@ -24,6 +24,7 @@ from hearthd.front.collective_router import CollectiveRouter
 from hearthd.front.credits import Credits
 from hearthd.front.drain import Drain
 from hearthd.front.durable import Vault
+from hearthd.front.gpu_watch import GpuWatch
 from hearthd.front.group_info import GroupInfo
 from hearthd.front.group_service import GroupService
 from hearthd.front.host_memory import share_of_host
@@ -112,6 +113,7 @@ class Daemon:
         self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.vault.restore)
         self.access = Access(config, self.sessions, self.metrics)
+        self.metrics.certificate_expires = lambda: self.access.certificate_expires
         self.supervisor.prepare.append(self.access.watch)
         self.credits = Credits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
@@ -198,6 +200,7 @@ class Daemon:
             raise
         self._tasks = [
             asyncio.create_task(self._reap(), name="leases"),
+            asyncio.create_task(GpuWatch(self.supervisor, self.status.readings).run(), name="gpus"),
             asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
         ]
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
@@ -231,7 +234,7 @@ class Daemon:
         thrift = Thrift()
         while True:
             for session in self.sessions.expired():
-                task = asyncio.create_task(self.sessions.close(session, "its lease ran out"))
+                task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             if thrift.due(len(self.sessions), time.monotonic()):
@@ -327,9 +330,7 @@ class Daemon:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         grace = 0.0 if at_once else _LAST_WORDS
-        await asyncio.gather(
-            *(self.sessions.close(session, "the daemon is stopping", patience=grace) for session in self.sessions)
-        )
+        await self.sessions.close_all("the daemon is stopping", patience=grace)
         await self.groups.stop()
         self.collectives.stop()
         self.credits.stop()

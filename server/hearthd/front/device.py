@@ -15,6 +15,7 @@ import structlog
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import refusals
 from hearthd.front.channel import Channel
+from hearthd.front.durations import Times
 from hearthd.front.grants import Grants
 from hearthd.front.host import Owner
 from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
@@ -46,6 +47,7 @@ class Device(Standing):
         super().__init__(spec, Grants(policy.context_memory, spec.memory_limit))
         self.policy = policy
         self.restarts: dict[str, int] = {}
+        self.times = Times()
         self.totals = Totals()
         self.rates = Rates()
         self.faults = RecentFaults(spec.ordinal)
@@ -82,6 +84,8 @@ class Device(Standing):
             refusal = self.bars(session)
             if refusal is not None:
                 raise refusal
+            if self.sick and self.ordinal not in session.channels:  # who is there already may fetch what is his
+                raise self._unavailable(self.sick)
             worker = self.workers.serving.get(self.key(session)) or await self._worker(session)
             channel = await worker.channel(session)
             if channel is not None:
@@ -191,6 +195,7 @@ class Device(Standing):
         self.properties = process.properties
         self.known = True
         self._failures.clear()
+        self.times.started(time.monotonic() - process.begin)
         self._grants.learn(process.properties.total_memory)
 
     async def prepare(self, process: Process, worker: Worker) -> None:
@@ -206,6 +211,8 @@ class Device(Standing):
         generation = process.generation if process is not None else worker.generation
         kernels = list(cause.kernels)
         log.error("device_lost", device=self.ordinal, generation=generation, why=cause.text, kernels=kernels)
+        if worker.key is not None:
+            self.times.lost(worker.key, time.monotonic())
         self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
         self.faults.add(cause, generation, worker.key, self._tenants(cause))
         blamed: str | None = None
@@ -263,6 +270,9 @@ class Device(Standing):
 
     def notify(self) -> None:
         self.workers.settle()
+        if self.times.waiting:
+            serving = {key for key, worker in self.workers.serving.items() if worker.state == SERVING}
+            self.times.served(serving, self.workers.serving.keys(), time.monotonic())
         self._owner.notify()
 
     async def changed(self) -> None:
@@ -278,10 +288,18 @@ class Device(Standing):
             self.workers.serving[EVERYBODY] = Worker(self, EVERYBODY)
             self._refill()
 
+    def fence(self, why: str) -> None:
+        """What it is made of is sick, says whoever looks after that: nobody further is let on it, until an operator
+        restarts it. Who is on it may fetch what is his."""
+        if not self.sick:
+            log.error("device_fenced", device=self.ordinal, generation=self.generation, why=why)
+            self.sick = why
+            self.notify()
+
     def restart(self) -> None:
         """Ends every process, lifts fences and bars, and starts again. For operators."""
         log.warning("device_restart", device=self.ordinal, processes=len(self.workers))
-        self.fenced = ""
+        self.fenced = self.sick = ""
         self._failures.clear()
         self._owner.pardon()
         for worker in self.workers:

@@ -6,11 +6,13 @@ everybody.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from hearthd.front.durations import Times
 from hearthd.front.totals import Buckets, Counts, Number
 
 Place = tuple[int, str]
@@ -65,6 +67,8 @@ _HELP = {
     "collective_bytes": "Bytes of each rank's part of them.",
     "collectives_failed": "Collective operations that were launched, and given up with their communicator.",
     "joins_abandoned": "Communicators that were given up while a rank still waited for its peers to join.",
+    "kernel_timeouts": "Kernels that ran past their limit, and were ended with their device process.",
+    "device_process_cpu_ns": "CPU time of device processes.",
     "profiles": "Profiles that ended well.",
     "profiles_void": "Profiles in which something failed.",
     "traces": "Traces reported.",
@@ -93,6 +97,8 @@ _HELP = {
     "profiles_open": "Profiles that have not ended.",
     "traces_running": "Sessions that are being traced.",
     "durable_bytes": "Host memory for copies of durable buffers.",
+    "buffers_exported": "Buffers that are, or were, exported to other processes by CUDA IPC and are still lent.",
+    "device_process_resident_memory_bytes": "Host memory of device processes that is in RAM.",
     "pinned_bytes": "Page-locked host memory held for copies.",
 }
 
@@ -105,6 +111,12 @@ _HISTOGRAMS = {
     "loop_turn": "Time between two looks of the device-handle thread for what has arrived, sleep not counted.",
 }
 
+_LABELLED = frozenset({
+    "hearth_commands", "hearth_command_errors", "hearth_command_failures", "hearth_quota_refusals",
+    "hearth_transfer_bytes", "hearth_device_start_seconds", "hearth_device_recovery_seconds",
+})  # fmt: skip
+"""Families that are not a counter or gauge of the same name."""
+_MOVED = re.compile(r"(?P<direction>upload|download)_(?P<path>[a-z_]+)_bytes")
 _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
@@ -112,28 +124,63 @@ def families(
     totals: Mapping[Place, Counts], stats: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]
 ) -> Iterator[Metric]:
     """Of every device and tenant: totals, and the gauges of the processes that answered; `taken`: names of others."""
-    yield from _operations("commands", "Commands that arrived.", {k: v.operations for k, v in totals.items()})
-    failed = "Commands that failed, were skipped, or were answered with what failed before them."
-    yield from _operations("command_errors", failed, {k: v.errors for k, v in totals.items()})
-    counters = {place: dict(_without_operations(counts)) for place, counts in totals.items()}
+    failed = "Commands that failed, were skipped, or were answered with what failed before them"
+    commands = {place: counts.operations for place, counts in totals.items()}
+    yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
+    errors = {place: counts.errors for place, counts in totals.items()}
+    yield _labelled("command_errors", f"{failed}.", ["operation"], errors)
+    reasons = {place: counts.reasons for place, counts in totals.items()}
+    yield _labelled("command_failures", f"{failed}, by reason code.", ["reason"], reasons)
+    quotas = {place: counts.quotas for place, counts in totals.items()}
+    yield _labelled("quota_refusals", "Commands that a quota refused, by its name.", ["quota"], quotas)
+    moved = {place: _moved(counts) for place, counts in totals.items()}
+    text = "Bytes that clients sent (upload) or fetched (download), by the way they took."
+    yield _labelled("transfer_bytes", text, ["direction", "path"], moved)
+    taken |= _LABELLED
+    counters = {place: dict(_others(counts)) for place, counts in totals.items()}
     yield from _plain("counter", counters, taken)
     yield from _plain("gauge", stats, taken)
     yield from _histograms({place: counts.histograms for place, counts in totals.items()})
 
 
-def _without_operations(counts: Counts) -> Iterator[tuple[str, Number]]:
+def of_processes(devices: Mapping[int, Times]) -> Iterator[Metric]:
+    """How long the processes of each device took to start, and to replace one that was lost."""
+    starts = HistogramMetricFamily(
+        "hearth_device_start_seconds", "From the launch of a device process until it is ready.", labels=["device"]
+    )
+    recoveries = HistogramMetricFamily(
+        "hearth_device_recovery_seconds", "From the loss of a device process until whom it served are served again.",
+        labels=["device"],
+    )  # fmt: skip
+    for ordinal, times in devices.items():
+        for family, known in ((starts, times.starts), (recoveries, times.recoveries)):
+            family.add_metric([str(ordinal)], _cumulated(known), known.sum_ns / 1e9)
+    yield from (starts, recoveries)
+
+
+def _moved(counts: Counts) -> dict[str, Number]:
+    """Bytes by direction and path, one word each."""
+    return {
+        f"{match['direction']} {match['path']}": value
+        for name, value in counts.counters.items()
+        if (match := _MOVED.fullmatch(name))
+    }
+
+
+def _others(counts: Counts) -> Iterator[tuple[str, Number]]:
+    """Counters that have no labels of their own."""
     for name, value in counts.counters.items():
-        if name not in ("commands", "command_errors"):
+        if name not in ("commands", "command_errors") and not _MOVED.fullmatch(name):
             yield name, value
 
 
-def _operations(name: str, text: str, by_place: Mapping[Place, Mapping[str, Number]]) -> Iterator[Metric]:
-    metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", "operation"])
+def _labelled(name: str, text: str, labels: list[str], by_place: Mapping[Place, Mapping[str, Number]]) -> Metric:
+    """A counter with labels beside device and tenant, whose values are the words of a key."""
+    metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", *labels])
     for (ordinal, tenant), counts in by_place.items():
-        for operation, value in sorted(counts.items()):
-            metric.add_metric([str(ordinal), tenant, operation], value)
-    if metric.samples:
-        yield metric
+        for words, value in sorted(counts.items()):
+            metric.add_metric([str(ordinal), tenant, *words.split()], value)
+    return metric
 
 
 def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]) -> Iterator[Metric]:

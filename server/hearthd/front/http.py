@@ -158,8 +158,9 @@ class HttpServer:
     async def _metrics_page(self, request: web.Request) -> web.Response:
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._status.readings())
         viewer = _VIEWER.get()
-        page = self._metrics.exposition(self._supervisor, self._sessions, stats, readings, viewer)
-        return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        families = self._metrics.families(self._supervisor, self._sessions, stats, readings, viewer)
+        page, content_type = await asyncio.to_thread(self._metrics.render, families, request.headers.get("Accept", ""))
+        return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _status_document(self, request: web.Request) -> web.Response:
         viewer = _VIEWER.get()

@@ -14,12 +14,15 @@ REPORT_GRACE = 0.2
 EXIT_GRACE = 0.5
 """A process that said why it ends, or closed its link, has this long to be gone before it is killed."""
 
+LABELS = frozenset({"exit", "fault", "launch", "link", "restart", "signal", "start_timeout", "stuck", "unknown"})
+"""All that a `Cause` may have, for metrics."""
+
 
 @dataclass(frozen=True)
 class Cause:
     """Why a device process ended."""
 
-    label: str  # bounded set, for metrics
+    label: str  # one of LABELS
     text: str
     kernels: tuple[str, ...] = ()
     details: tuple[tuple[str, str], ...] = ()

@@ -1,40 +1,38 @@
-"""Prometheus metrics: what the front counts, and what the device processes and NVML answer at scrape."""
+"""Prometheus metrics: what the front counts, and what the device processes and NVML answer at scrape.
+
+`deploy/prometheus/METRICS.md` lists them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from hearthd import version
-from hearthd.front import device_metrics
+from hearthd.front import device_metrics, gpu_metrics, node_metrics, tenant_metrics
 from hearthd.front.gauges import Gauges
-from hearthd.front.nvml import Reading
+from hearthd.front.gpu_reading import Reading
 from hearthd.front.sessions import SessionTable
-from hearthd.front.supervisor import SERVING, Supervisor
+from hearthd.front.supervisor import Supervisor
 from hearthd.front.tenants import EVERYONE, Right, Tenant, sees_tenant
+from hearthd.front.totals import Counts
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-
-_OWN = frozenset({
-    "hearth_build_info", "hearth_sessions", "hearth_draining", "hearth_device_up", "hearth_device_generation",
-    "hearth_device_restarts", "hearth_gpu_memory_used_bytes", "hearth_gpu_memory_total_bytes",
-    "hearth_gpu_utilization_ratio", "hearth_gpu_temperature_celsius", "hearth_gpu_power_watts",
-    "hearth_gpu_sm_clock_hertz", "hearth_tenant_sessions", "hearth_tenant_device_seconds",
-    "hearth_tenant_queued_commands", "hearth_tenant_queued_bytes", "hearth_audit_lost_events", "hearth_communicators",
-    "hearth_collective_failures", "hearth_communicator_aborts", "hearth_collectives_waiting", "hearth_lanes",
-    "hearth_lanes_opened", "hearth_lane_refusals", "hearth_bulk_connections",
-})  # fmt: skip
 
 
 class Metrics:
     """Counts calls and bytes as they happen."""
 
     def __init__(self) -> None:
+        # A time beside every counter, which nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.certificate_expires: Callable[[], float | None] = lambda: None
+        """Until when, Unix time, clients accept the certificate that is shown; None: there is none."""
+        ProcessCollector(registry=self.registry)
         labels = ("grpc_service", "grpc_method")
         self._started = Counter("grpc_server_started", "Calls begun.", labels, registry=self.registry)
         self._handled = Counter(
@@ -42,6 +40,10 @@ class Metrics:
         )
         self._seconds = Histogram(
             "grpc_server_handling_seconds", "From the begin of a call to its end.", labels, buckets=_BUCKETS,
+            registry=self.registry,
+        )  # fmt: skip
+        self._refusals = Counter(
+            "hearth_call_refusals", "Calls that were refused or failed, by reason code.", ("grpc_method", "reason"),
             registry=self.registry,
         )  # fmt: skip
         self._auth_failures = Counter(
@@ -74,6 +76,9 @@ class Metrics:
     def call_started(self, service: str, method: str) -> None:
         self._started.labels(service, method).inc()
 
+    def call_refused(self, service: str, method: str, reason: str) -> None:
+        self._refusals.labels(method, reason).inc()
+
     def call_handled(self, service: str, method: str, code: str, seconds: float) -> None:
         self._handled.labels(service, method, code).inc()
         self._seconds.labels(service, method).observe(seconds)
@@ -100,29 +105,61 @@ class Metrics:
         if sent:
             self._transfer_out(sent)
 
-    def exposition(
+    def families(
         self,
         supervisor: Supervisor,
         sessions: SessionTable,
         stats: Mapping[device_metrics.Place, Gauges],
         readings: Mapping[int, Reading],
         viewer: Tenant = EVERYONE,
-    ) -> bytes:
-        """The whole page: own counters, then what was asked for this scrape. What names tenants is shown as far as
-        `viewer` may know of them."""
-        page = CollectorRegistry()
-        totals = {
-            (device.ordinal, tenant): counts
-            for device in supervisor
-            for tenant, counts in device.totals.by_tenant().items()
-        }
-        families = [*_own(supervisor, sessions), *_of_tenants(sessions)]
-        families += [*device_metrics.families(totals, stats, _OWN), *_of_nvml(readings)]
+    ) -> list[Metric]:
+        """All there is to tell now: own counters, then what was asked for this scrape. What names tenants is there as
+        far as `viewer` may know of them. Belongs to the event loop; `render` does not."""
+        found = [*self.registry.collect(), *node_metrics.families(supervisor, sessions), *self._certificate()]
+        found += tenant_metrics.families(supervisor, sessions)
+        taken = frozenset(family.name for family in found) | gpu_metrics.NAMES
+        found += device_metrics.families(_totals(supervisor), stats, taken)
+        found += device_metrics.of_processes({device.ordinal: device.times for device in supervisor})
+        found += gpu_metrics.families(readings, {device.ordinal for device in supervisor if device.sick})
         if not viewer.may(Right.ADMIN):
-            for family in families:
-                family.samples = [each for each in family.samples if sees_tenant(viewer, each.labels.get("tenant", ""))]
+            for family in found:
+                family.samples = [each for each in family.samples if _sees(viewer, each.labels)]
+        return found
+
+    @staticmethod
+    def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
+        """The page and its content type: OpenMetrics where `accept`, the header of that name, asks for it, else
+        Prometheus's text. Takes some milliseconds for every thousand samples, and may be done in a thread."""
+        page = CollectorRegistry()
         page.register(_Families(families))
-        return generate_latest(self.registry) + generate_latest(page)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, content_type = choose_encoder("")
+        return encode(page), content_type
+
+    def _certificate(self) -> Iterator[Metric]:
+        expires = self.certificate_expires()
+        if expires is not None:
+            yield GaugeMetricFamily(
+                "hearth_certificate_expiry_timestamp_seconds", "Unix time at which the daemon's certificate expires.",
+                value=expires,
+            )  # fmt: skip
+
+
+def _totals(supervisor: Supervisor) -> dict[device_metrics.Place, Counts]:
+    return {
+        (device.ordinal, tenant): counts
+        for device in supervisor
+        for tenant, counts in device.totals.by_tenant().items()
+    }
+
+
+def _sees(viewer: Tenant, labels: Mapping[str, str]) -> bool:
+    """Whether the tenant and the device that a sample is of exist for the viewer."""
+    return sees_tenant(viewer, labels.get("tenant", "")) and (
+        "device" not in labels or viewer.sees(int(labels["device"]))
+    )
 
 
 class _Families(Collector):
@@ -131,63 +168,3 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
-
-
-def _own(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
-    info = GaugeMetricFamily("hearth_build_info", "Version of the daemon.", labels=["version"])
-    info.add_metric([version()], 1)
-    yield info
-    yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))
-    yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
-    lanes = sum(channel.laned for session in sessions for channel in session.channels.values())
-    yield GaugeMetricFamily("hearth_lanes", "Lanes that are open.", value=lanes)
-    up = GaugeMetricFamily("hearth_device_up", "1 while the device serves.", labels=["device"])
-    generation = GaugeMetricFamily(
-        "hearth_device_generation", "Number of the process that serves the device.", labels=["device"]
-    )
-    restarts = CounterMetricFamily(
-        "hearth_device_restarts", "Device processes lost, by reason.", labels=["device", "reason"]
-    )
-    for device in supervisor:
-        label = str(device.ordinal)
-        up.add_metric([label], int(device.state == SERVING))
-        generation.add_metric([label], device.generation)
-        for reason, count in sorted(device.restarts.items()):
-            restarts.add_metric([label, reason], count)
-    yield from (up, generation, restarts)
-
-
-def _of_tenants(sessions: SessionTable) -> Iterator[Metric]:
-    labels = ["tenant"]
-    opened = GaugeMetricFamily("hearth_tenant_sessions", "Open sessions.", labels=labels)
-    seconds = CounterMetricFamily("hearth_tenant_device_seconds", "Time of devices that was used.", labels=labels)
-    commands = GaugeMetricFamily("hearth_tenant_queued_commands", "Batches and calls not yet executed.", labels=labels)
-    queued = GaugeMetricFamily("hearth_tenant_queued_bytes", "Their bytes.", labels=labels)
-    for account in sessions.accounts:
-        name = [account.tenant.name]
-        opened.add_metric(name, len(account.sessions))
-        seconds.add_metric(name, account.device_ns / 1e9)
-        commands.add_metric(name, account.queue.commands)
-        queued.add_metric(name, account.queue.bytes)
-    yield from (opened, seconds, commands, queued)
-    yield CounterMetricFamily(
-        "hearth_audit_lost_events", "Events that the audit log could not take.", value=sessions.audit.lost
-    )
-
-
-def _of_nvml(readings: Mapping[int, Reading]) -> Iterator[Metric]:
-    for field, name, text in (
-        ("memory_used", "hearth_gpu_memory_used_bytes", "Device memory in use, by all processes."),
-        ("memory_total", "hearth_gpu_memory_total_bytes", "Device memory."),
-        ("utilization", "hearth_gpu_utilization_ratio", "Share of the last sample period with a kernel running."),
-        ("temperature", "hearth_gpu_temperature_celsius", "Temperature of the GPU."),
-        ("power", "hearth_gpu_power_watts", "Power drawn."),
-        ("sm_clock", "hearth_gpu_sm_clock_hertz", "Clock of the multiprocessors."),
-    ):
-        metric = GaugeMetricFamily(name, text, labels=["device"])
-        for ordinal, reading in readings.items():
-            value = getattr(reading, field)
-            if value is not None:
-                metric.add_metric([str(ordinal)], value)
-        if metric.samples:
-            yield metric

@@ -23,7 +23,7 @@ from hearthd.front.group_info import GroupInfo
 from hearthd.front.group_service import GroupService
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import CallObserver, decoder, guarded
-from hearthd.front.sessions import Session, SessionTable, negotiate
+from hearthd.front.sessions import End, Session, SessionTable, negotiate
 from hearthd.front.status import NodeStatus
 from hearthd.front.supervisor import Supervisor
 from hearthd.front.tenants import Caller, Tenant, sees_tenant
@@ -178,7 +178,7 @@ class NodeService:
             raise refusal
         session = found[0]
         self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
-        await self._sessions.close(session, f"tenant {caller.tenant.name} ended it")
+        await self._sessions.close(session, f"tenant {caller.tenant.name} ended it", cause=End.OPERATOR)
         return node_pb2.EndSessionResponse()
 
     async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:

@@ -5,6 +5,7 @@ Device, pinned and durable bytes are counted where they are allocated; here is w
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -36,6 +37,11 @@ class Account:
         """Time of all devices together, since the daemon started."""
         self.sessions: dict[str, Session] = {}
         """Those that are open, by id."""
+        self.opened = 0
+        self.closed: collections.Counter[str] = collections.Counter()
+        """Sessions that have ended, by what ended them."""
+        self.refused: collections.Counter[str] = collections.Counter()
+        """Sessions and calls that a quota refused, by its name."""
 
     @property
     def exhausted(self) -> bool:
@@ -51,6 +57,7 @@ class Account:
     def check_time(self) -> None:
         """Raises `QUOTA_EXCEEDED` where its time of devices is used up."""
         if self.exhausted:
+            self.refused["gpu_seconds"] += 1
             raise self.out_of_time()
 
     def out_of_time(self) -> Refusal:
@@ -67,6 +74,7 @@ class Account:
         """Raises `QUOTA_EXCEEDED` where it may open no further session."""
         allowed = self.tenant.quotas.sessions
         if allowed and len(self.sessions) >= allowed:
+            self.refused["sessions"] += 1
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
                 f"Tenant {self.tenant.name!r} has {len(self.sessions)} sessions open; the most is {allowed}.",
@@ -116,10 +124,14 @@ class Accounts:
         return account
 
     def opened(self, session: Session) -> None:
-        self.of(session.tenant).sessions[session.id] = self._open[session.id] = session
+        account = self.of(session.tenant)
+        account.opened += 1
+        account.sessions[session.id] = self._open[session.id] = session
 
-    def closed(self, session: Session) -> None:
-        self.of(session.tenant).sessions.pop(session.id, None)
+    def closed(self, session: Session, cause: str) -> None:
+        account = self.of(session.tenant)
+        account.closed[cause] += 1
+        account.sessions.pop(session.id, None)
         if self._open.pop(session.id, None) is not None:
             self._ended[session.id] = session
         if len(self._ended) > _REMEMBERED:

@@ -13,7 +13,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from hearth_proto.reasons import Code, Reason, Refusal
+from hearth_proto.reasons import Code, Reason, Refusal, from_status
 from hearthd.front.attach import EOF
 from hearthd.front.refusals import Context, abort, malformed
 
@@ -27,6 +27,8 @@ class CallObserver(Protocol):
     """Whoever counts calls."""
 
     def call_started(self, service: str, method: str) -> None: ...
+
+    def call_refused(self, service: str, method: str, reason: str) -> None: ...
 
     def call_handled(self, service: str, method: str, code: str, seconds: float) -> None: ...
 
@@ -97,10 +99,12 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
                 return await behaviour(request, context)
             except Refusal as refusal:
                 code = refusal.code.name
+                observer.call_refused(service, method, refusal.reason)
                 refusal.__traceback__ = None  # who keeps it must not keep with it what its frames were passing on
                 await abort(context, refusal.to_status())
             except StatusError as error:
                 code = _CODE_NAMES.get(error.status.code, "UNKNOWN")
+                observer.call_refused(service, method, from_status(error.status).reason)
                 error.__traceback__ = None
                 await abort(context, error.status)
             except asyncio.CancelledError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import hashlib
 import secrets
 import time
@@ -28,6 +29,16 @@ CLOSE_TIMEOUT = 10.0
 """How long a device process may take to give a session's memory back before the close is answered without it."""
 _REMEMBERED = 1024
 """Sessions that were taken from their clients, and whose clients may not have heard of it."""
+
+
+class End(enum.StrEnum):
+    """What ends sessions: a label of metrics."""
+
+    CLIENT = "client"
+    LEASE = "lease"
+    CREDENTIAL = "credential"
+    OPERATOR = "operator"
+    STOP = "stop"
 
 
 @dataclass(eq=False)
@@ -78,6 +89,11 @@ class Session:
             "pinned_bytes": quotas.pinned_bytes,
             "durable_bytes": quotas.durable_bytes,
         }
+
+    @property
+    def end(self) -> End:
+        """What its expiry is put down to."""
+        return End.CREDENTIAL if self.deadline == self.until else End.LEASE
 
     @property
     def deadline(self) -> float:
@@ -207,14 +223,23 @@ class SessionTable:
     def _until(self, caller: Caller) -> float:
         return self._clock() + max(0.0, caller.expires - time.time())
 
-    async def close(self, session: Session, why: str, patience: float = CLOSE_TIMEOUT, revoked: str = "") -> None:
-        """Ends a session and waits, within bounds, until the devices have given back what it held. `revoked`: it was
-        taken from its client, which is told so whenever it comes, and that this is what it may do about it."""
+    async def close(
+        self,
+        session: Session,
+        why: str,
+        patience: float = CLOSE_TIMEOUT,
+        revoked: str = "",
+        *,
+        cause: End = End.CLIENT,
+    ) -> None:
+        """Ends a session and waits, within bounds, until the devices have given back what it held. `why` is for people,
+        `cause` for metrics. `revoked`: it was taken from its client, which is told so whenever it comes, and that this
+        is what it may do about it."""
         if session.closing:
             return
         session.closing = True
         self._sessions.pop(session.key, None)
-        self.accounts.closed(session)
+        self.accounts.closed(session, cause)
         self.audit.record("session_close", session, why=why, device_seconds=round(session.device_ns / 1e9, 6))
         if not self._sessions:
             self.emptied.set()
@@ -236,6 +261,10 @@ class SessionTable:
                 log.warning("session_close_slow", session=session.id, devices=len(late), seconds=patience)
         self._on_closed(session)
         log.info("session_close", session=session.id, client=session.client_name, why=why)
+
+    async def close_all(self, why: str, patience: float) -> None:
+        """Ends all of them, side by side: the daemon stops."""
+        await asyncio.gather(*(self.close(session, why, patience, cause=End.STOP) for session in self))
 
 
 def _ended(session: str, why: str, fix: str) -> Refusal:

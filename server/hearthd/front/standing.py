@@ -27,6 +27,8 @@ class Standing:
         """Whether a process has ever been ready."""
         self.fenced = ""
         """Why no process is started any more."""
+        self.sick = ""
+        """What is wrong with its hardware: nobody new is let on it."""
         self._grants = grants
 
     @property
@@ -47,6 +49,8 @@ class Standing:
     @property
     def state(self) -> node_pb2.DeviceState:
         """Of everybody's worker; where each tenant has its own, whether a tenant that comes is served."""
+        if self.sick:
+            return FENCED
         if self._primary is not None:
             return self._primary.state
         if self.fenced:
@@ -59,6 +63,8 @@ class Standing:
     @property
     def detail(self) -> str:
         """Why it is not serving."""
+        if self.sick:
+            return self.sick
         if self._primary is not None:
             return self._primary.detail
         return self.fenced or next((each.detail for each in self.workers if each.state == self.state), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import ssl
 import stat
 import threading
@@ -38,8 +39,10 @@ class Certificates:
         self._lock = threading.Lock()
         self._looked = time.monotonic()
         self._stamp = self._stamped()
+        self.expires = 0.0
+        """Unix time after which clients refuse the certificate."""
         self._context = self._check()
-        self._configuration = self._read()
+        self._configuration = self._given = self._read()
 
     # ---- what listeners need ----
 
@@ -65,8 +68,11 @@ class Certificates:
     # ---- renewal ----
 
     def _renewed(self) -> Configuration:
-        """Called by gRPC before each handshake: another configuration, or None for the same."""
-        return self._configuration if self.look() else None
+        """Called by gRPC before each handshake: another configuration, or None for the same. Whoever has looked first
+        has found the change, so that counts which it was given last."""
+        self.look()
+        given, self._given = self._given, self._configuration
+        return None if given is self._configuration else self._configuration
 
     def look(self) -> bool:
         """Reads the files again where they have changed; whether they had, and can be used."""
@@ -126,13 +132,13 @@ class Certificates:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(self._client_ca)
             except (ssl.SSLError, OSError) as error:
                 raise TlsError(f"tls.client_ca: {self._client_ca} holds no certificates: {_explained(error)}") from None
-        _check_dates(context, self._certificate)
+        self.expires = _check_dates(context, self._certificate)
         return context
 
 
-def _check_dates(server: ssl.SSLContext, certificate: Path) -> None:
-    """Raises `TlsError` where a client that trusts this very certificate would not accept it now: by a handshake in
-    memory, which knows all that there is to check."""
+def _check_dates(server: ssl.SSLContext, certificate: Path) -> float:
+    """Until when a client that trusts this very certificate accepts it, Unix time. Raises `TlsError` where it would not
+    now: by a handshake in memory, which knows all that there is to check."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -154,7 +160,9 @@ def _check_dates(server: ssl.SSLContext, certificate: Path) -> None:
             except ssl.SSLError as error:
                 raise TlsError(f"tls.certificate: {certificate} cannot be used: {_explained(error)}") from None
         if all(done):
-            return
+            break
+    until = (ends[1].getpeercert() or {}).get("notAfter")
+    return float(ssl.cert_time_to_seconds(str(until))) if until else math.inf
 
 
 def _first_der(pem: bytes) -> bytes:

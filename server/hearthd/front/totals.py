@@ -7,6 +7,7 @@ every ping, and a process that gives up its device says it by itself.
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,15 +27,27 @@ class Buckets:
     counts: list[int]
     sum_ns: int
 
+    @staticmethod
+    def up_to(seconds: tuple[float, ...]) -> Buckets:
+        """An empty one with these upper bounds."""
+        return Buckets(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
+
+    def observe(self, seconds: float) -> None:
+        nanoseconds = max(0, int(seconds * 1e9))
+        self.counts[bisect.bisect_left(self.bounds_ns, nanoseconds)] += 1
+        self.sum_ns += nanoseconds
+
 
 @dataclass
 class Counts:
-    """Counters by name, commands and errors by operation, histograms by name."""
+    """Counters by name, commands and errors by operation, errors also by reason and quota, histograms by name."""
 
     counters: dict[str, Number] = field(default_factory=dict)
     operations: dict[str, Number] = field(default_factory=dict)
     errors: dict[str, Number] = field(default_factory=dict)
     histograms: dict[str, Buckets] = field(default_factory=dict)
+    reasons: dict[str, Number] = field(default_factory=dict)
+    quotas: dict[str, Number] = field(default_factory=dict)
 
     @staticmethod
     def of(snapshot: Mapping[str, Any]) -> Counts:
@@ -44,6 +57,8 @@ class Counts:
             dict(numbers(snapshot.get("operations"))),
             dict(numbers(snapshot.get("errors"))),
             dict(_histograms(snapshot.get("histograms"))),
+            dict(numbers(snapshot.get("reasons"))),
+            dict(numbers(snapshot.get("quotas"))),
         )
 
     def plus(self, other: Counts) -> Counts:
@@ -52,6 +67,8 @@ class Counts:
             _sum(self.operations, other.operations),
             _sum(self.errors, other.errors),
             _join(self.histograms, other.histograms),
+            _sum(self.reasons, other.reasons),
+            _sum(self.quotas, other.quotas),
         )
 
 

@@ -129,4 +129,4 @@ def test_collectives_are_counted(tmp_path: Path) -> None:
 
 def page_of(hearth: Front) -> str:
     daemon = hearth.daemon
-    return daemon.metrics.exposition(daemon.supervisor, daemon.sessions, {}, {}).decode()
+    return daemon.metrics.render(daemon.metrics.families(daemon.supervisor, daemon.sessions, {}, {}))[0].decode()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +16,7 @@ from front_fake_device import FakeLauncher
 from front_fixture import Front, front, run, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from hearth_proto.v1 import commands_pb2, device_pb2
@@ -30,12 +33,16 @@ async def get(f: Front, path: str) -> tuple[int, str]:
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
+    """By name and device or method; what else samples are labelled with is added up."""
     found: dict[tuple[str, str], float] = {}
+    seen = set()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            each = (sample.name, *sorted(sample.labels.items()))
+            assert each not in seen
+            seen.add(each)
             key = (sample.name, sample.labels.get("device", sample.labels.get("grpc_method", "")))
-            assert key not in found or sample.labels.keys() & {"le", "stream", "grpc_code", "state", "reason"}
-            found[key] = sample.value
+            found[key] = found.get(key, 0) + sample.value
     return found
 
 
@@ -98,6 +105,57 @@ def test_metrics_page(tmp_path: Path) -> None:
             assert status == 200 and ("hearth_memory_used_bytes", "0") not in found
             assert found["hearth_launches_total", "0"] == 3, "a counter stays where it was last seen"
             f.launcher.mute = False
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        (
+            "application/openmetrics-text; version=1.0.0, text/plain; q=0.5",
+            "application/openmetrics-text; version=1.0.0",
+        ),
+        ("application/openmetrics-text; version=new", "text/plain; version=0.0.4"),
+        (";;,=", "text/plain; version=0.0.4"),
+    ],
+)
+def test_formats_of_the_page(tmp_path: Path, accept: str, kind: str) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path, listen__http="127.0.0.1:0") as f, aiohttp.ClientSession() as client:
+            url = f"http://{f.daemon.addresses.http}/metrics"
+            async with client.get(url, headers={"Accept": accept}) as answer:
+                text = await answer.text()
+                assert answer.status == 200 and answer.headers["Content-Type"].startswith(kind)
+            assert text.endswith("# EOF\n") == kind.startswith("application/openmetrics")
+            assert "hearth_device_up" in text and "_created" not in text
+
+    run(scenario())
+
+
+def test_a_large_page_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written in a thread: the loop serves others meanwhile."""
+
+    async def scenario() -> None:
+        async with front(tmp_path, listen__http="127.0.0.1:0") as f:
+            begun, go_on = threading.Event(), threading.Event()
+            render = f.daemon.metrics.render
+
+            def slowly(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
+                begun.set()
+                go_on.wait(20)
+                return render(families, accept)
+
+            monkeypatch.setattr(f.daemon.metrics, "render", slowly)
+            page = asyncio.create_task(get(f, "/metrics"))
+            try:
+                await until(begun.is_set)
+                assert (await get(f, "/healthz"))[0] == 200 and not page.done()
+            finally:
+                go_on.set()
+            assert (await page)[0] == 200
 
     run(scenario())
 

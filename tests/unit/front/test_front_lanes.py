@@ -277,7 +277,9 @@ def test_what_goes_by_is_kept_and_not_passed_on(tmp_path: Path) -> None:
             client.send(received(15))
             await until(lambda: kept(f).received == 15)
             assert len(list(kept(f))) == 5 and not channel(f).batches.bytes
-            page = f.daemon.metrics.exposition(f.daemon.supervisor, f.daemon.sessions, {}, {}).decode()
+            page = f.daemon.metrics.render(f.daemon.metrics.families(f.daemon.supervisor, f.daemon.sessions, {}, {}))[
+                0
+            ].decode()
             assert "hearth_lanes 1.0" in page and "hearth_lanes_opened_total 1.0" in page
             await silent(stream)
             await until(lambda: device(f).asked == [1]), "a lane does not outlive its stream"

@@ -15,9 +15,13 @@ from hearthd.front.rpc import guarded
 class Observer:
     def __init__(self) -> None:
         self.handled: list[str] = []
+        self.reasons: list[str] = []
 
     def call_started(self, service: str, method: str) -> None:
         pass
+
+    def call_refused(self, service: str, method: str, reason: str) -> None:
+        self.reasons.append(reason)
 
     def call_handled(self, service: str, method: str, code: str, seconds: float) -> None:
         self.handled.append(code)
@@ -40,3 +44,4 @@ def test_a_client_that_has_gone_is_not_told_and_nobody_else_either() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(guarded("DeviceService", "Download", behaviour, observer)(None, Ended()))
     assert observer.handled == [Refusal(Reason.HANDLE_IN_USE, "").code.name]
+    assert observer.reasons == ["HANDLE_IN_USE"]

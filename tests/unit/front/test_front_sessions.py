@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from front_fixture import run
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.sessions import SessionTable, negotiate
+from hearthd.front.sessions import End, SessionTable, negotiate
+from hearthd.front.tenants import Caller, Tenant
 
 
 class Clock:
@@ -49,6 +51,30 @@ def test_a_session_lives_for_its_lease_after_its_last_use() -> None:
         assert error.value.reason == Reason.SESSION_EXPIRED
         await sessions.close(session, "test")
         assert len(sessions) == 0 and sessions.expired() == [] and sessions.emptied.is_set()
+
+    run(scenario())
+
+
+def test_what_ends_sessions_is_counted_by_tenant() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        sessions = table(clock)
+        lab = Tenant("lab")
+        brief, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 5))
+        lasting, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 1000))
+        nobody, _ = sessions.open("me", "1")
+        clock.now += 10
+        assert sessions.expired() == [brief] and brief.end == End.CREDENTIAL
+        with sessions.using(lasting):
+            clock.now += 1000
+            assert lasting.end == End.CREDENTIAL and lasting in sessions.expired(), "it is in use, and yet"
+        assert nobody.end == End.LEASE
+        for session in (brief, lasting, nobody):
+            await sessions.close(session, "test", cause=session.end)
+            await sessions.close(session, "once is enough", cause=End.STOP)
+        accounts = {account.tenant.name: account for account in sessions.accounts}
+        assert accounts["lab"].opened == 2 and accounts["lab"].closed == {End.CREDENTIAL: 2}
+        assert accounts["default"].opened == 1 and accounts["default"].closed == {"lease": 1}
 
     run(scenario())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ssl
+import time
 from pathlib import Path
 
 import aiohttp
@@ -97,6 +98,22 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     issue(tmp_path, "good")
     now[0] += 6
     assert certificates._renewed() is not None
+
+
+def test_who_looks_first_does_not_keep_a_new_certificate_from_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
+    certificate, key = issue(tmp_path, "good", days=30)
+    certificates = Certificates(str(certificate), str(key))
+    assert certificates.expires == pytest.approx(time.time() + 30 * 86400, abs=86400)
+    issue(tmp_path, "good", days=60)
+    now[0] += 6
+    assert certificates.look(), "a scrape, or a page"
+    assert certificates.expires == pytest.approx(time.time() + 60 * 86400, abs=86400)
+    assert certificates._renewed() is certificates._configuration
+    assert certificates._renewed() is None
 
 
 # ---- HTTP ----

@@ -1,0 +1,95 @@
+"""The page of metrics: what it says of sessions and tenants, who sees what, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import hearth
+from hearth_proto.v1 import node_pb2, node_pb2_grpc
+
+from .conftest import StartDaemon
+from .harness import DaemonProcess, wait_until
+from .tenants import tenant, tenants
+
+SESSIONS = 200
+ENOUGH_S = 0.05
+
+
+def value(daemon: DaemonProcess, name: str, token: str = "", **labels: str) -> float | None:
+    """Of the one sample that has these labels; None: there is none."""
+    for family in text_string_to_metric_families(daemon.get("/metrics", token).body):
+        for sample in family.samples:
+            if sample.name == f"hearth_{name}" and labels.items() <= sample.labels.items():
+                return float(sample.value)
+    return None
+
+
+def test_what_ends_sessions(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(sessions={"lease": "300ms"})
+
+    def ended(reason: str) -> float:
+        return value(daemon, "sessions_closed_total", reason=reason) or 0.0
+
+    with daemon.connect() as operator:
+        daemon.connect().close()
+        assert ended("client") == 1
+        with contextlib.ExitStack() as stack:
+            victim = stack.enter_context(daemon.connect())
+            operator.end_session(victim.session_id)
+            stack.pop_all()  # there is nothing left to close
+        assert ended("operator") == 1
+        with grpc.insecure_channel(daemon.unix) as channel:
+            node_pb2_grpc.NodeServiceStub(channel).OpenSession(node_pb2.OpenSessionRequest(client_name="gone"))
+        wait_until(lambda: ended("lease") == 1, "the lease of a client that is gone")
+        assert value(daemon, "sessions_opened_total") == 4 and value(daemon, "sessions_connected") in (0, 1)
+        assert ended("client") == 1 and ended("stop") == ended("credential") == 0
+
+
+def test_quotas_and_who_sees_them(start_daemon: StartDaemon) -> None:
+    config, tokens = tenants(
+        tenant("small", quotas={"sessions": 1, "device_bytes": "1MiB"}, devices=[0], rights=["allocate", "read"]),
+        tenant("operator", rights=["admin"]), "other", auth={"http_on_loopback": False},
+    )  # fmt: skip
+    daemon = start_daemon(2, **config)
+    operator, small, other = (tokens[name] for name in ("operator", "small", "other"))
+    with daemon.connect(token=small) as node, daemon.connect(token=other):
+        with pytest.raises(hearth.QuotaExceededError):
+            daemon.connect(token=small)
+        gpu = node.device(0)
+        held = gpu.empty(1 << 20, "uint8")
+        too_much = gpu.empty(1 << 20, "uint8")
+        with pytest.raises(hearth.QuotaExceededError):
+            gpu.synchronize()
+        del held, too_much
+        assert value(daemon, "tenant_quota_refusals_total", operator, tenant="small", quota="sessions") == 1
+        refused = value(daemon, "quota_refusals_total", operator, tenant="small", quota="device_bytes")
+        assert refused and value(daemon, "command_failures_total", operator, reason="QUOTA_EXCEEDED") == refused
+        assert value(daemon, "tenant_device_memory_limit_bytes", operator, tenant="small") == 1 << 20
+        assert value(daemon, "tenant_device_memory_limit_bytes", operator, tenant="other") is None, "no limit"
+        assert value(daemon, "tenant_sessions_limit", small, tenant="small") == 1
+        page = daemon.get("/metrics", small).body
+        assert 'tenant="other"' not in page and 'device="1"' not in page, "they do not exist for it"
+        assert 'device="1"' in daemon.get("/metrics", operator).body
+
+
+def test_a_page_costs_little_with_many_sessions(start_daemon: StartDaemon) -> None:
+    """The least of some: others may have had the CPU meanwhile."""
+    daemon = start_daemon(cpu_count=2)
+    with grpc.insecure_channel(daemon.unix) as channel:
+        stub = node_pb2_grpc.NodeServiceStub(channel)
+        calls = [stub.OpenSession.future(node_pb2.OpenSessionRequest(client_name="idle")) for _ in range(SESSIONS)]
+        assert all(call.result().session_id for call in calls)
+
+        def scrape() -> float:
+            begin = time.perf_counter()
+            page = daemon.get("/metrics")
+            seconds = time.perf_counter() - begin
+            assert page.status == 200 and f"hearth_sessions {SESSIONS}.0" in page.body
+            return seconds
+
+        assert min(scrape() for _ in range(10)) < ENOUGH_S

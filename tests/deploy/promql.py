@@ -1,0 +1,58 @@
+"""Which metrics and labels a PromQL expression names. Whether it is one at all says promtool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+_LABEL_LIST = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+_SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?\s*\{([^}]*)\}")
+_NAME = re.compile(r"(?<![\w:.])[a-zA-Z_:][a-zA-Z0-9_:]*(?![\w:])(?!\s*\()")
+_WORDS = frozenset({"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "offset",
+                    "bool", "inf", "nan"})  # fmt: skip
+_DURATION = re.compile(r"\[[^\]]*\]|\boffset\s+\d+[smhdwy]")
+_VARIABLE = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
+
+
+def metrics(expression: str) -> set[str]:
+    """Names of metrics, of recorded ones among them.
+
+    >>> sorted(metrics('sum by (le) (rate(a_bucket{x="y{z"}[5m])) / on (x) b > 0.5 and c offset 5m'))
+    ['a_bucket', 'b', 'c']
+    """
+    text = _STRING.sub('""', expression)
+    text = _DURATION.sub(" ", text)
+    text = _LABEL_LIST.sub(" ", text)
+    text = re.sub(r"\{[^}]*\}", " ", text)
+    return {name for name in _NAME.findall(text) if name.lower() not in _WORDS}
+
+
+def labels(expression: str) -> set[str]:
+    """Labels that it selects, groups or joins by.
+
+    >>> sorted(labels('sum by (le, tenant) (rate(a_bucket{x="y", z!~"b"}[5m]))'))
+    ['le', 'tenant', 'x', 'z']
+    """
+    text = _STRING.sub('""', expression)
+    found = {label.strip() for match in _LABEL_LIST.finditer(text) for label in match[1].split(",")}
+    for match in _SELECTOR.finditer(text):
+        found |= {re.split(r"[=!]", part)[0].strip() for part in match[2].split(",")}
+    return found - {""}
+
+
+def without_variables(expression: str) -> str:
+    """With something in the place of Grafana's variables."""
+    for name, value in _VARIABLE.items():
+        expression = expression.replace(name, value)
+    return re.sub(r"\$\{?\w+\}?", ".*", expression)
+
+
+def as_rules(expressions: Iterable[str], path: Path) -> Path:
+    """Expressions as recording rules, which promtool checks with Prometheus's own parser."""
+    rules = [{"record": f"expression:{index}", "expr": each} for index, each in enumerate(expressions)]
+    path.write_text(yaml.safe_dump({"groups": [{"name": "expressions", "rules": rules}]}))
+    return path

@@ -1,0 +1,40 @@
+"""How long devices take to come back."""
+
+from __future__ import annotations
+
+from hearthd.front.durations import Times
+from hearthd.front.isolation import EVERYBODY, Key
+from hearthd.front.totals import Buckets
+
+MINE, YOURS = Key("me"), Key("you")
+
+
+def test_from_the_loss_to_the_first_process_that_serves() -> None:
+    times = Times()
+    assert not times.waiting
+    times.lost(EVERYBODY, 10.0)
+    times.lost(EVERYBODY, 10.2)  # the one that was to replace it
+    times.served([], [EVERYBODY], 10.3)
+    assert times.waiting
+    times.served([EVERYBODY], [EVERYBODY], 10.4)
+    assert not times.waiting
+    assert sum(times.recoveries.counts) == 1 and times.recoveries.sum_ns == 400_000_000
+    times.served([EVERYBODY], [EVERYBODY], 99.0)
+    assert sum(times.recoveries.counts) == 1
+
+
+def test_each_tenant_waits_for_its_own_and_who_has_gone_for_none() -> None:
+    times = Times()
+    times.lost(MINE, 1.0)
+    times.lost(YOURS, 1.0)
+    times.served([MINE], [MINE, YOURS], 2.0)
+    assert times.waiting and sum(times.recoveries.counts) == 1
+    times.served([MINE], [MINE], 3.0)
+    assert not times.waiting and sum(times.recoveries.counts) == 1
+
+
+def test_buckets() -> None:
+    buckets = Buckets.up_to((0.1, 1.0))
+    for seconds in (-1.0, 0.05, 0.1, 0.5, 1.0, 7.0):
+        buckets.observe(seconds)
+    assert buckets.counts == [3, 2, 1] and buckets.sum_ns == 8_650_000_000
