@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trustme
+
+from tests.programs import program
 
 from .conftest import StartDaemon
 from .harness import BACKEND, DaemonProcess, environment, on_cpu
@@ -46,25 +50,30 @@ def test_more_of_a_device(daemon: DaemonProcess) -> None:
     assert [line for line in lines if line not in printed] == [*shown, "['scale', 'hello'] True"]
 
 
-def test_when_something_breaks(start_daemon: StartDaemon) -> None:
+def test_arrays_as_numpy_has_them(daemon: DaemonProcess) -> None:
     code = blocks("python")[2]
+    assert run(code, daemon) == ["[10.0, 1.0, 20.0, 3.0] bfloat16", "2.5"]
+
+
+def test_when_something_breaks(start_daemon: StartDaemon) -> None:
+    code = blocks("python")[3]
     shown = [line.rpartition("# ")[2].partition(":")[0] for line in code.splitlines() if re.match(r" +print\(", line)]
     assert run(code, start_daemon()) == shown
 
 
 def test_sharing_a_device(daemon: DaemonProcess) -> None:
-    code = blocks("python")[3]
+    code = blocks("python")[4]
     shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
     assert run(code, daemon) == shown
 
 
 def test_beside_cupy_and_pytorch(daemon: DaemonProcess) -> None:
-    code = blocks("python")[4]
+    code = blocks("python")[5]
     assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
 
 
 def test_several_devices(start_daemon: StartDaemon) -> None:
-    code = blocks("python")[5]
+    code = blocks("python")[6]
     daemon = start_daemon(cpu_count=2)
     if len(daemon.status()["devices"]) < 2:
         pytest.skip("needs two devices")
@@ -72,10 +81,57 @@ def test_several_devices(start_daemon: StartDaemon) -> None:
     assert run(code, daemon) == shown
 
 
+def shell(section: str) -> list[str]:
+    """The commands of the first fence of a section, without what is said of them."""
+    text = README.split(f"\n## {section}\n")[1].split("\n```\n")[1]
+    return [re.sub(r"\s+# .*", "", line) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def test_from_the_shell(daemon: DaemonProcess, tmp_path: Path) -> None:
+    (source,) = re.findall(r'source = r"""\n(.*?)"""', blocks("python")[0], re.DOTALL)
+    (tmp_path / "saxpy.cu").write_text(source)
+    (tmp_path / "my_program.py").write_text("import hearth\nhearth.connect().device(0).zeros(3).get()\n")
+    here = {  # what stands for a machine of the reader's, or would not end
+        "hearth top": "hearth top --once",
+        "hearth doctor https://gpu-box:7421 --ca ca.pem": "hearth doctor",
+        "hearth bench": "hearth bench --quick --max-size 1MiB",
+    }
+    commands = shell("From the shell")
+    assert set(here) <= set(commands) and len(commands) > 9
+    beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", here.get(command, command)],
+            cwd=tmp_path,
+            env=environment(HEARTH_TARGET=daemon.unix, PATH=beside),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert (np.load(tmp_path / "y.npy") == 2 * np.arange(1 << 20, dtype=np.float32) + 1).all()
+
+
+def test_watch_it(daemon: DaemonProcess) -> None:
+    look, check, prometheus = shell("Watch it")
+    here = [command.replace("127.0.0.1:7422", daemon.http) for command in (look, check)]
+    promtool = program("promtool")
+    path = f"{Path(promtool).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for command in here:
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command}"],
+            env=environment(PATH=path), capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    config = prometheus.partition("--config.file=")[2]
+    subprocess.run([promtool, "check", "config", ROOT / config], check=True, timeout=60, capture_output=True)
+
+
 @on_cpu
 def test_several_daemons(start_daemon: StartDaemon) -> None:
     first, second = start_daemon(cpu_count=1), start_daemon(cpu_count=1)
-    code = blocks("python")[6].replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
+    code = blocks("python")[7].replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
     run(f"import numpy as np, hearth\n{code}print(group.all_reduce([group.devices[0].ones(1, np.int32)]))", first)
 
 

@@ -70,21 +70,35 @@ def described(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list
     chosen = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     helps = {action.dest: action.help or "" for action in chosen._choices_actions}
     commands = [Command(name, helps.get(name, ""), *_taken(each)) for name, each in chosen.choices.items()]
-    return _taken(parser)[0], commands
+    return _own(parser), commands
+
+
+def _own(parser: argparse.ArgumentParser) -> tuple[Option, ...]:
+    """The options that stand before a command."""
+    return tuple(_option(action) for action in parser._actions if action.option_strings)
+
+
+def _option(action: argparse.Action, prog: str = "hearth") -> Option:
+    takes = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+    words = tuple(map(str, action.choices or getattr(action, "completions", None) or ()))
+    return Option(
+        tuple(action.option_strings), printable((action.help or "") % {**vars(action), "prog": prog}), takes, words
+    )
 
 
 def _taken(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
+    """A command of several parts takes their names, and what any of them does."""
     options: list[Option] = []
     positionals: list[Option] = []
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction) or action.help == argparse.SUPPRESS:
+        if action.help == argparse.SUPPRESS:
             continue
-        takes = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
-        words = tuple(map(str, action.choices or getattr(action, "completions", None) or ()))
-        help_text = printable((action.help or "") % {**vars(action), "prog": parser.prog})
-        (options if action.option_strings else positionals).append(
-            Option(tuple(action.option_strings), help_text, takes, words)
-        )
+        if isinstance(action, argparse._SubParsersAction):
+            positionals.append(Option((), action.help or "", "PART", tuple(action.choices)))
+            for part in action.choices.values():
+                options += [each for each in _taken(part)[0] if each.names not in {known.names for known in options}]
+            continue
+        (options if action.option_strings else positionals).append(_option(action, parser.prog))
     return tuple(options), tuple(positionals)
 
 

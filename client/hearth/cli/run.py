@@ -88,21 +88,6 @@ def add_to(commands: Any) -> None:
     )
     connecting.add_options(parser)
     parser.set_defaults(run=run)
-    _intermix(parser)
-
-
-def _intermix(parser: argparse.ArgumentParser) -> None:
-    """Lets options stand between the kernel's arguments, which argparse offers for a parser of its own only."""
-    plain = parser.parse_known_args
-
-    def parse(args: Any = None, namespace: Any = None) -> Any:
-        vars(parser)["parse_known_args"] = plain
-        try:
-            return parser.parse_known_intermixed_args(args, namespace)
-        finally:
-            vars(parser)["parse_known_args"] = parse
-
-    vars(parser)["parse_known_args"] = parse
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -45,7 +45,7 @@ def add_to(commands: Any) -> None:
     record.add_argument("--output", "-o", default=_DEFAULT, metavar="FILE", help="(%(default)s)")
     record.add_argument("--force", action="store_true", help="overwrite a file that is no trace")
     record.add_argument("--json", action="store_true", help="sum it up as one JSON document on stdout")
-    record.add_argument("program", nargs="+", metavar="PROGRAM", help="and its arguments, after --")
+    record.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="and its arguments, after --")
     record.set_defaults(run=run_record)
     show: argparse.ArgumentParser = parts.add_parser("show", help="sum up a recording", allow_abbrev=False)
     show.add_argument("file", metavar="FILE", help="of `hearth trace record`, HEARTH_TRACE or Trace.save")
@@ -59,9 +59,14 @@ def run_record(arguments: argparse.Namespace) -> int:
     from hearth import trace_file
     from hearth.cli import trace_program
 
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program:
+        raise ArgumentError(
+            "no program is named.", reason="INVALID_ARGUMENT", fix="hearth trace record -- python my_program.py"
+        )
     output = Path(arguments.output)
     _refuse(output, arguments.force)
-    status, documents = trace_program.traced(arguments.program)
+    status, documents = trace_program.traced(program)
     if status:
         complain(f"the program ended with status {status}")
     if not documents:
