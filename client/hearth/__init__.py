@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hearth import aio as aio
     from hearth.array import DeviceArray as DeviceArray
     from hearth.bindings import In as In
     from hearth.bindings import InOut as InOut
@@ -205,6 +206,8 @@ __all__ = [
 if not TYPE_CHECKING:  # to type checkers there would be nothing that it has not
 
     def __getattr__(name: str) -> Any:
+        if name == "aio":
+            return importlib.import_module("hearth.aio")
         home = _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module 'hearth' has no attribute {name!r}")

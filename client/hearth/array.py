@@ -245,7 +245,7 @@ class DeviceArray(NoArithmetic, Exchange):
         dtype: np.dtype[Any],
         strides: tuple[int, ...] | None = None,
     ) -> DeviceArray:
-        return DeviceArray(self._device, self._memory, self._offset + offset, shape, dtype, strides)
+        return self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
 
     def _copy_command(self, stream: int, other: DeviceArray, move: strided.Move) -> commands_pb2.Command:
         command = commands_pb2.Command(stream=stream)
@@ -282,7 +282,7 @@ def allocate(
     command.allocate.size = size
     attachment.submit(command)
     assert attachment.space is not None
-    return DeviceArray(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
+    return device._array_type(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
 
 
 def allocate_many(
@@ -300,6 +300,6 @@ def allocate_many(
         command.allocate.parts.add(buffer=connection.mint(), size=shapes.bytes_of(shape, dtype))
     attachment.submit(command)
     return [
-        DeviceArray(device, Memory(space, part.buffer, part.size), 0, shape, dtype)
+        device._array_type(device, Memory(space, part.buffer, part.size), 0, shape, dtype)
         for part, (shape, dtype) in zip(command.allocate.parts, specs, strict=True)
     ]

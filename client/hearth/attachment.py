@@ -314,8 +314,7 @@ class Attachment(LaneUser):
                 self._sender_waits = True
                 idle = not self._work.wait(_IDLE_S)
                 self._sender_waits = False
-            if self.watchers:
-                self._change.notify_all()
+            self.changed()
         return request
 
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hearth import transfer
 from hearth.errors import HearthError, TransferError
+from hearth.reply import Asked, Reply
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
     from hearth.progress import Progress
-    from hearth.reply import Reply
     from hearth.transfer import Part
+    from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
 """How long to wait for the command's own answer, which says why a transfer was cut short."""
@@ -61,13 +64,31 @@ def _upload(
     connection: Connection, attachment: Attachment, part: Part, data: memoryview, progress: Progress | None
 ) -> None:
     """Beside the commands, on streams."""
-    from hearth import striping  # small arrays do without
+    reply, number = begin_upload(connection, attachment, part, len(data))
+    carry_upload(connection, attachment, reply, number, data, progress)
 
-    size, number = len(data), connection.mint()
+
+def begin_upload(connection: Connection, attachment: Attachment, part: Part, size: int) -> tuple[Reply, int]:
+    """Sends a write whose `size` bytes come beside it, by the number that is returned behind its answer."""
+    number = connection.mint()
     command = part.write()
     command.write.transfer = number
     command.write.size = size
-    reply = attachment.request(command)
+    return attachment.request(command), number
+
+
+def carry_upload(
+    connection: Connection,
+    attachment: Attachment,
+    reply: Reply,
+    number: int,
+    data: memoryview,
+    progress: Progress | None,
+) -> None:
+    """Sends the bytes of a write that was begun, and waits for its answer. Raises what it failed with."""
+    from hearth import striping  # small arrays do without
+
+    size = len(data)
     upload = striping.upload(connection, attachment, reply, number, data, progress)
     reply.on_error = upload.cancel
     if reply.error is not None:
@@ -117,14 +138,25 @@ def read(
         part, into, progress = part.behind(done), into[done:], transfer.later(progress, done, size)
     left = None if deadline is None else max(0.0, deadline - time.monotonic())
     if inline:
-        result = connection.report(part.read(size), attachment=attachment, timeout=left)
+        reading(connection, attachment, part, into, progress).wait(left)
+        return
+    _download(connection, attachment, part, into, left, progress)
+
+
+def reading(
+    connection: Connection, attachment: Attachment, part: Part, into: memoryview, progress: Progress | None = None
+) -> Asked[None]:
+    """Sends a read of few bytes, which come with its answer."""
+    size = len(into)
+
+    def read(result: commands_pb2.Result) -> None:
         if len(result.read.data) != size:
             raise transfer.short(len(result.read.data), size)
         into[:] = result.read.data
         if progress is not None:
             progress(size, size)
-        return
-    _download(connection, attachment, part, into, left, progress)
+
+    return connection.asking(part.read(size), read, attachment, reports=True)
 
 
 def _download(
@@ -136,12 +168,40 @@ def _download(
     progress: Progress | None,
 ) -> None:
     """Beside the commands, on streams."""
-    from hearth import striping
+    reply, number = begin_download(connection, attachment, part, len(into))
+    carry_download(connection, attachment, reply, number, into, timeout, progress)
 
-    size, number = len(into), connection.mint()
+
+def begin_download(connection: Connection, attachment: Attachment, part: Part, size: int) -> tuple[Reply, int]:
+    """Sends a read whose `size` bytes come beside its answer, by the number that is returned behind that."""
+    number = connection.mint()
     command = part.read(size)
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
+    if reply.on_late_error is not None:
+        reply.on_late_error = partial(_tell_late, reply.on_late_error)
+    return reply, number
+
+
+def _tell_late(tell: Callable[[HearthError], None], error: HearthError) -> None:
+    """Nobody waited for the read any more, and so it was given up: that is not worth telling, what failed before is."""
+    if error.reason != "TRANSFER_ABORTED" or error.failures:
+        tell(error)
+
+
+def carry_download(
+    connection: Connection,
+    attachment: Attachment,
+    reply: Reply,
+    number: int,
+    into: memoryview,
+    timeout: float | None,
+    progress: Progress | None,
+) -> None:
+    """Takes the bytes of a read that was begun. Raises what it failed with; nothing is written to `into` afterwards."""
+    from hearth import striping
+
+    size = len(into)
     download = striping.download(connection, attachment, reply, number, into, timeout)
     reply.on_error = download.cancel
     if reply.error is not None:

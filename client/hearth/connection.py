@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hearth.attachment import Attachment, closed
 from hearth.durable import Durables
@@ -19,10 +19,13 @@ from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHand
 from hearth.group_order import Turns
 from hearth.memory import Space
 from hearth.output import Prints
-from hearth.patience import Patience
+from hearth.reattaching import Reattaching
+from hearth.reply import Asked
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth.memory import Memory
     from hearth.outgoing import Limits
     from hearth.reply import Reply
@@ -31,13 +34,9 @@ if TYPE_CHECKING:
     from hearth.tracing import Recorder
     from hearth.transport.base import Transport
 
-_RETRY_S = 0.05
-_RETRY_MAX_S = 0.5
-_RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
-"""Retried without being told to: a device on its way back, and a daemon that has yet to see the old stream end."""
-_BROKEN_S = 1.0
-"""So long a first attach whose connection breaks is tried again."""
 LEASE_S = 30.0
+
+T = TypeVar("T")
 
 
 class Connection:
@@ -108,30 +107,16 @@ class Connection:
             attachment = self._attachment
             if attachment is not None and attachment.alive:
                 return attachment
-            deadline = time.monotonic() + self.timeout
-            patience = Patience(min(self.timeout, _BROKEN_S))
-            pause = _RETRY_S
+            again = Reattaching(self.timeout, self.transport.absent)
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
                 fresh = Attachment(self.limits, self._ended, self._deferred.append, self.prints, self._requests)
-                left = max(0.1, deadline - time.monotonic())
                 try:
-                    fresh.open(self.transport, self.token, self.ordinal, left, self.lease)
+                    fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
                     break
                 except HearthError as error:
-                    if error.broken:
-                        again = None if self.transport.absent() else patience.pause()
-                        if again is None:
-                            raise
-                        time.sleep(again)
-                        continue
-                    wait = error.retry_after if error.retry_after is not None else pause
-                    told_to = error.reason == "DEVICE_UNAVAILABLE" and error.retry_after is not None
-                    if not (told_to or error.reason in _RETRIED) or time.monotonic() + wait > deadline:
-                        raise
-                    time.sleep(wait)
-                    pause = min(2 * pause, _RETRY_MAX_S)
+                    time.sleep(again.pause(error))
             self._take_up(fresh)
             return fresh
 
@@ -194,6 +179,19 @@ class Connection:
     ) -> commands_pb2.Result:
         """Sends a command and waits for its answer. Raises its error, or `TimeoutError` after `timeout` seconds."""
         return (attachment or self.attachment()).request(command).wait(timeout)
+
+    def asking(
+        self,
+        command: commands_pb2.Command,
+        read: Callable[[commands_pb2.Result], T],
+        attachment: Attachment | None = None,
+        *,
+        reports: bool = False,
+    ) -> Asked[T]:
+        """Sends a command whose answer `read` makes something of. `reports`: as `report` does."""
+        if reports:
+            return Asked(self.reporting(command, attachment=attachment), read)
+        return Asked((attachment or self.attachment()).request(command), read)
 
     def report(
         self,

@@ -25,6 +25,7 @@ class Creation:
     with the next sync, read or flush."""
 
     _connection: Connection
+    _array_type: type[DeviceArray] = DeviceArray
 
     def _self(self) -> Device:
         return cast("Device", self)
@@ -75,7 +76,7 @@ class Creation:
             same = obj._device._node._session is self._self()._node._session
             if same and (wanted is None or wanted == obj.dtype or _converts(obj.dtype, wanted)):
                 return self._from_session(obj, wanted, stream)
-            obj = obj.get()  # another session's; or strings and dates, which only the host converts
+            obj = self._at_host(obj)  # another session's; or strings and dates, which only the host converts
         made: list[DeviceArray] = []
 
         def upload(host: np.ndarray[Any, Any]) -> None:
@@ -106,6 +107,10 @@ class Creation:
         fresh = allocate(self._self(), obj.shape, obj.dtype, stream)
         fresh.copy_from(obj, stream)
         return fresh
+
+    def _at_host(self, a: DeviceArray) -> Any:
+        """An array's contents, which are to become of another dtype."""
+        return a.get()
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> DeviceArray:
         """An array with arbitrary contents."""

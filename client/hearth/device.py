@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hearth.node import Node
     from hearth.prepared import Prepared
     from hearth.profile import Profile
-    from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage
-    from hearth.reply import Reply
+    from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage, NodeInfo
+    from hearth.reply import Asked, Reply
     from hearth.trace import Trace
     from hearth_proto.v1 import node_pb2
 
@@ -161,11 +161,14 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""
+        self._flushing(stream).wait(timeout)
+
+    def _flushing(self, stream: Stream | None) -> Reply:
         connection = self._connection
         connection.raise_deferred()
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
-        connection.report(command, attachment=attachment, timeout=timeout)
+        return connection.reporting(command, attachment=attachment)
 
     def profile(self, stream: Stream | None = None) -> Profile:
         """Times the work of a ``with`` block on the current stream, or on `stream`."""
@@ -177,7 +180,11 @@ class Device(Creation, Dispatching, Durability, Published):
         """Records every command of a ``with`` block, of all streams; `max_events`: the daemon's default if None."""
         from hearth.trace import Trace
 
-        return Trace(self._connection, f"device {self.ordinal}: {self.properties.name}", max_events)
+        return Trace(self._connection, self._trace_name, max_events)
+
+    @property
+    def _trace_name(self) -> str:
+        return f"device {self.ordinal}: {self.properties.name}"
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
         """`callback(text)` takes what this session's kernels print here; None: ``sys.stdout`` again.
@@ -190,14 +197,21 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def memory_usage(self) -> MemoryUsage:
         """What this session holds on the device, and what is left."""
+        return self._asking_usage().wait()
+
+    def _asking_usage(self) -> Asked[MemoryUsage]:
         from hearth.properties import MemoryUsage
 
         command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
-        return MemoryUsage.of(self._connection.call(command).memory_usage)
+        return self._connection.asking(command, lambda result: MemoryUsage.of(result.memory_usage))
 
     def memory_cleanup(self) -> None:
         """Gives unused pool memory back to the device."""
-        self._connection.call(commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup()))
+        self._cleaning().wait()
+
+    def _cleaning(self) -> Reply:
+        command = commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup())
+        return self._connection.attachment().request(command)
 
     def _repr_html_(self) -> str:
         from hearth import display
@@ -209,7 +223,10 @@ class Device(Creation, Dispatching, Durability, Published):
         return f"<hearth.Device {self.ordinal}: {properties.name} ({properties.backend}) on {self._node.name}>"
 
     def _now(self) -> DeviceInfo:
-        for device in self._node.describe().devices:
+        return self._now_of(self._node.describe)
+
+    def _now_of(self, describe: Callable[[], NodeInfo]) -> DeviceInfo:
+        for device in describe().devices:
             if device.ordinal == self.ordinal:
                 return device
         raise ArgumentError(

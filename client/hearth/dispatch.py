@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+
 from hearth import arguments, launching
 from hearth import stream as streams
 from hearth.errors import LaunchTypeError
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
     from hearth.pending import Job, PendingDispatch
 
 
-class _How(NamedTuple):
+_Given = tuple["Sequence[Any] | None", Sequence[Any], Sequence[Any], Sequence[Any]]
+"""`args`, `ins`, `outs` and `scalars`."""
+
+
+class How(NamedTuple):
     """The keywords of a dispatch that are not its arguments."""
 
     shared_mem: int
@@ -31,6 +37,8 @@ class _How(NamedTuple):
     stream: streams.Stream | None
     timed: bool = False
     copy: bool = False
+    apart: bool = False
+    """Nothing is written to arrays that are given for the outputs before all is there."""
 
 
 class Dispatching:
@@ -65,10 +73,8 @@ class Dispatching:
         Ordered on `stream` like a launch. Raises what is wrong with the dispatch, all of it; errors of earlier commands
         stay where they are.
         """
-        from hearth.bindings import in_order
-
-        given = in_order(args, ins, outs, scalars)
-        job = self._job(function, grid, block, given, out, _How(shared_mem, iterations, timeout, stream))
+        given = (args, ins, outs, scalars)
+        job = self._job(function, grid, block, given, out, How(shared_mem, iterations, timeout, stream))
         job.carry()
         return [output.host for output in job.outputs]
 
@@ -96,11 +102,10 @@ class Dispatching:
         Inputs may be changed once this returns; `copy=False` saves a copy of the large ones and asks for them to stay
         as they are until the dispatch is done.
         """
-        from hearth.bindings import in_order
         from hearth.pending import PendingDispatch
 
-        given = in_order(args, ins, outs, scalars)
-        how = _How(shared_mem, iterations, timeout, stream, timed, copy)
+        given = (args, ins, outs, scalars)
+        how = How(shared_mem, iterations, timeout, stream, timed, copy)
         return PendingDispatch(self._job(function, grid, block, given, out, how))
 
     def _job(
@@ -108,9 +113,9 @@ class Dispatching:
         function: Function,
         grid: Any,
         block: Any,
-        given: Sequence[Any],
+        arguments_given: _Given,
         out: Sequence[Array | None] | None,
-        how: _How,
+        how: How,
     ) -> Job:
         """Everything is checked, and every output has its place, before anything is sent."""
         from hearth import bindings
@@ -123,6 +128,7 @@ class Dispatching:
                 reason="LAUNCH_INVALID",
                 fix="get it from a module of this device: gpu.RawModule(...).get_function(name).",
             )
+        given = bindings.in_order(*arguments_given)
         launching.check_shared_mem(how.shared_mem)
         launching.check_iterations(how.iterations)
         attachment = connection.attachment()
@@ -142,4 +148,8 @@ class Dispatching:
         limits = attachment.session.limits
         uploads = bindings.send_inputs(given, dispatch, limits, connection.mint, how.copy)
         bindings.return_outputs(dispatch, places, limits, connection.mint)
+        if how.apart and out is not None:
+            for output in places:
+                if output.download and output.scratch is output.host:
+                    output.scratch = np.empty_like(output.host)
         return Job(connection, attachment, command, uploads, places)

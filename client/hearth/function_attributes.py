@@ -10,6 +10,11 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
+    from hearth.reply import Asked
+
+
+ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
+"""What `Attributes.attributes` has."""
 
 
 class Occupancy(NamedTuple):
@@ -38,8 +43,7 @@ class Attributes:
     @property
     def attributes(self) -> dict[str, int]:
         """All of the below in one dict."""
-        names = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ATTRIBUTES}
 
     @property
     def num_regs(self) -> int:
@@ -76,6 +80,9 @@ class Attributes:
 
         Raises `LaunchError` for a block that can never run.
         """
+        return self._occupying(block, shared_mem, cluster).wait()
+
+    def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> Asked[Occupancy]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         asked = command.occupancy
@@ -84,14 +91,7 @@ class Attributes:
         asked.shared_mem = shared_mem
         if cluster is not None:
             asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
-        result = self._connection.call(command, attachment=attachment).occupancy
-        return Occupancy(
-            result.blocks_per_multiprocessor,
-            result.multiprocessors,
-            result.max_cooperative_blocks,
-            result.max_clusters,
-            result.suggested_block,
-        )
+        return self._connection.asking(command, _occupancy, attachment)
 
     @property
     def parameters(self) -> list[tuple[int, int]]:
@@ -100,9 +100,23 @@ class Attributes:
 
     def _describe(self) -> commands_pb2.FunctionResult:
         if self._described is None:
-            attachment = self._connection.attachment()
-            command = commands_pb2.Command()
-            command.describe_function.function = self._handle_on(attachment)
             with progress.waiting("compile"):
-                self._described = self._connection.call(command, attachment=attachment).function
+                self._described = self._describing().wait()
         return self._described
+
+    def _describing(self) -> Asked[commands_pb2.FunctionResult]:
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        command.describe_function.function = self._handle_on(attachment)
+        return self._connection.asking(command, lambda result: result.function, attachment)
+
+
+def _occupancy(answer: commands_pb2.Result) -> Occupancy:
+    result = answer.occupancy
+    return Occupancy(
+        result.blocks_per_multiprocessor,
+        result.multiprocessors,
+        result.max_cooperative_blocks,
+        result.max_clusters,
+        result.suggested_block,
+    )

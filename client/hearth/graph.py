@@ -21,11 +21,13 @@ from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from hearth.attachment import Attachment
     from hearth.connection import Connection
     from hearth.launching import Call
     from hearth.memory import Kind
+    from hearth.reply import Asked
 
 
 class Recorder(Stream):
@@ -125,7 +127,11 @@ class Graph(Program):
 
     # ---- recording ----
 
-    def __enter__(self) -> Graph:
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
         self._ready_to_enter()
         connection = self._connection
         attachment = connection.attachment()
@@ -136,11 +142,19 @@ class Graph(Program):
         attachment.submit(command)
         self._handle, self._begun, self._recorder = handle, attachment, recorder
         recorder.__enter__()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                ending.wait()
+
+    def _end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Asked[None] | None:
+        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
         recorder, attachment = self._recorder, self._begun
         assert recorder is not None and attachment is not None, "left without having been entered"
         recorder.__exit__(kind, error, trace)
@@ -152,18 +166,18 @@ class Graph(Program):
             self._closed = True
             with contextlib.suppress(HearthError):  # the block's own error is the news
                 attachment.submit(command)
-            return
+            return None
         self._space = attachment.space
-        try:
-            result = self._connection.call(command, attachment=attachment).graph
-        except BaseException:
-            self.close()
-            raise
-        calls = (call for call in recorder.calls for _ in range(call.iterations))
-        self._nodes = tuple(
-            GraphNode(self, index, node.kind, node.kernel, next(calls, None) if node.kind == "kernel" else None)
-            for index, node in enumerate(result.nodes)
-        )
+
+        def read(result: commands_pb2.Result) -> None:
+            calls = (call for call in recorder.calls for _ in range(call.iterations))
+            self._nodes = tuple(
+                GraphNode(self, index, node.kind, node.kernel, next(calls, None) if node.kind == "kernel" else None)
+                for index, node in enumerate(result.graph.nodes)
+            )
+
+        with self._or_closed():
+            return self._connection.asking(command, read, attachment)
 
     # ---- use ----
 

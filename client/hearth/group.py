@@ -60,9 +60,12 @@ class Group(Collectives, PointToPoint):
         if len(set(self._sessions)) == 1:
             self._given, self._sorted = in_order(ordinals), sorted_order(ordinals)
         else:
-            self._given = self._sorted = self._form(tuple(range(len(ordinals))))
-            self._finalizer = weakref.finalize(self, _abandon, self._formed)
-            self._finalizer.atexit = False  # the sessions end then, and their groups with them
+            self._form_all()
+
+    def _form_all(self) -> None:
+        self._given = self._sorted = self._form(tuple(range(len(self.devices))))
+        self._finalizer = weakref.finalize(self, _abandon, self._formed)
+        self._finalizer.atexit = False  # the sessions end then, and their groups with them
 
     # ---- what it is ----
 
@@ -121,8 +124,11 @@ class Group(Collectives, PointToPoint):
 
     def subgroup(self, ranks: Iterable[int]) -> Group:
         """A group of some of the devices, in the order of `ranks`; formed anew where it is over daemons."""
+        return Group(self._chosen(ranks), timeout=self._timeout)
+
+    def _chosen(self, ranks: Iterable[int]) -> list[Device]:
         self._check_open()
-        return Group([self.devices[check_rank("rank", rank, len(self))] for rank in ranks], timeout=self._timeout)
+        return [self.devices[check_rank("rank", rank, len(self))] for rank in ranks]
 
     def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
         """A fresh group of the same devices, in their order, less those named by rank, device or whole node; this one
@@ -131,15 +137,18 @@ class Group(Collectives, PointToPoint):
         For after a `CommunicatorError`. A node that is named is not asked for anything, so that it may be gone. Raises
         as `Group` does, and then this one stays as it is.
         """
+        fresh = Group(self._left(without), timeout=self._timeout)
+        self.close()
+        return fresh
+
+    def _left(self, without: Iterable[Named] | Named) -> list[Device]:
         gone = named(self.devices, without)
         left = [device for rank, device in enumerate(self.devices) if rank not in gone]
         if not left:
             raise ArgumentError(
                 f"no device of {self!r} is left.", reason="INVALID_ARGUMENT", fix="leave one out of `without`."
             )
-        fresh = Group(left, timeout=self._timeout)
-        self.close()
-        return fresh
+        return left
 
     def flight_recorder(self) -> list[FlightRecord]:
         """The group's last operations as its daemon (the first device's) has them, the newest last; bounded.

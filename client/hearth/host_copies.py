@@ -44,8 +44,7 @@ class HostCopies(Views):
         """
         self._connection.raise_deferred()
         attachment = self._usable()
-        host = np.empty(self._shape, self._dtype) if out is None else self._check_out(out)
-        into = host if host.flags.c_contiguous and host.dtype.isnative else np.empty(self._shape, self._dtype)
+        host, into = self._places(out)
         if self._nbytes:
             self._read(attachment, stream, into, timeout, progress, blocking or into is not host)
         if into is not host:
@@ -112,12 +111,24 @@ class HostCopies(Views):
     ) -> None:
         attachment = self._usable()
         host = np.ascontiguousarray(host, self._dtype)
-        handle = self._stream(stream, attachment)
-        data = transfer.host_bytes(host)
+        part = self._part(attachment, stream)
         report = progress.reporter(show, "upload")
-        part = transfer.Part(handle, self._memory.handle, self._offset, self._rows)
-        shared = not self._records(stream)
+        self._send(attachment, part, transfer.host_bytes(host), report, blocking, not self._records(stream))
+
+    def _send(
+        self,
+        attachment: Attachment,
+        part: transfer.Part,
+        data: memoryview,
+        report: progress.Progress | None,
+        blocking: bool,
+        shared: bool,
+    ) -> None:
         bulk.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
+
+    def _part(self, attachment: Attachment, on: stream.Stream | None) -> transfer.Part:
+        """All of it, in the order of a stream."""
+        return transfer.Part(self._stream(on, attachment), self._memory.handle, self._offset, self._rows)
 
     def _read(
         self,
@@ -128,12 +139,17 @@ class HostCopies(Views):
         show: bool | progress.Progress | None,
         blocking: bool,
     ) -> None:
-        handle = self._stream(on, attachment)
+        part = self._part(attachment, on)
         data = transfer.host_bytes(into)
         report = progress.reporter(show, "download")
-        part = transfer.Part(handle, self._memory.handle, self._offset, self._rows)
         shared = not self._records(on)
         bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+
+    def _places(self, out: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The array that is returned, and the one that takes its bytes as they come."""
+        host = np.empty(self._shape, self._dtype) if out is None else self._check_out(out)
+        whole = host.flags.c_contiguous and host.dtype.isnative
+        return host, host if whole else np.empty(self._shape, self._dtype)
 
     def _check_out(self, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if not isinstance(out, np.ndarray) or out.shape != self._shape or out.dtype != self._dtype:

@@ -36,6 +36,9 @@ class Owner(Protocol):
     watchers: int
     """How many threads wait for `changed`."""
 
+    listeners: int
+    """How many answers are expected that no thread waits for."""
+
     def bury(self) -> None:
         """Queues what was freed; with the lock held."""
 
@@ -170,7 +173,8 @@ class Sending:
 
     def _needed(self) -> bool:
         """Whether somebody depends on what comes, though nobody waits for an answer."""
-        return self._session.queued > 0 or self._owner.watchers > 0
+        owner = self._owner
+        return self._session.queued > 0 or owner.watchers > 0 or owner.listeners > 0
 
     def _tick(self) -> None:
         """Sends what was left behind for a request that did not follow."""

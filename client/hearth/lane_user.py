@@ -31,6 +31,8 @@ class LaneUser:
         """What threads that sleep wait for; with the lock held."""
         self.watchers = 0
         """How many threads wait for `changed`; with the lock held."""
+        self.listeners = 0
+        """How many answers are expected by who is told of them (an event loop); with the lock held."""
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
 
@@ -114,6 +116,13 @@ class LaneUser:
         """Somebody depends on what comes, and does not wait for an answer."""
         with self._lock:
             if self._laned is not None:
+                self._laned.expect()
+
+    def listen(self, more: int) -> None:
+        """See `Waiting`."""
+        with self._lock:
+            self.listeners += more
+            if more > 0 and self._laned is not None:
                 self._laned.expect()
 
     def bury(self) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.device import Device
+    from hearth.reply import Asked
 
 _ELF = b"\x7fELF"
 _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper that nvcc links in
@@ -31,6 +33,9 @@ _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper 
 class RawModule:
     """Code of one or more kernels. Made by `Device.RawModule`, which returns at once: errors of the compiler surface at
     `compile`, or where a kernel of the module is first waited for."""
+
+    _function_type: ClassVar[type[Function]] = Function
+    _global_type: ClassVar[type[GlobalArray]]
 
     def __init__(
         self,
@@ -80,14 +85,8 @@ class RawModule:
 
     def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
         """Waits until it is compiled and loaded; the compiler's messages go to `log_stream`. Raises `CompileError`."""
-        try:
-            log = self._describe(timeout).log
-        except HearthError as error:
-            if log_stream is not None and error.details.get("log"):
-                log_stream.write(error.details["log"])
-            raise
-        if log_stream is not None and log:
-            log_stream.write(log)
+        with logged(log_stream) as log:
+            log.append(self._describe(timeout).log)
 
     @property
     def functions(self) -> list[str]:
@@ -103,7 +102,7 @@ class RawModule:
         """A kernel by name, or by one of the `name_expressions`. Does not wait: a wrong name surfaces on use."""
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
-        return Function(self, name)
+        return self._function_type(self, name)
 
     def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
         """A ``__constant__`` or ``__device__`` variable as an array; waits for the compile.
@@ -111,6 +110,9 @@ class RawModule:
         Without `dtype` it is an array of bytes that can be set from any array of its size. Raises `InvalidHandleError`
         where there is no such variable, `ArgumentError` where `dtype` and `shape` do not make its size.
         """
+        return self._finding(name, dtype, shape).wait()
+
+    def _finding(self, name: str, dtype: Any, shape: shapes.Shape | None) -> Asked[GlobalArray]:
         connection = self._connection
         attachment = connection.attachment()
         handle = connection.mint()
@@ -119,7 +121,15 @@ class RawModule:
         command.get_global.module = self._handle_on(attachment)
         command.get_global.name = name
         # "global" is a keyword of Python
-        size: int = getattr(connection.call(command, attachment=attachment), "global").size
+        return connection.asking(
+            command,
+            lambda result: self._found(attachment, handle, name, getattr(result, "global").size, dtype, shape),
+            attachment,
+        )
+
+    def _found(
+        self, attachment: Attachment, handle: int, name: str, size: int, dtype: Any, shape: shapes.Shape | None
+    ) -> GlobalArray:
         kind = shapes.dtype_of(np.uint8 if dtype is None else dtype)
         axes = (size // kind.itemsize,) if shape is None else shapes.shape_of(shape)
         if shapes.bytes_of(axes, kind) != size:
@@ -130,7 +140,7 @@ class RawModule:
             )
         assert attachment.space is not None
         memory = Memory(attachment.space, handle, size, owned=False, keep=self)
-        return GlobalArray(self._device, memory, 0, axes, kind, typed=dtype is not None)
+        return self._global_type(self._device, memory, 0, axes, kind, typed=dtype is not None)
 
     def __repr__(self) -> str:
         return f"<hearth.RawModule {self._handle} of device {self._connection.ordinal}>"
@@ -141,11 +151,14 @@ class RawModule:
             attachment.space.graveyard.bury("module", self._handle)
 
     def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
+        with progress.waiting("compile"):
+            return self._describing().wait(timeout)
+
+    def _describing(self) -> Asked[commands_pb2.ModuleResult]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.describe_module.module = self._handle_on(attachment)
-        with progress.waiting("compile"):
-            return self._connection.call(command, attachment=attachment, timeout=timeout).module
+        return self._connection.asking(command, lambda result: result.module, attachment)
 
     def _handle_on(self, attachment: Attachment) -> int:
         """Its handle, on the attachment that is about to be used: after a loss it is loaded again."""
@@ -198,6 +211,23 @@ class GlobalArray(DeviceArray):
                     fix="set all of it, or get_global(name, dtype, shape)[a:b].set(...) for a part.",
                 )
         super().set(a, stream, blocking=blocking, progress=progress)
+
+
+RawModule._global_type = GlobalArray
+
+
+@contextmanager
+def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
+    """Writes the compiler's messages to `log_stream`: those that the block notes, or what it fails with has."""
+    log: list[str] = []
+    try:
+        yield log
+    except HearthError as error:
+        log.append(error.details.get("log", ""))
+        raise
+    finally:
+        if log_stream is not None and any(log):
+            log_stream.write("".join(log))
 
 
 def code_kind(code: bytes) -> commands_pb2.CodeKind:

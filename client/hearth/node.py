@@ -17,8 +17,9 @@ from hearth_proto.v1 import node_pb2
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from hearth.connection import Connection
     from hearth.device import Device
-    from hearth.node_session import NodeSession
+    from hearth.node_session import NodeSession, Roads
     from hearth.properties import NodeInfo, SessionInfo
     from hearth.reply import Reply
 
@@ -63,6 +64,31 @@ def connect(
     Raises `ConnectError`; `AuthenticationError`; `QuotaExceededError` where there are too many sessions;
     `UnsupportedError` for a protocol version that the daemon does not speak.
     """
+    return Node(
+        session_of(
+            target, timeout, name, token, ca, certificate, key, insecure=insecure, isolation=isolation,
+            launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready,
+        )
+    )  # fmt: skip
+
+
+def session_of(
+    target: str | None,
+    timeout: float,
+    name: str | None,
+    token: str | None,
+    ca: str | os.PathLike[str] | None,
+    certificate: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+    *,
+    insecure: bool,
+    isolation: Literal["shared", "dedicated"] | None,
+    launch_timeout: float,
+    lanes: bool,
+    wait_for_ready: bool,
+    roads: Roads | None = None,
+) -> NodeSession:
+    """A session, opened as `connect` says; `roads`: see `NodeSession`."""
     if timeout <= 0:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
     if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
@@ -77,14 +103,12 @@ def connect(
         )
     dedicated = None if isolation is None else isolation == "dedicated"
 
-    def attempt(within: float | None = None) -> Node:
+    def attempt(within: float | None = None) -> NodeSession:
         found = targets.resolve(target)  # each time: a daemon that starts makes its socket
         shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
-        return Node(
-            open_session(
-                found, shown, timeout, name,
-                dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within,
-            )
+        return open_session(
+            found, shown, timeout, name,
+            dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within, roads=roads,
         )  # fmt: skip
 
     if not wait_for_ready:
@@ -142,11 +166,14 @@ class Node:
             )
         device = self._devices.get(ordinal)
         if device is None:
-            from hearth.device import Device
-
             opened = next(entry for entry in self._session.opened.devices if entry.ordinal == ordinal)
-            device = self._devices.setdefault(ordinal, Device(self, connection, opened))
+            device = self._devices.setdefault(ordinal, self._make_device(connection, opened))
         return device
+
+    def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
+        from hearth.device import Device
+
+        return Device(self, connection, opened)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until all work of this session is done, on all its devices at once; `timeout` in seconds.
@@ -156,6 +183,9 @@ class Node:
         """
         from hearth.reply import wait_for_all
 
+        wait_for_all(self._synchronizing(), timeout)
+
+    def _synchronizing(self) -> list[Reply]:
         self._session.check()
         replies: list[Reply] = []
         try:
@@ -164,7 +194,7 @@ class Node:
             for reply in replies:
                 reply.abandon()
             raise
-        wait_for_all(replies, timeout)
+        return replies
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
         """As `Device.on_output`, for all devices."""

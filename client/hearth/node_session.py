@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hearth.tracing import Recorder
     from hearth.transport.base import Transport
 
+Roads = Callable[["Transport", str, int, Limits, float, float], Connection]
+
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -32,7 +34,14 @@ _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 class NodeSession:
     """Token, limits, and one `Connection` for each device in use."""
 
-    def __init__(self, transport: Transport, opened: node_pb2.OpenSessionResponse, timeout: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        opened: node_pb2.OpenSessionResponse,
+        timeout: float,
+        roads: Roads | None = None,
+    ) -> None:
+        """`roads` makes the connection to each device; None: `Connection`."""
         self.transport = transport
         self.session_id = opened.session_id
         self.token = opened.session_token
@@ -42,7 +51,7 @@ class NodeSession:
         self.pid = os.getpid()
         self.refusal: HearthError | None = None
         self.connections = {
-            device.ordinal: Connection(
+            device.ordinal: (roads or Connection)(
                 transport, self.token, device.ordinal, self.limits, timeout, opened.lease_ns / 1e9 or LEASE_S
             )
             for device in opened.devices

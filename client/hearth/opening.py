@@ -17,7 +17,7 @@ from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
     from hearth.credentials import Credentials
-    from hearth.node_session import NodeSession
+    from hearth.node_session import NodeSession, Roads
     from hearth.target import Target
     from hearth.transport.base import Answer, Transport
 
@@ -42,10 +42,11 @@ def open_session(
     launch_timeout: float = 0.0,
     lanes: bool = True,
     within: float | None = None,
+    roads: Roads | None = None,
 ) -> NodeSession:
     """Connects and opens a session: with frames where the daemon takes them, else with gRPC. `timeout` is the
-    session's, `within` that of the attempt, if it is another. Raises `ConnectError` saying what was tried, or what the
-    daemon answers."""
+    session's, `within` that of the attempt, if it is another; `roads`: see `NodeSession`. Raises `ConnectError` saying
+    what was tried, or what the daemon answers."""
     from hearth import __version__
 
     request = node_pb2.OpenSessionRequest(
@@ -65,7 +66,7 @@ def open_session(
     transport.lanes = transport.lanes and lanes
     transport.stripes = transport.stripes if lanes else 0
     transport.metadata = of_session(opened.session_token)
-    session = NodeSession(transport, opened, timeout)
+    session = NodeSession(transport, opened, timeout, roads)
     path = os.environ.get("HEARTH_TRACE")
     if path:
         from hearth.tracing import follow

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 State = Literal["pending", "done", "failed"]
+
+
+class Carrier(Protocol):
+    """Who carries a dispatch's bytes: a thread, or like one."""
+
+    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -85,9 +92,12 @@ class Job:
         self.result: commands_pb2.DispatchResult | None = None
         """Once all outputs are in their places."""
         self._error: HearthError | None = None
+        self.connection = connection
+        self.attachment = attachment
         self._finishing = threading.Lock()
-        self._reply: Reply = attachment.request(command)
-        self._bytes = DispatchBytes(connection, attachment, self._reply, uploads, outputs)
+        self._dropped = False
+        self.reply: Reply = attachment.request(command)
+        self._bytes = DispatchBytes(connection, attachment, self.reply, uploads, outputs)
 
     @property
     def travels(self) -> bool:
@@ -97,12 +107,12 @@ class Job:
     @property
     def answered(self) -> bool:
         """Whether the daemon has answered."""
-        return self._reply.done
+        return self.reply.done
 
     @property
     def error(self) -> HearthError | None:
         """What it failed with, as far as that is known."""
-        return self._error or self._reply.error
+        return self._error or self.reply.error
 
     def carry(self) -> None:
         """Moves its bytes, waits for its answer and puts the outputs in their places. Raises what it failed with."""
@@ -115,23 +125,35 @@ class Job:
             raise
         except BaseException as error:
             self._error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
-            self._bytes.cancel()
-            self._reply.abandon()
+            self.give_up()
             raise
+
+    def give_up(self) -> None:
+        """Ends its transfers; nobody waits for its answer any more."""
+        self._bytes.cancel()
+        self.reply.abandon()
+
+    def drop(self) -> None:
+        """It goes on to its end, but the arrays for its outputs are left as they are from now on."""
+        with self._finishing:
+            self._dropped = True
 
     def finish(self, timeout: float | None) -> None:
         """Waits for the answer and puts the outputs in their places, once. Raises what it failed with."""
-        answer = self._reply.wait(timeout).dispatch
+        answer = self.reply.wait(timeout).dispatch
         with self._finishing:
             if self.result is not None:
                 return
+            if self._dropped:
+                self.result = answer
+                return
             if len(answer.outputs) != len(self.outputs):
-                raise self._fail(transfer.short(len(answer.outputs), len(self.outputs)))
+                raise self.fail(transfer.short(len(answer.outputs), len(self.outputs)))
             pairs = zip(self.outputs, answer.outputs, strict=True)
             inline = [(output.into, data) for output, data in pairs if not output.download]
             for into, data in inline:  # all of them are looked at before any is written
                 if len(data) != len(into):
-                    raise self._fail(transfer.short(len(data), len(into)))
+                    raise self.fail(transfer.short(len(data), len(into)))
             for into, data in inline:
                 if data:
                     into[:] = data
@@ -139,7 +161,8 @@ class Job:
                 output.settle()
             self.result = answer
 
-    def _fail(self, error: HearthError) -> HearthError:
+    def fail(self, error: HearthError) -> HearthError:
+        """It has failed."""
         self._error = error
         return error
 
@@ -149,10 +172,13 @@ class PendingDispatch:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._carrier: threading.Thread | None = None
-        if job.travels:
-            self._carrier = threading.Thread(target=_carry, args=(job,), name="hearth-dispatch", daemon=True)
-            self._carrier.start()
+        self._carrier: Carrier | None = self._carry() if job.travels else None
+
+    def _carry(self) -> Carrier:
+        """Has its bytes carried beside it."""
+        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
+        carrier.start()
+        return carrier
 
     @property
     def state(self) -> State:
@@ -215,6 +241,7 @@ class PendingDispatch:
             raise job.error.again()
 
 
-def _carry(job: Job) -> None:
+def carry(job: Job) -> None:
+    """Brings it to its end, whatever that is."""
     with contextlib.suppress(HearthError):  # kept in the job, for who asks
         job.carry()

@@ -18,11 +18,13 @@ from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from hearth.attachment import Attachment
     from hearth.connection import Connection
     from hearth.launching import Call
     from hearth.memory import Kind
+    from hearth.reply import Asked
 
 RECORDED_MAX = 1 << 16
 """More rounds of a prepared list than any graph holds: the daemon refuses them."""
@@ -75,33 +77,45 @@ class Prepared(Program):
         self._collector: Collector | None = None
         self._last: _PreparedLaunch | None = None
 
-    def __enter__(self) -> Prepared:
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
         self._ready_to_enter()
         self._collector = Collector(self._connection)
         self._handle = self._connection.mint()
         self._collector.__enter__()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                ending.wait()
+
+    def _end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Asked[None] | None:
+        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
         collector, self._collector = self._collector, None
         assert collector is not None, "left without having been entered"
         collector.__exit__(kind, error, trace)
         if error is not None:
             self._closed = True
-            return
+            return None
         attachment = collector._home
         command = commands_pb2.Command()
         command.prepare.prepared = self._handle
         command.prepare.launches = b"".join(collector.packed)
         self._space = attachment.space
-        try:
-            self._connection.call(command, attachment=attachment)
-        except BaseException:
-            self.close()
-            raise
-        self._calls = tuple(call for call in collector.calls for _ in range(call.iterations))
+
+        def read(_: commands_pb2.Result) -> None:
+            self._calls = tuple(call for call in collector.calls for _ in range(call.iterations))
+
+        with self._or_closed():
+            return self._connection.asking(command, read, attachment)
 
     def launch(self, n: int = 1, stream: Stream | None = None) -> None:
         """Runs all of them in order, `n` times in a row, on `stream` or on the current one; one way."""
@@ -129,16 +143,21 @@ class Prepared(Program):
 def prepare(connection: Connection, launches: Iterable[Sequence[Any]]) -> Prepared:
     """See `Device.prepare`."""
     with Prepared(connection) as prepared:
-        for index, launch in enumerate(launches):
-            if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
-                raise ArgumentError(
-                    f"launch {index} is {launch!r}.",
-                    reason="INVALID_ARGUMENT",
-                    fix="give (kernel, grid, block, args), and shared_mem where it is wanted.",
-                )
-            kernel, *rest = launch
-            kernel(*rest)
+        launch_all(launches)
     return prepared
+
+
+def launch_all(launches: Iterable[Sequence[Any]]) -> None:
+    """Launches each; see `Device.prepare`."""
+    for index, launch in enumerate(launches):
+        if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
+            raise ArgumentError(
+                f"launch {index} is {launch!r}.",
+                reason="INVALID_ARGUMENT",
+                fix="give (kernel, grid, block, args), and shared_mem where it is wanted.",
+            )
+        kernel, *rest = launch
+        kernel(*rest)
 
 
 class _PreparedLaunch:

@@ -10,9 +10,11 @@ from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from hearth.attachment import Attachment
     from hearth.connection import Connection
+    from hearth.reply import Asked
 
 
 class Profile:
@@ -41,7 +43,11 @@ class Profile:
         """Nanoseconds from start to end on the daemon's clock."""
         return self._done().wall_ns
 
-    def __enter__(self) -> Profile:
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
         attachment = self._connection.attachment()
         self._stream = streams.resolve(self._given, self._connection, attachment)
         self._handle = self._connection.mint()
@@ -50,11 +56,16 @@ class Profile:
         command.start_profile.profile = self._handle
         attachment.submit(command)
         self._attachment = attachment
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            ending.wait()
+
+    def _end(self, error: BaseException | None) -> Asked[None] | None:
+        """None where nobody waits for it."""
         command = commands_pb2.Command(stream=self._stream)
         command.end_profile.profile = self._handle
         assert self._attachment is not None
@@ -70,8 +81,12 @@ class Profile:
 
                 reply.on_late_error = tell
                 reply.abandon()
-            return
-        self._result = self._connection.report(command, attachment=self._attachment).profile
+            return None
+
+        def read(result: commands_pb2.Result) -> None:
+            self._result = result.profile
+
+        return self._connection.asking(command, read, self._attachment, reports=True)
 
     def __repr__(self) -> str:
         times = self._result

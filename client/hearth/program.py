@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hearth import stream as streams
@@ -56,6 +58,15 @@ class Program:
         if space.lost or attachment.space is not space:
             raise lost(self._what, connection, space)
         return attachment
+
+    @contextmanager
+    def _or_closed(self) -> Iterator[None]:
+        """Closes it where it is not made."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _ready_to_enter(self) -> None:
         if self._handle or self._closed:

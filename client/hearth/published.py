@@ -107,7 +107,8 @@ class Published:
         except HearthError:
             memory.free()
             raise
-        return DeviceArray(cast("Device", self), memory, 0, *found)
+        device = cast("Device", self)
+        return device._array_type(device, memory, 0, *found)
 
     def published(self) -> list[PublishedArray]:
         """What this session may attach on the device, of its own tenant first."""

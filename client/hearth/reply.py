@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hearth.errors import HearthError, TimeoutError
 
 if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
+
+T = TypeVar("T")
 
 
 class ReplyLike(Protocol):
@@ -38,6 +40,9 @@ class Waiting(Protocol):
     def expect(self) -> None:
         """Somebody asks now and then whether there is an answer, and does not wait for it."""
 
+    def listen(self, more: int) -> None:
+        """So many more answers (less, where negative) are expected by who is told of them, and has no thread here."""
+
 
 class Reply:
     """Completed once, by `set_result` or `set_error`, from any thread."""
@@ -53,6 +58,8 @@ class Reply:
     """Takes the error if nobody waits any more."""
     before: Callable[[], None] | None = None
     """Called by the waiting thread before it returns with the answer."""
+    on_answer: Callable[[], None] | None = None
+    """Called when it is answered, perhaps twice, by whoever receives: it must not wait. See `listen`."""
     _result: commands_pb2.Result | None = None
     _gate: SimpleQueue[None] | None = None
     """Where threads sleep; most replies need none."""
@@ -77,6 +84,8 @@ class Reply:
         self.answered = True
         if self._gate is not None:
             self._gate.put(None)
+        if self.on_answer is not None:
+            self.on_answer()
 
     def set_error(self, error: HearthError) -> None:
         """The command failed, or will never be answered."""
@@ -92,6 +101,8 @@ class Reply:
             self.on_late_error(error)
         if self.on_error is not None:
             self.on_error()
+        if self.on_answer is not None:
+            self.on_answer()
         self._told = True
 
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
@@ -104,18 +115,37 @@ class Reply:
                 self.abandon()
                 raise
             if not answered:
-                self.abandon()
-                raise TimeoutError(
-                    f"no answer within {timeout:g} s; the work goes on.",
-                    reason="DEADLINE_EXCEEDED",
-                    fix="wait again, or with a longer timeout.",
-                )
+                raise self.given_up(timeout)
         if self.before is not None:
             self.before()
         if self.error is not None:
             raise self.error.again()
         assert self._result is not None
         return self._result
+
+    def given_up(self, timeout: float | None) -> TimeoutError:
+        """Abandons it, `timeout` seconds having passed; what to raise."""
+        self.abandon()
+        return TimeoutError(
+            f"no answer within {timeout:g} s; the work goes on.",
+            reason="DEADLINE_EXCEEDED",
+            fix="wait again, or with a longer timeout.",
+        )
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Has `on_answer` tell an event loop, which cannot sleep here; until `unlisten`, there is somebody who
+        receives."""
+        if self._waiting is not None:
+            self._waiting.listen(1)
+        self.on_answer = tell
+        if self.answered:
+            tell()
+
+    def unlisten(self) -> None:
+        """Once for each `listen`."""
+        self.on_answer = None
+        if self._waiting is not None:
+            self._waiting.listen(-1)
 
     def answers_within(self, seconds: float) -> bool:
         """Waits so long; whether the answer is there. It stays to be waited for."""
@@ -164,6 +194,20 @@ class Reply:
             error = self.error
         if error is not None and self.on_late_error is not None:
             self.on_late_error(error)
+
+
+class Asked(Generic[T]):
+    """A question that was sent, and what is made of its answer: for a thread, which waits, as for an event loop."""
+
+    __slots__ = ("_read", "reply")
+
+    def __init__(self, reply: Reply, read: Callable[[commands_pb2.Result], T]) -> None:
+        self.reply = reply
+        self._read = read
+
+    def wait(self, timeout: float | None = None) -> T:
+        """What was asked for. Raises as `Reply.wait`."""
+        return self._read(self.reply.wait(timeout))
 
 
 def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None:

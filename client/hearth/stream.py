@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
     from hearth.launching import Call
+    from hearth.reply import Asked, Reply
 
 
 _SYNC = commands_pb2.Command(sync=commands_pb2.Sync()).SerializeToString()
@@ -119,6 +120,10 @@ class Stream:
 
         Raises what failed on the stream since it was last asked, or `TimeoutError`; the work goes on after that.
         """
+        self._synchronizing().wait(timeout)
+        self._connection.raise_deferred()  # of what was sent before, all answers have come before
+
+    def _synchronizing(self) -> Reply:
         connection = self._connection
         connection.raise_deferred()
         attachment = connection.attachment()
@@ -126,8 +131,7 @@ class Stream:
         if self._sync[0] != handle:
             command = commands_pb2.Command(stream=handle, sync=commands_pb2.Sync())
             self._sync = handle, command.SerializeToString()
-        attachment.ask(self._sync[1], reports=True).wait(timeout)
-        connection.raise_deferred()  # of what was sent before, all answers have come before
+        return attachment.ask(self._sync[1], reports=True)
 
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far; a new one unless given."""
@@ -149,14 +153,19 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether everything submitted so far is done. Takes no errors."""
+        event, fresh = self._probing()
+        return event.done or (fresh and event.done)
+
+    def _probing(self) -> tuple[Event, bool]:
+        """An event behind everything submitted so far, and whether it was recorded just now: then it is to be asked
+        twice, for an idle stream needs a moment for the record itself."""
         attachment = self._connection.attachment()
         probe = self._probe
-        if probe is None or probe[0] != (attachment, attachment.session.submitted):
-            event = self.record()
-            self._probe = probe = ((attachment, attachment.session.submitted), event)
-            if event.done:
-                return True  # else ask again: an idle stream needs a moment for the record itself
-        return probe[1].done
+        if probe is not None and probe[0] == (attachment, attachment.session.submitted):
+            return probe[1], False
+        event = self.record()
+        self._probe = (attachment, attachment.session.submitted), event
+        return event, True
 
     def __enter__(self) -> Stream:
         outer = _current.get()
@@ -219,26 +228,29 @@ class Event:
     @property
     def done(self) -> bool:
         """Whether the work before the record is done."""
-        return self._query(False, None)
+        return self._querying(False).wait()
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits for the work before the record; `timeout` in seconds. Raises `TimeoutError`."""
-        self._query(True, timeout)
+        self._querying(True).wait(timeout)
 
     def elapsed(self, start: Event) -> float:
         """Milliseconds of device time from `start` to this event; waits for both."""
+        return self._measuring(start).wait()
+
+    def _measuring(self, start: Event) -> Asked[float]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.elapsed_time.start = start._recorded_on(attachment, self._connection)
         command.elapsed_time.end = self._recorded_on(attachment, self._connection)
-        return self._connection.call(command, attachment=attachment).event.elapsed_ns / 1e6
+        return self._connection.asking(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
 
-    def _query(self, wait: bool, timeout: float | None) -> bool:
+    def _querying(self, wait: bool) -> Asked[bool]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.query_event.event = self._recorded_on(attachment, self._connection)
         command.query_event.wait = wait
-        return self._connection.call(command, attachment=attachment, timeout=timeout).event.done
+        return self._connection.asking(command, lambda result: result.event.done, attachment)
 
     def __del__(self) -> None:
         attachment = getattr(self, "_attachment", None)

@@ -13,9 +13,11 @@ from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from hearth.attachment import Attachment
     from hearth.connection import Connection
+    from hearth.reply import Asked
 
 __all__ = ["KernelActivity", "Trace", "TraceEvent"]
 
@@ -70,29 +72,59 @@ class Trace:
         content = json.dumps(self.to_json(), separators=(",", ":"))
         Path(path).write_text(content, encoding="utf-8")
 
-    def __enter__(self) -> Trace:
-        attachment = self._connection.attachment()
+    def __enter__(self) -> Self:
+        self._pause()
+        self._begin().wait()
+        return self
+
+    def _pause(self) -> None:
+        """The one of the whole process (HEARTH_TRACE) makes room for this one. Waits."""
         if self._connection.recorder is not None:
             self._connection.recorder.pause(self._connection)
+
+    def _resume(self) -> None:
+        if self._connection.recorder is not None:
+            self._connection.recorder.resume(self._connection, self._result)
+
+    def _begin(self) -> Asked[None]:
+        attachment = self._connection.attachment()
         self._result = self._events = None
         command = commands_pb2.Command()
         command.start_trace.max_events = self._max_events
-        attachment.request(command).wait()  # that a trace runs already is said here, not at the end
-        self._attachment = attachment
-        return self
+
+        def begun(_: commands_pb2.Result) -> None:
+            self._attachment = attachment
+
+        # That a trace runs already is said here, not at the end.
+        return self._connection.asking(command, begun, attachment)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            try:
+                ending.wait()
+            finally:
+                self._resume()
+
+    def _drop(self) -> None:
+        """Ends it, and nobody waits for what it has."""
+        if self._attachment is None or self._attachment.alive:
+            command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
+            self._connection.asking(command, lambda _: None, self._attachment).reply.abandon()
+
+    def _end(self, error: BaseException | None) -> Asked[None] | None:
+        """None where there is nothing to wait for."""
         assert self._attachment is not None
         command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
         if error is not None and not self._attachment.alive:
-            return  # it is the news; the trace was lost with the device
-        try:
-            self._result = self._connection.call(command, attachment=self._attachment).trace
-        finally:
-            if self._connection.recorder is not None:
-                self._connection.recorder.resume(self._connection, self._result)
+            return None  # it is the news; the trace was lost with the device
+
+        def read(result: commands_pb2.Result) -> None:
+            self._result = result.trace
+
+        return self._connection.asking(command, read, self._attachment)
 
     def _done(self) -> commands_pb2.TraceResult:
         if self._result is None:

@@ -20,10 +20,14 @@ class Values(HostCopies):
 
         Waits, as `get` does, and reads no more than that element. Raises ValueError where there are several.
         """
+        return self._one(index).get().item()
+
+    def _one(self, index: tuple[SupportsIndex, ...]) -> HostCopies:
+        """What has that element alone."""
         if not index:
             if self.size != 1:
                 raise ValueError(f"the array has {self.size} elements, and item() gives the only one: say which")
-            return self.get().item()
+            return self
         at = tuple(operator.index(each) for each in index)
         if len(at) == 1:
             if not -self.size <= at[0] < self.size:
@@ -31,7 +35,7 @@ class Values(HostCopies):
             at = tuple(int(each) for each in np.unravel_index(at[0] % self.size, self._shape))
         if len(at) != self.ndim:
             raise ValueError(f"item() takes one index, or one for each of {self.ndim} axes; it was given {len(at)}")
-        return self[at].get().item()
+        return self[at]
 
     def tolist(self) -> Any:
         """The elements as nested lists of Python objects."""

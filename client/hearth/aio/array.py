@@ -1,0 +1,137 @@
+"""Arrays on a device, for asyncio: what reads them waits in the loop, what writes them does not wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import numpy as np
+
+from hearth import array as sync
+from hearth import bulk, module, transfer
+from hearth import progress as progresses
+from hearth.aio import carrying
+from hearth.aio.home import in_loop
+from hearth.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import SupportsIndex
+
+    from hearth import ipc
+    from hearth.aio.device import Device
+    from hearth.aio.road import LoopAttachment, LoopConnection
+    from hearth.attachment import Attachment
+    from hearth.progress import Progress
+    from hearth.stream import Stream as AnyStream
+
+
+class DeviceArray(sync.DeviceArray):
+    """As `hearth.DeviceArray`; `get`, `item`, `publish` and `ipc` are awaited."""
+
+    __slots__ = ()
+
+    _connection: LoopConnection
+
+    async def get(  # type: ignore[override]
+        self,
+        out: np.ndarray[Any, Any] | None = None,
+        stream: AnyStream | None = None,
+        *,
+        blocking: bool = True,
+        timeout: float | None = None,
+        progress: bool | Progress | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """As `hearth.DeviceArray.get`. Its place in the order of the stream is where it is first awaited.
+
+        Cancelled or late, it leaves `out` as it is. It always waits (`blocking` is there for the other client's sake);
+        `progress` is called in the loop.
+        """
+        del blocking
+        connection = self._connection
+        await connection.opened()
+        connection.raise_deferred()
+        attachment = self._usable()
+        host, into = self._places(out)
+        if self._nbytes:
+            part, data = self._part(attachment, stream), transfer.host_bytes(into)
+            report = progresses.reporter(progress, "download")
+            if transfer.inline(len(data), attachment.session.limits):
+                reading = bulk.reading(connection, attachment, part, data, report)
+                await connection.home.asked(reading, timeout)
+            else:
+                await carrying.download(
+                    connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=into is not out
+                )
+        if into is not host:
+            host[...] = into
+        return host
+
+    async def item(self, *index: SupportsIndex) -> Any:
+        """As `hearth.DeviceArray.item`."""
+        return (await cast("DeviceArray", self._one(index)).get()).item()
+
+    async def tolist(self) -> Any:
+        """The elements as nested lists of Python objects."""
+        return (await self.get()).tolist()
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("an array of hearth.aio is no number without a word: use await x.item()")
+
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise TypeError("an array of hearth.aio is not copied to the host without a word: use await x.get()")
+
+    async def ipc(self) -> ipc.Exported:  # type: ignore[override]
+        """As `hearth.DeviceArray.ipc`."""
+        await self._connection.opened()
+        return await self._connection.home.call(super().ipc, undo=lambda exported: exported.close())
+
+    async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:  # type: ignore[override]
+        """Lets other sessions attach it under `name`, read-only; see `Device.publish`."""
+        await cast("Device", self._device).publish(name, self, tenants)
+
+    def _send(
+        self,
+        attachment: Attachment,
+        part: transfer.Part,
+        data: memoryview,
+        report: Progress | None,
+        blocking: bool,
+        shared: bool,
+    ) -> None:
+        if not in_loop():  # a plain call of another thread, which may wait
+            super()._send(attachment, part, data, report, blocking, shared)
+            return
+        if blocking:
+            raise ArgumentError(
+                "blocking=True would hold up the event loop.",
+                reason="INVALID_ARGUMENT",
+                fix="leave it out, and await gpu.synchronize(): the array's contents are taken at once here.",
+            )
+        if transfer.inline(len(data), attachment.session.limits):
+            bulk.write(self._connection, attachment, part, data, report, shared=False)
+        else:
+            carrying.upload(self._connection, cast("LoopAttachment", attachment), part, data, report)
+
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> Device: ...
+        def __getitem__(self, index: Any) -> DeviceArray: ...
+        def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> DeviceArray: ...
+        def ravel(self) -> DeviceArray: ...
+        def view(self, dtype: Any) -> DeviceArray: ...
+        def squeeze(self, axis: int | tuple[int, ...] | None = None) -> DeviceArray: ...
+        def transpose(self, *axes: int | Sequence[int] | None) -> DeviceArray: ...
+        @property
+        def T(self) -> DeviceArray: ...
+        def flatten(self, stream: AnyStream | None = None) -> DeviceArray: ...
+        def __iter__(self) -> Iterator[DeviceArray]: ...
+        def copy(self, stream: AnyStream | None = None) -> DeviceArray: ...
+
+
+class GlobalArray(DeviceArray, module.GlobalArray):
+    """A module's variable; as `hearth.module.GlobalArray`."""
+
+    __slots__ = ()

@@ -1,0 +1,279 @@
+"""A device of a node, for asyncio."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from hearth import device as sync
+from hearth import shapes
+from hearth.aio.array import DeviceArray
+from hearth.aio.module import Function, RawModule
+from hearth.aio.stream import Event, Stream
+from hearth.dispatch import How
+from hearth.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from hearth.aio.node import Node
+    from hearth.aio.pending import PendingDispatch
+    from hearth.aio.profile import Profile, Trace
+    from hearth.aio.programs import Graph, Prepared
+    from hearth.aio.road import LoopConnection
+    from hearth.array import DeviceArray as AnyArray
+    from hearth.bindings import Array
+    from hearth.described import PublishedArray
+    from hearth.progress import Progress
+    from hearth.properties import DeviceInfo, MemoryUsage
+    from hearth.stream import Stream as AnyStream
+    from hearth_proto.v1 import node_pb2
+
+
+class Device(sync.Device):
+    """As `hearth.Device`. What makes arrays, modules, streams and launches is called as there, and never waits; what
+    waits is awaited. See `hearth.aio` for how much may be submitted, and `ready`."""
+
+    _connection: LoopConnection
+    _array_type = DeviceArray
+
+    def __init__(self, node: Node, connection: LoopConnection, opened: node_pb2.Device) -> None:
+        super().__init__(node, connection, opened)
+        self._default_stream = Stream(connection, default=True)
+
+    async def ready(self) -> None:
+        """Returns when plain calls go through: the device is attached, also again after a loss, and its queue has room.
+
+        To be awaited now and then by who submits much, as a stream writer's `drain`; and after a `DeviceLostError`,
+        before the next array. Raises what stands against it, as `UnavailableError` after the node's `timeout`.
+        """
+        await self._connection.ready()
+
+    # ---- what is awaited ----
+
+    async def state(self) -> str:  # type: ignore[override]
+        """``"starting"``, ``"serving"``, ``"lost"`` or ``"fenced"``; asks the node."""
+        return (await self._known()).state
+
+    async def generation(self) -> int:  # type: ignore[override]
+        """Counts the processes that have served it; asks the node."""
+        return (await self._known()).generation
+
+    async def _known(self) -> DeviceInfo:
+        return await self._connection.home.call(partial(self._now_of, cast("Node", self._node)._describe))
+
+    async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
+        """As `hearth.Device.synchronize`."""
+        connection = self._connection
+        await connection.opened()
+        await connection.home.answer(self._synchronizing(), timeout)
+        connection.raise_deferred()
+
+    async def flush(  # type: ignore[override]
+        self, stream: AnyStream | None = None, timeout: float | None = None
+    ) -> None:
+        """As `hearth.Device.flush`."""
+        await self._connection.opened()
+        await self._connection.home.answer(self._flushing(stream), timeout)
+
+    async def memory_usage(self) -> MemoryUsage:  # type: ignore[override]
+        """What this session holds on the device, and what is left."""
+        await self._connection.opened()
+        return await self._connection.home.asked(self._asking_usage())
+
+    async def memory_cleanup(self) -> None:  # type: ignore[override]
+        """Gives unused pool memory back to the device."""
+        await self._connection.opened()
+        await self._connection.home.answer(self._cleaning())
+
+    async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:  # type: ignore[override]
+        """As `hearth.Device.prepare`."""
+        from hearth.prepared import launch_all
+
+        async with self.prepared() as prepared:
+            launch_all(launches)
+        return prepared
+
+    async def publish(  # type: ignore[override]
+        self, name: str, array: AnyArray, tenants: Sequence[str] = ()
+    ) -> None:
+        """As `hearth.Device.publish`. Cancelled, it may be done all the same."""
+        await self._connection.opened()
+        await self._connection.home.call(partial(super().publish, name, array, tenants))
+
+    async def unpublish(self, name: str) -> None:  # type: ignore[override]
+        """As `hearth.Device.unpublish`."""
+        await self._connection.home.call(partial(super().unpublish, name))
+
+    async def attach(  # type: ignore[override]
+        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
+    ) -> DeviceArray:
+        """As `hearth.Device.attach`."""
+        await self._connection.opened()
+        attach = partial(super().attach, name, tenant, shape=shape, dtype=dtype)
+        return cast("DeviceArray", await self._connection.home.call(attach, undo=lambda array: array.free()))
+
+    async def published(self) -> list[PublishedArray]:  # type: ignore[override]
+        """What this session may attach on the device, of its own tenant first."""
+        await self._connection.opened()
+        return await self._connection.home.call(super().published)
+
+    async def dispatch(  # type: ignore[override]
+        self,
+        function: Function,
+        grid: Any,
+        block: Any,
+        args: Sequence[Any] | None = None,
+        *,
+        ins: Sequence[Any] = (),
+        outs: Sequence[Any] = (),
+        scalars: Sequence[Any] = (),
+        shared_mem: int = 0,
+        iterations: int = 1,
+        timeout: float | None = None,
+        stream: AnyStream | None = None,
+        out: Sequence[Array | None] | None = None,
+    ) -> list[Array]:
+        """As `hearth.Device.dispatch`. Cancelled, it goes on without being heard, and leaves `out` as it is."""
+        from hearth.aio.pending import PendingDispatch
+
+        await self._connection.opened()
+        how = How(shared_mem, iterations, timeout, stream, copy=True, apart=True)
+        return await PendingDispatch(self._job(function, grid, block, (args, ins, outs, scalars), out, how))._run()
+
+    # ---- what is not ----
+
+    def dispatch_async(
+        self,
+        function: Any,
+        grid: Any,
+        block: Any,
+        args: Sequence[Any] | None = None,
+        *,
+        ins: Sequence[Any] = (),
+        outs: Sequence[Any] = (),
+        scalars: Sequence[Any] = (),
+        shared_mem: int = 0,
+        iterations: int = 1,
+        timeout: float | None = None,
+        stream: AnyStream | None = None,
+        out: Sequence[Array | None] | None = None,
+        timed: bool = False,
+        copy: bool = True,
+    ) -> PendingDispatch:
+        """As `hearth.Device.dispatch_async`."""
+        from hearth.aio.pending import PendingDispatch
+
+        how = How(shared_mem, iterations, timeout, stream, timed, copy)
+        return PendingDispatch(self._job(function, grid, block, (args, ins, outs, scalars), out, how))
+
+    def RawModule(
+        self,
+        code: str | bytes | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        options: Iterable[str] = (),
+        name_expressions: Iterable[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        **unsupported: Any,
+    ) -> RawModule:
+        """As `hearth.Device.RawModule`."""
+        return RawModule(
+            self,
+            code,
+            path=path,
+            options=options,
+            name_expressions=name_expressions,
+            headers=headers,
+            **unsupported,
+        )
+
+    def stream(self, priority: int = 0) -> Stream:
+        """As `hearth.Device.stream`; ``with`` makes it current in this task."""
+        return Stream(self._connection, priority)
+
+    def event(self) -> Event:
+        """An event, to be recorded by `Stream.record`."""
+        return Event(self._connection)
+
+    def graph(self) -> Graph:
+        """``async with gpu.graph() as g:`` records the block; then ``g.launch(n)``."""
+        from hearth.aio.programs import Graph
+
+        return Graph(self._connection)
+
+    def prepared(self) -> Prepared:
+        """``async with gpu.prepared() as p:`` collects the launches of the block; then ``p.launch(n)``."""
+        from hearth.aio.programs import Prepared
+
+        return Prepared(self._connection)
+
+    def profile(self, stream: AnyStream | None = None) -> Profile:
+        """Times the work of an ``async with`` block on the current stream, or on `stream`."""
+        from hearth.aio.profile import Profile
+
+        return Profile(self._connection, stream)
+
+    def trace(self, max_events: int | None = None) -> Trace:
+        """As `hearth.Device.trace`, of an ``async with`` block."""
+        from hearth.aio.profile import Trace
+
+        return Trace(self._connection, self._trace_name, max_events)
+
+    def _at_host(self, a: Any) -> Any:
+        raise UnsupportedError(
+            f"{a!r} becomes another dtype on the host, and an event loop cannot wait for that in this call.",
+            reason="UNSUPPORTED",
+            fix="gpu.asarray(await x.get(), dtype).",
+        )
+
+    if TYPE_CHECKING:
+
+        @property
+        def node(self) -> Node: ...
+        @property
+        def default_stream(self) -> Stream: ...
+        @property
+        def current_stream(self) -> Stream: ...
+        def RawKernel(
+            self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any
+        ) -> Function: ...
+        def asarray(
+            self,
+            a: Any,
+            dtype: Any = None,
+            stream: AnyStream | None = None,
+            *,
+            blocking: bool = False,
+            progress: bool | Progress | None = None,
+        ) -> DeviceArray: ...
+        def array(
+            self,
+            obj: Any,
+            dtype: Any = None,
+            stream: AnyStream | None = None,
+            *,
+            blocking: bool = False,
+            progress: bool | Progress | None = None,
+        ) -> DeviceArray: ...
+        def empty(self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None) -> DeviceArray: ...
+        def empty_pitched(
+            self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None
+        ) -> DeviceArray: ...
+        def empty_many(  # type: ignore[override]  # a list of them is no list of the other's
+            self, specs: Iterable[tuple[shapes.Shape, Any]], stream: AnyStream | None = None
+        ) -> list[DeviceArray]: ...
+        def persistent_memory(self) -> AbstractContextManager[None]: ...  # type: ignore[override]
+        def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None) -> DeviceArray: ...
+        def ones(self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None) -> DeviceArray: ...
+        def full(
+            self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: AnyStream | None = None
+        ) -> DeviceArray: ...
+        def empty_like(self, a: Any, dtype: Any = None, stream: AnyStream | None = None) -> DeviceArray: ...
+        def zeros_like(self, a: Any, dtype: Any = None, stream: AnyStream | None = None) -> DeviceArray: ...
+        def ones_like(self, a: Any, dtype: Any = None, stream: AnyStream | None = None) -> DeviceArray: ...
+        def full_like(
+            self, a: Any, fill_value: Any, dtype: Any = None, stream: AnyStream | None = None
+        ) -> DeviceArray: ...

@@ -1,0 +1,165 @@
+"""Groups of devices, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hearth import group as sync
+from hearth.aio.awaited import AsyncWith
+from hearth.aio.device import Device
+from hearth.errors import ArgumentError, DtypeError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from hearth import array
+    from hearth.aio.array import DeviceArray
+    from hearth.flight_record import FlightRecord
+    from hearth.group_members import Named
+    from hearth.group_order import Roster
+
+
+class Group(AsyncWith, sync.Group):
+    """As `hearth.Group`: operations are plain calls, which go one way.
+
+    ``Group(node.devices)`` of one session can be used at once. One over several sessions is formed where it is awaited
+    or entered: ``group = await Group([a.device(0), b.device(0)])`` or ``async with Group(...) as group:``. Before two
+    of its ranks on different daemons send to each other outside of a batch, ``await group.pair(rank, peer)``.
+    """
+
+    devices: list[Device]  # type: ignore[assignment]
+
+    def __init__(self, devices: Sequence[Device], *, timeout: float | None = None) -> None:
+        devices = list(devices)
+        for each in devices:
+            if not isinstance(each, Device):
+                raise DtypeError(
+                    f"{each!r} is no device of hearth.aio.",
+                    reason="INVALID_ARGUMENT",
+                    fix="take them from nodes of hearth.aio.connect; hearth.Group takes the others.",
+                )
+        self._unformed = False
+        if devices:
+            self._home = devices[0]._connection.home
+            for each in devices:
+                each._connection.home.check()
+        super().__init__(devices, timeout=timeout)
+
+    def _form_all(self) -> None:
+        self._unformed = True
+
+    # ---- what is awaited ----
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._formed_now().__await__()
+
+    async def _formed_now(self) -> Self:
+        if self._unformed:
+            form = super()._form_all
+            await self._home.call(form, undo=lambda _: sync.Group.close(self))
+            self._unformed = False
+        return self
+
+    async def pair(self, rank: int, peer: int) -> None:
+        """Forms what two ranks on different daemons need to send to each other outside of a batch; once is enough."""
+        self._check_open()
+        if self._sessions[rank] is not self._sessions[peer]:
+            await self._home.call(partial(super()._pair, rank, peer))
+
+    async def subgroup(self, ranks: Iterable[int]) -> Group:  # type: ignore[override]
+        """As `hearth.Group.subgroup`."""
+        return await Group(self._chosen(ranks), timeout=self._timeout)  # type: ignore[arg-type]
+
+    async def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:  # type: ignore[override]
+        """As `hearth.Group.rebuild`."""
+        fresh = await Group(self._left(without), timeout=self._timeout)  # type: ignore[arg-type]
+        await self.close()
+        return fresh
+
+    async def flight_recorder(self) -> list[FlightRecord]:  # type: ignore[override]
+        """As `hearth.Group.flight_recorder`."""
+        return await self._home.call(super().flight_recorder)
+
+    async def close(self) -> None:  # type: ignore[override]
+        """As `hearth.Group.close`. Cancelled, it goes on by itself."""
+        self._home.check()
+        closing = self._home.calls.run(super().close)
+        await self._home.over(closing)
+        closing.result()
+
+    def __enter__(self) -> NoReturn:
+        self._refuse_with()
+
+    async def __aenter__(self) -> Self:
+        return await self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- inside ----
+
+    def __repr__(self) -> str:
+        if self._unformed:
+            return f"<hearth.aio.Group of {len(self.devices)} devices, not formed>"
+        return super().__repr__()
+
+    def _check_open(self) -> None:
+        if self._unformed and not self._closed:
+            raise ArgumentError(
+                "this group over several sessions has not been formed.",
+                reason="INVALID_ARGUMENT",
+                fix="group = await hearth.aio.Group(devices), or async with.",
+            )
+        super()._check_open()
+
+    def _pair(self, rank: int, peer: int) -> Roster:
+        if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._rosters:
+            raise ArgumentError(
+                f"ranks {rank} and {peer} are on different daemons and have not been paired.",
+                reason="INVALID_ARGUMENT",
+                fix=f"await group.pair({rank}, {peer}) before, or send and receive in one group.batch().",
+            )
+        return super()._pair(rank, peer)
+
+    if TYPE_CHECKING:
+        Arrays = Sequence[array.DeviceArray]
+
+        def all_reduce(  # type: ignore[override]
+            self, arrays: Arrays, op: str = "sum", outs: Arrays | None = None, timeout: float | None = None
+        ) -> list[DeviceArray]: ...
+        def reduce(
+            self,
+            arrays: Arrays,
+            root: int = 0,
+            op: str = "sum",
+            out: array.DeviceArray | None = None,
+            timeout: float | None = None,
+        ) -> DeviceArray: ...
+        def broadcast(  # type: ignore[override]
+            self,
+            arrays: array.DeviceArray | Arrays,
+            root: int = 0,
+            outs: Arrays | None = None,
+            timeout: float | None = None,
+        ) -> list[DeviceArray]: ...
+        def all_gather(  # type: ignore[override]
+            self, arrays: Arrays, outs: Arrays | None = None, timeout: float | None = None
+        ) -> list[DeviceArray]: ...
+        def reduce_scatter(  # type: ignore[override]
+            self, arrays: Arrays, op: str = "sum", outs: Arrays | None = None, timeout: float | None = None
+        ) -> list[DeviceArray]: ...
+        def all_to_all(  # type: ignore[override]
+            self, arrays: Arrays, outs: Arrays | None = None, timeout: float | None = None
+        ) -> list[DeviceArray]: ...
+        def gather(
+            self, arrays: Arrays, root: int = 0, out: array.DeviceArray | None = None, timeout: float | None = None
+        ) -> DeviceArray: ...
+        def scatter(  # type: ignore[override]
+            self, array: array.DeviceArray, root: int = 0, outs: Arrays | None = None, timeout: float | None = None
+        ) -> list[DeviceArray]: ...
+        def recv(self, array: array.DeviceArray, source: int, timeout: float | None = None) -> DeviceArray: ...

@@ -1,0 +1,172 @@
+"""`connect` and `Node` for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+
+from hearth import node as sync
+from hearth.aio.awaited import AsyncWith
+from hearth.aio.home import Home
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from hearth.aio.device import Device
+    from hearth.aio.road import LoopConnection
+    from hearth.connection import Connection
+    from hearth.node_session import NodeSession
+    from hearth.outgoing import Limits
+    from hearth.properties import NodeInfo, SessionInfo
+    from hearth.transport.base import Transport
+    from hearth_proto.v1 import node_pb2
+
+T = TypeVar("T")
+
+
+def connect(
+    target: str | None = None,
+    *,
+    timeout: float = 10.0,
+    name: str | None = None,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    isolation: Literal["shared", "dedicated"] | None = None,
+    launch_timeout: float = 0.0,
+    lanes: bool = True,
+    wait_for_ready: bool = False,
+) -> Connecting:
+    """As `hearth.connect`: ``async with hearth.aio.connect(...) as node:``, or ``node = await hearth.aio.connect(...)``
+    and ``await node.close()``. Raises as that, when awaited. The node belongs to the event loop that it is awaited in.
+
+    Cancelled, it leaves no session behind: one that was being opened is closed as soon as it is there.
+    """
+    return Connecting(
+        partial(
+            sync.session_of, target, timeout, name, token, ca, certificate, key, insecure=insecure,
+            isolation=isolation, launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready,
+        )
+    )  # fmt: skip
+
+
+class Connecting:
+    """What `connect` returns, to be awaited or entered, once."""
+
+    def __init__(self, open_session: Callable[..., NodeSession]) -> None:
+        self._open_session = open_session
+        self._node: Node | None = None
+
+    def __await__(self) -> Generator[Any, None, Node]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Node:
+        self._node = await self._connect()
+        return self._node
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._node is not None
+        await self._node.close()
+
+    async def _connect(self) -> Node:
+        home = Home(asyncio.get_running_loop())
+        opening = partial(self._open_session, roads=partial(_road, home))
+        session = await home.call(opening, undo=lambda session: session.close())
+        return Node(home, session)
+
+
+def _road(
+    home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
+) -> Connection:
+    from hearth.aio.road import LoopConnection  # while the daemon answers, as the rest
+
+    return LoopConnection(home, transport, token, ordinal, limits, timeout, lease)
+
+
+class Node(AsyncWith, sync.Node):
+    """As `hearth.Node`, for the event loop that it was made in: what asks the daemon is awaited.
+
+    Closed by `close`, at the end of ``async with``, when collected, or when Python exits.
+    """
+
+    def __init__(self, home: Home, session: NodeSession) -> None:
+        super().__init__(session)
+        self._home = home
+
+    def device(self, ordinal: int = 0) -> Device:
+        """One device. Raises `ArgumentError` where the node has none of that number."""
+        self._home.check()
+        return cast("Device", super().device(ordinal))
+
+    def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
+        from hearth.aio.device import Device
+
+        return Device(self, cast("LoopConnection", connection), opened)
+
+    async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
+        """As `hearth.Node.synchronize`."""
+        self._session.check()
+        used = [device._connection for device in self.devices if device._connection.used]
+        for connection in used:
+            await connection.opened()
+        await self._home.answers(self._synchronizing(), timeout)
+
+    async def describe(self) -> NodeInfo:  # type: ignore[override]
+        """Name, versions, features, and every device's present state."""
+        return await self._home.call(super().describe)
+
+    async def sessions(self) -> list[SessionInfo]:  # type: ignore[override]
+        """The sessions on the node that this one may see."""
+        return await self._home.call(super().sessions)
+
+    async def status(self) -> dict[str, Any]:  # type: ignore[override]
+        """As `hearth.Node.status`."""
+        return await self._home.call(super().status)
+
+    async def end_session(self, session_id: str) -> None:  # type: ignore[override]
+        """As `hearth.Node.end_session`."""
+        await self._home.call(partial(super().end_session, session_id))
+
+    async def restart_device(self, ordinal: int) -> None:  # type: ignore[override]
+        """As `hearth.Node.restart_device`."""
+        await self._home.call(partial(super().restart_device, ordinal))
+
+    async def drain(self) -> int:  # type: ignore[override]
+        """As `hearth.Node.drain`: of the whole daemon. To wait for room in a queue, see `Device.ready`."""
+        return await self._home.call(super().drain)
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Sends what is queued, ends the session and frees all that it holds on the devices. Cancelled, it goes on by
+        itself."""
+        self._home.check()
+        closing = self._home.calls.run(super().close)
+        await self._home.over(closing)
+        closing.result()
+
+    def __enter__(self) -> NoReturn:
+        self._refuse_with()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _describe(self) -> NodeInfo:
+        """As a thread."""
+        return super().describe()
+
+    if TYPE_CHECKING:
+
+        @property
+        def devices(self) -> list[Device]: ...  # type: ignore[override]

@@ -1,0 +1,80 @@
+"""Times and traces of a stretch of work, for asyncio: the end of ``async with`` waits for the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from hearth import profile as sync_profile
+from hearth import trace as sync_trace
+from hearth.aio.awaited import AsyncWith
+from hearth.errors import HearthError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from hearth.aio.road import LoopConnection
+    from hearth.reply import Asked
+
+
+class Profile(AsyncWith, sync_profile.Profile):
+    """As `hearth.Profile`: ``async with gpu.profile() as p:``."""
+
+    _connection: LoopConnection
+
+    def __enter__(self) -> NoReturn:
+        self._refuse_with()
+
+    async def __aenter__(self) -> Self:
+        await self._connection.opened()
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            await self._connection.home.asked(ending)
+
+
+class Trace(AsyncWith, sync_trace.Trace):
+    """As `hearth.Trace`: ``async with gpu.trace() as t:``. Cancelled inside, it ends without waiting, and is lost."""
+
+    _connection: LoopConnection
+
+    def __enter__(self) -> NoReturn:
+        self._refuse_with()
+
+    async def __aenter__(self) -> Self:
+        await self._connection.opened()
+        if self._connection.recorder is not None:
+            await self._connection.home.call(self._pause)
+        begun = self._begin()
+        try:
+            await self._connection.home.asked(begun)
+        except asyncio.CancelledError:
+            self._connection.home.calls.run(partial(self._undo, begun))
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._drop()
+            return
+        ending = self._end(error)
+        if ending is not None:
+            try:
+                await self._connection.home.asked(ending)
+            finally:
+                self._resume()
+
+    def _undo(self, begun: Asked[None]) -> None:
+        with contextlib.suppress(HearthError):  # it did not begin: another runs, for one
+            begun.wait()
+            self._drop()

@@ -1,0 +1,113 @@
+"""`hearth.aio` has the surface of `hearth`: the same names, coroutines where the other client waits."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import hearth
+from hearth import aio
+from hearth.aio.array import GlobalArray
+
+WAITS: dict[str, set[str]] = {
+    "Node": {
+        "synchronize", "describe", "sessions", "status", "end_session", "restart_device", "drain", "close",
+    },
+    "Device": {
+        "state", "generation", "synchronize", "flush", "memory_usage", "memory_cleanup", "prepare", "publish",
+        "unpublish", "attach", "published", "dispatch",
+    },
+    "DeviceArray": {"get", "item", "tolist", "ipc", "publish"},
+    "RawModule": {"compile", "functions", "globals", "get_global"},
+    "Function": {
+        "attributes", "num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes",
+        "max_threads_per_block", "max_dynamic_shared_size_bytes", "parameters", "occupancy",
+    },
+    "Stream": {"synchronize", "done"},
+    "Event": {"synchronize", "done", "elapsed"},
+    "Graph": set(),
+    "Prepared": set(),
+    "Profile": set(),
+    "Trace": set(),
+    "Group": {"subgroup", "rebuild", "flight_recorder", "close"},
+    "PendingDispatch": {"result"},
+}  # fmt: skip
+"""What of each class is awaited here. All else is called as in the other client."""
+
+MORE = {"Device": {"ready"}, "Group": {"pair"}}
+"""What only this client has."""
+
+ASYNC_WITH = {"Node", "Graph", "Prepared", "Profile", "Trace", "Group"}
+
+
+def public(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_names_are_the_same(name: str) -> None:
+    ours, theirs = getattr(aio, name), getattr(hearth, name)
+    assert issubclass(ours, theirs)
+    assert public(ours) - public(theirs) == MORE.get(name, set())
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_waits_is_a_coroutine(name: str) -> None:
+    ours = getattr(aio, name)
+    found = {each for each in public(ours) if inspect.iscoroutinefunction(inspect.getattr_static(ours, each))}
+    more = {each for each in MORE.get(name, set()) if inspect.iscoroutinefunction(getattr(ours, each))}
+    assert found == WAITS[name] | more
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_arguments_are_the_same(name: str) -> None:
+    ours, theirs = getattr(aio, name), getattr(hearth, name)
+    for each in public(theirs):
+        here, there = inspect.getattr_static(ours, each), inspect.getattr_static(theirs, each)
+        if not inspect.isfunction(there):  # a property: a method without arguments, where it waits
+            assert here is there or list(inspect.signature(here).parameters) == ["self"], each
+            continue
+        assert parameters(here) == parameters(there), each
+
+
+def parameters(function: Any) -> list[tuple[str, object, object]]:
+    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_block_whose_end_waits_is_entered_by_async_with(name: str) -> None:
+    ours = getattr(aio, name)
+    assert hasattr(ours, "__aenter__") == hasattr(ours, "__aexit__") == (name in ASYNC_WITH)
+    if name in ASYNC_WITH:
+        with pytest.raises(TypeError, match="async with"):
+            ours.__enter__(object.__new__(ours))
+
+
+def test_connect() -> None:
+    assert parameters(aio.connect) == parameters(hearth.connect)
+    assert inspect.iscoroutinefunction(aio.get_elapsed_time)
+    assert parameters(aio.get_elapsed_time) == parameters(hearth.get_elapsed_time)
+    assert issubclass(GlobalArray, hearth.module.GlobalArray)
+
+
+def test_every_class_of_the_other_client_that_waits_is_here() -> None:
+    def waits(cls: type) -> bool:
+        return any(hasattr(cls, name) for name in ("synchronize", "result", "compile", "launch", "get", "events"))
+
+    classes = {name for name in hearth.__all__ if inspect.isclass(getattr(hearth, name))}
+    assert {name for name in classes if waits(getattr(hearth, name))} <= set(aio.__all__)
+    assert sorted(aio.__all__) == dir(aio)
+    with pytest.raises(AttributeError):
+        aio.nothing  # noqa: B018
+
+
+def test_it_is_there_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, hearth; assert 'asyncio' not in sys.modules and 'hearth.aio' not in sys.modules;"
+        "aio = hearth.aio; assert 'numpy' not in sys.modules; assert aio.connect and aio is sys.modules['hearth.aio']"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

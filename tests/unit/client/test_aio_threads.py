@@ -1,0 +1,101 @@
+"""Threads of the asyncio client: few, in order, and gone when there is nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextvars import ContextVar
+
+import pytest
+
+from hearth.aio import threads as pools
+from hearth.aio.home import Home
+from hearth.aio.threads import Threads
+from hearth.errors import UnsupportedError
+
+_var: ContextVar[int] = ContextVar("test_var", default=0)
+
+
+def running(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def test_there_are_no_more_than_said_and_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "IDLE_S", 0.05)
+    threads = Threads("test-few", 3)
+    go = threading.Event()
+    works = [threads.run(lambda number=number: (go.wait(10), number)[1]) for number in range(20)]
+    assert running("test-few") == 3
+    go.set()
+    assert [work.result(10) for work in works] == list(range(20))
+    deadline = time.monotonic() + 10
+    while running("test-few") and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert running("test-few") == 0
+    assert threads.run(lambda: 7).result(10) == 7  # and begin again
+
+
+def test_each_is_taken_however_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "IDLE_S", 1e-4)
+    threads = Threads("test-race", 2)
+    for number in range(500):
+        assert threads.run(lambda number=number: number).result(10) == number
+
+
+def test_what_has_not_begun_can_be_called_off() -> None:
+    threads, go, done = Threads("test-off", 1), threading.Event(), []
+    first = threads.run(lambda: go.wait(10))
+    second = threads.run(lambda: done.append(2))
+    assert second.cancel() and not first.cancel()
+    go.set()
+    assert threads.run(lambda: 3).result(10) == 3
+    assert done == [] and first.result(10)
+
+
+def test_work_sees_the_context_of_who_gave_it() -> None:
+    token = _var.set(5)
+    try:
+        work = Threads("test-context", 1).run(_var.get)
+    finally:
+        _var.reset(token)
+    assert work.result(10) == 5
+
+
+def test_what_a_cancelled_call_brings_is_undone() -> None:
+    undone: list[int] = []
+
+    async def main() -> None:
+        home, go = Home(asyncio.get_running_loop()), threading.Event()
+        call = asyncio.ensure_future(home.call(lambda: (go.wait(10), 4)[1], undo=undone.append))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        go.set()
+        while not undone:  # noqa: ASYNC110 - a thread appends to it
+            await asyncio.sleep(0.001)
+        assert await home.call(lambda: 5, undo=undone.append) == 5
+
+        def fails() -> int:
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await home.call(fails, undo=undone.append)
+
+    asyncio.run(main())
+    assert undone == [4]
+
+
+def test_a_home_is_one_loop() -> None:
+    homes: list[Home] = []
+
+    async def make() -> None:
+        homes.append(Home(asyncio.get_running_loop()))
+        homes[0].check()
+
+    asyncio.run(make())
+    homes[0].check()  # no loop: a plain call of a thread
+    homes[0].later(lambda: None)  # the loop is closed, and nobody minds
+    with pytest.raises(UnsupportedError, match="another event loop"):
+        asyncio.run(make())
