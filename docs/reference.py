@@ -49,7 +49,7 @@ def write(into: Path) -> None:
     pdoc.render.configure(docformat="markdown", show_source=False, footer_text="Hearth")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Error parsing type annotation")  # of private attributes
-        pdoc.pdoc("hearth", output_directory=into)
+        pdoc.pdoc("hearth", "hearth.aio", output_directory=into)
 
 
 if __name__ == "__main__":

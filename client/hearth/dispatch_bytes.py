@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hearth import bulk, striping, transfer
-from hearth.errors import HearthError
+from hearth.errors import HearthError, TransferError
+from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -50,6 +51,8 @@ class DispatchBytes:
         self._outputs = [output for output in outputs if output.download]
         self._lock = threading.Lock()
         self._cancels: list[Callable[[], None]] = []
+        self._unbegun = {number for number, _ in self._uploads} | {output.download for output in self._outputs}
+        """Transfers that the command names and that nobody has opened."""
         self._over = False
         self._error: BaseException | None = None
         reply.on_error = self.cancel
@@ -62,12 +65,25 @@ class DispatchBytes:
         return bool(self._uploads or self._outputs)
 
     def cancel(self) -> None:
-        """Ends them all, and those that are still to come."""
+        """Ends them all. Of those that were to come the daemon is told, too, unless it has answered: it waits for each
+        that the command names, and with it all that is behind."""
         with self._lock:
             self._over = True
             cancels, self._cancels = self._cancels, []
+            unbegun, self._unbegun = self._unbegun, set()
         for cancel in cancels:
             cancel()
+        if self._reply.answered:
+            return
+        for number in unbegun:
+            self._connection.transport.give_up(
+                device_pb2.TransferStatusRequest(
+                    session_token=self._connection.token,
+                    device=self._connection.ordinal,
+                    transfer=number,
+                    give_up=True,
+                )
+            )
 
     def move(self) -> None:
         """Returns when all have arrived. Raises what the dispatch failed with, else the transfer's own error."""
@@ -81,6 +97,7 @@ class DispatchBytes:
         started = []
         uploads, self._uploads = self._uploads, []
         for number, data in uploads:
+            self._begin(number)
             upload = striping.upload(self._connection, self._attachment, self._reply, number, data)
             self._watch(upload.cancel)
             started.append((upload, len(data)))
@@ -119,11 +136,19 @@ class DispatchBytes:
 
     def _fetch_one(self, output: Wanted) -> None:
         into = output.into
+        self._begin(output.download)
         download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
         self._watch(download.cancel)
         received = download.into(into)
         if received != len(into):
             raise transfer.short(received, len(into))
+
+    def _begin(self, number: int) -> None:
+        """It is opened now. Raises `TransferError` where the dispatch was given up."""
+        with self._lock:
+            self._unbegun.discard(number)
+            if self._over:
+                raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
 
     def _watch(self, cancel: Callable[[], None]) -> None:
         """One more, which is ended at once where the dispatch is over."""

@@ -375,3 +375,20 @@ def test_kernels_that_fault_or_do_not_end(start_daemon: StartDaemon) -> None:
                     pending.result()
             (out,) = gpu.dispatch(module.get_function("one"), 1, 4, [Out(4, np.int32)])
             assert (out == 1).all()
+
+
+@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "gRPC"])
+def test_one_that_is_given_up_at_once_holds_nothing_up(daemon: DaemonProcess, lanes: bool) -> None:
+    """Also where its upload had come, and nobody had begun to take the download that it names."""
+    with daemon.connect(lanes=lanes) as node:
+        gpu = node.device(0)
+        identity = gpu.RawModule(code=KERNELS).get_function("identity")
+        x = numbers(300_000)
+        for _ in range(10):
+            outs: list[Any] = [((x.size,), np.int32)]
+            pending = gpu.dispatch_async(
+                identity, blocks(x.size, 256), 256, ins=[x], outs=outs, scalars=[np.int32(x.size)]
+            )
+            pending._job.give_up()
+            gpu.synchronize(timeout=30)
+        assert gpu.memory_usage().bytes_in_use == 0
