@@ -51,7 +51,10 @@ class HearthError(Exception):
         """Seconds after which a retry can help; None where it cannot."""
 
     def __str__(self) -> str:
-        return f"{self.message} Fix: {self.fix}" if self.fix else self.message
+        if not self.fix:
+            return self.message
+        end = "" if self.message[-1:] in ".!?:\n" else "."
+        return f"{self.message}{end} Fix: {self.fix}"
 
     def __reduce__(self) -> tuple[object, ...]:
         state = {key: value for key, value in self.__dict__.items() if not key.startswith("__")}

@@ -38,7 +38,7 @@ def test_an_error_surfaces_once(gpu: hearth.Device, where: str) -> None:
     other, x, stream = gpu.zeros(4, np.int32), gpu.zeros(4, np.int32), gpu.stream()
     gpu.synchronize()
     bad_launch(gpu, x, stream)
-    with pytest.raises(hearth.LaunchError, match="1 arguments are given") as caught:
+    with pytest.raises(hearth.LaunchError, match="1 argument is given") as caught:
         SURFACES[where](gpu, stream, other)
     assert [(failure.command, failure.reason) for failure in caught.value.failures] == [
         ("launch add_one", "LAUNCH_INVALID")
@@ -164,7 +164,7 @@ def test_errors_are_bounded_and_counted(gpu: hearth.Device) -> None:
     failures = caught.value.failures
     assert len(failures) <= 64
     assert len(failures) + sum(failure.merged for failure in failures) == 1001
-    assert "1 arguments" in failures[0].message and "2000" in failures[-1].message
+    assert "1 argument is" in failures[0].message and "2000" in failures[-1].message
     gpu.synchronize()
 
 

@@ -123,7 +123,7 @@ def test_all_that_is_wrong_is_said_at_once(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
     message = str(caught.value)
-    for part in ("1 arguments are given", "grid.y is 70000", "block.x is 2000", "shared memory"):
+    for part in ("1 argument is given", "grid.y is 70000", "block.x is 2000", "shared memory"):
         assert part in message
     assert int(caught.value.details["failures"]) >= 4
 

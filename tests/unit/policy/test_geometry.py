@@ -66,7 +66,7 @@ def test_parameters_match_exactly_when_counts_and_sizes_do(given_sizes: list[int
 
 
 def test_a_wrong_count_and_a_wrong_size_are_named() -> None:
-    assert check_parameters([Place(0, 4)], [(0, 4), (8, 8)]) == ["1 arguments are given; the kernel has 2 parameters"]
+    assert check_parameters([Place(0, 4)], [(0, 4), (8, 8)]) == ["1 argument is given; the kernel has 2 parameters"]
     assert check_parameters([Place(0, 8, True)], [(0, 4)]) == [
         "argument 0 has 8 bytes (a buffer); the kernel's parameter has 4"
     ]

@@ -72,7 +72,8 @@ def check(limits: Limits, kernel: KernelLimits, grid: Dim, block: Dim, shared_me
 def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> list[str]:
     """What is wrong with the arguments' count and sizes; offsets may differ, the daemon moves them."""
     if len(given) != len(real):
-        return [f"{len(given)} arguments are given; the kernel has {len(real)} parameters"]
+        arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
+        return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]
     return [
         f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
         for index, (place, (_, real_size)) in enumerate(zip(given, real, strict=True))
