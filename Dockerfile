@@ -16,8 +16,7 @@
 #
 # The root file system may be read-only (--read-only). What is written: /run/hearth (sockets), /var/cache/hearth
 # (compiled modules, CuPy's and the driver's caches) and /tmp (a compile's scratch; --tmpfs /tmp). Keep the cache in a
-# named volume: on the CPU backend the very first kernel waits until ziglang has built its C++ library there, minutes
-# on a small machine. NCCL wants more of /dev/shm than the 64 MiB that containers have, so --shm-size 1g for several GPUs;
+# named volume: compiled kernels then outlive the container. NCCL wants more of /dev/shm than the 64 MiB that containers have, so --shm-size 1g for several GPUs;
 # Hearth itself shares memory by memfd.
 # No capability is needed (--cap-drop ALL --security-opt no-new-privileges), no --ipc host and no --init: as process 1
 # hearthd waits for the processes that it inherits. The daemon drains for drain_timeout (10 s): --stop-timeout 30.
@@ -52,7 +51,7 @@ RUN if ! command -v python3 >/dev/null; then \
     && install -d -o hearth -g hearth -m 0700 /var/cache/hearth \
     && install -d -o hearth -g hearth -m 0755 /run/hearth
 
-# ---- the packages, from wheels, so no compiler (sdnotify has none: it is plain Python); the CPU backend brings ziglang ----
+# ---- the packages, from wheels, so no compiler (sdnotify has none: it is plain Python) ----
 FROM base AS packages
 ARG EXTRA=cpu
 # hadolint ignore=DL3008
@@ -63,14 +62,24 @@ RUN if ! python3 -c 'import ensurepip' 2>/dev/null; then \
     fi \
     && python3 -m venv /opt/hearth
 COPY --from=wheel /wheels /wheels
-# The wheel is the one that was just built, by whatever version it has.
+# The wheel is the one that was just built, by whatever version it has. The extra "cpu" is "server" and ziglang, a
+# compiler for where none can be had; the image has a better one.
 # hadolint ignore=DL3013
 RUN wheel="$(ls /wheels/*.whl)" \
-    && /opt/hearth/bin/pip install --no-cache-dir --only-binary=:all: --no-binary=sdnotify "${wheel}[${EXTRA}]" \
+    && if [ "${EXTRA}" = cpu ]; then extra=server; else extra="${EXTRA}"; fi \
+    && /opt/hearth/bin/pip install --no-cache-dir --only-binary=:all: --no-binary=sdnotify "${wheel}[${extra}]" \
     && /opt/hearth/bin/pip uninstall --yes pip
 
 # ---- the image ----
 FROM base AS runtime
+ARG EXTRA=cpu
+# The CPU backend compiles kernels with the system's C++ compiler. On GPUs NVRTC, which CuPy's packages bring, does.
+# hadolint ignore=DL3008
+RUN if [ "${EXTRA}" = cpu ]; then \
+      apt-get update \
+      && apt-get install -y --no-install-recommends g++ \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="hearthd" \

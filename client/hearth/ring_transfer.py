@@ -294,6 +294,8 @@ class Download(_Transfer):
         self._stop(error)
         if not (over or told is not None) or self._shared.attachment.session.error is error:
             return
+        if self._shared.lost(error):
+            return  # nothing failed: what the other pieces would have brought comes another way, or nobody waits for it
         if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
             self._connection.defer(error)
 

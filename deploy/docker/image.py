@@ -54,8 +54,8 @@ class Image:
 
 class Builder:
     """Builds from a folder with a Dockerfile. `environment` is what RUN has beside the image's own, in all stages (with
-    the key "") or in one; `shared` are folders of this machine, by their place in every stage; `without` are names of
-    programs that the base images do not have."""
+    the key "") or in one; `shared` are folders of this machine, by their place in every stage; `without` are packages
+    of the system that the base images do not have, to be installed where a step asks for them."""
 
     def __init__(self, context: Path, scratch: Path, arguments: Mapping[str, str]) -> None:
         self.context = context
@@ -119,10 +119,15 @@ class Builder:
         stage = self._stages[name] = Image(place / "root", [place / "changes", *below], env)
         if parent is None:
             self._open(stage, Path(sys.base_prefix))
-            for program in self.without:
-                for folder in _PATH.split(":"):
-                    (stage.root / folder.strip("/") / program).unlink(missing_ok=True)
+            self._uninstall(stage)
         return stage
+
+    def _uninstall(self, stage: Image) -> None:
+        """What this machine has and the base images have not, with all that depends on it."""
+        there = [name for name in self.without if (stage.root / f"var/lib/dpkg/info/{name}.list").exists()]
+        if there:
+            line = " ".join(["DEBIAN_FRONTEND=noninteractive apt-get", "purge", "-y", *there])
+            self._execute(stage, line, 0)
 
     def _open(self, stage: Image, python: Path) -> None:
         """Lets every user of the stand-in reach this Python, which may lie in somebody's home."""

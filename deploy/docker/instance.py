@@ -21,8 +21,8 @@ from types import TracebackType
 from image import Failed, Image
 
 _START_S = 120.0
-_CLIENT_S = 600.0
-"""The first kernel waits until ziglang has built its C++ library: minutes on a small machine."""
+_CLIENT_S = 120.0
+"""The cache's first kernel waits for the precompiled prelude."""
 _STOP_S = 30.0
 _NEW = ("--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child=KILL")
 

@@ -31,9 +31,10 @@ SEVERAL = r"""
 extern "C" __global__ void fill(int* x, int n) { if (threadIdx.x < n) x[threadIdx.x] = 7; }
 extern "C" __global__ void hello(int n) { printf("hello %d\n", n); }
 extern "C" __global__ void beyond(int* x) { x[threadIdx.x + 8] = 1; }
+extern "C" __global__ void endless(volatile int* x) { while (x[0] == 0) __nanosleep(1000000); }
 template <typename T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }
 """
-ENDLESS = 'extern "C" __global__ void endless(volatile int* x) { while (x[0] == 0) {} }'
+ENDLESS = ("several.cu", "--kernel", "endless", "--block", "1", "zeros:i32[1]")
 CLOSED = "127.0.0.1:1"
 
 
@@ -75,7 +76,6 @@ def run(node: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     (tmp_path / "saxpy.cu").write_text(SOURCE)
     (tmp_path / "constants.h").write_text("#define FACTOR 1")
     (tmp_path / "several.cu").write_text(SEVERAL)
-    (tmp_path / "endless.cu").write_text(ENDLESS)
 
     def go(*arguments: str) -> Done:
         try:
@@ -150,7 +150,7 @@ def test_templates_macros_and_headers(run: Run, tmp_path: Path) -> None:
 
 def test_a_kernel_has_to_be_chosen_where_there_are_several(run: Run) -> None:
     done = run("several.cu")
-    assert done.status == 2 and "has 3 kernels: " in done.line and "--kernel" in done.line
+    assert done.status == 2 and "has 4 kernels: " in done.line and "--kernel" in done.line
     done = run("several.cu", "--kernel", "none")
     assert done.status == 2 and "no kernel 'none'; it has" in done.line and "hello" in done.line
 
@@ -210,7 +210,7 @@ def test_ctrl_c_while_a_kernel_never_ends(run: Run, node: DaemonProcess) -> None
     """The session and its process are gone soon after, and others are served meanwhile."""
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        command("endless.cu", "zeros:i32[1]", "--launch-timeout", "2"), stdout=subprocess.PIPE,
+        command(*ENDLESS, "--launch-timeout", "2"), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=environment(**{MARK: mark}, **client_variables()),
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stdout.readline().startswith("endless<<<")
@@ -224,7 +224,7 @@ def test_ctrl_c_while_a_kernel_never_ends(run: Run, node: DaemonProcess) -> None
 
 
 def test_a_launch_that_takes_too_long(run: Run) -> None:
-    done = run("endless.cu", "zeros:i32[1]", "--launch-timeout", "0.5")
+    done = run(*ENDLESS, "--launch-timeout", "0.5")
     assert done.status == 1 and "endless" in done.line and "--launch-timeout" in done.line
 
 

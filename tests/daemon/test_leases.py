@@ -23,9 +23,10 @@ from .held import GAUGES, state_of
 from .kernels import common, gated, saxpy_works
 from .raw import Raw, refused
 
-LEASE_S = 1.0
-LATE_S = 2.0
-"""What a busy machine may add."""
+LEASE_S = 2.0
+"""A client that lives keeps it also where the machine is so busy that it is not run for a second."""
+LATE_S = 20.0
+"""Far from what anything here takes, and less than a lease that nobody has set: what is not there then never comes."""
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_a_dedicated_session_takes_its_processes_with_it(daemon: DaemonProcess) 
     own = [each["pid"] for each in daemon.status()["devices"][0]["processes"] if each["session"] == node.session_id]
     assert len(own) == 1 and own[0] not in before
     node.close()
-    wait_until(lambda: own[0] not in marked(daemon.mark), "the end of its process", 10)
+    wait_until(lambda: own[0] not in marked(daemon.mark), "the end of its process", LATE_S)
 
 
 # ---- clients that are gone ----
@@ -132,14 +133,14 @@ def test_a_client_that_is_killed(daemon: DaemonProcess, isolation: str) -> None:
     assert client.stdout.readline() == "ready\n"
     (session,) = daemon.status()["sessions"]
     assert session["connected"]
+    died = time.monotonic()  # its lease counts from when that is heard of
     client.send_signal(signal.SIGKILL)
     client.wait()
-    died = time.monotonic()
-    wait_until(lambda: not daemon.status()["sessions"][0]["connected"], "the news of its death", LATE_S)
-    wait_until(lambda: not daemon.status()["sessions"], "the end of its lease", LEASE_S + LATE_S)
-    assert time.monotonic() - died > LEASE_S * 0.9
+    wait_until(lambda: not any(each["connected"] for each in daemon.status()["sessions"]), "the news of its death")
+    wait_until(lambda: not daemon.status()["sessions"], "the end of its lease", LATE_S)
+    assert time.monotonic() - died >= LEASE_S
     wait_until(lambda: not any(held(daemon).values()), "its memory", LATE_S)
-    wait_until(lambda: len(marked(daemon.mark)) <= processes + 2, "the end of its processes", 10)
+    wait_until(lambda: len(marked(daemon.mark)) <= processes + 2, "the end of its processes", LATE_S)
     client.stdin.close()
     client.stdout.close()
 
@@ -151,12 +152,12 @@ def test_a_session_by_single_calls_alone_expires(daemon: DaemonProcess) -> None:
     renew = node_pb2.RenewSessionRequest(session_token=raw.token)
     until = time.monotonic() + 1.5 * LEASE_S
     while time.monotonic() < until:
-        time.sleep(LEASE_S / 4)  # what is being shown: it lives as long as it is renewed
+        time.sleep(LEASE_S / 8)  # what is being shown: it lives as long as it is renewed
+        renewed = time.monotonic()
         assert raw.node.RenewSession(renew, timeout=10).lease_ns == LEASE_S * 1e9
     assert held(daemon)["memory_in_use_bytes"] >= 5000
-    began = time.monotonic()
-    wait_until(lambda: not daemon.status()["sessions"], "the end of its lease", LEASE_S + LATE_S)
-    assert time.monotonic() - began > LEASE_S * 0.7
+    wait_until(lambda: not daemon.status()["sessions"], "the end of its lease", LATE_S)
+    assert time.monotonic() - renewed >= LEASE_S
     assert not any(held(daemon).values())
     uses: list[Callable[[], object]] = [
         lambda: raw.node.RenewSession(renew, timeout=10),
@@ -171,9 +172,9 @@ def test_a_session_by_single_calls_alone_expires(daemon: DaemonProcess) -> None:
 
 def test_a_call_under_way_keeps_its_session(daemon: DaemonProcess) -> None:
     """Also one that takes longer than the lease."""
-    raw = Raw(daemon.unix)
     with daemon.connect() as node, gated(node.device(0)) as gate:
         gate.hold()
+        raw = Raw(daemon.unix)  # now that nothing has to be compiled any more, which may take longer than the lease
         call = raw.device.Upload.future(_slowly(raw, 1.5 * LEASE_S))
         time.sleep(1.2 * LEASE_S)  # longer than the lease: what is being shown
         assert raw.opened.session_id in [session["id"] for session in daemon.status()["sessions"]]

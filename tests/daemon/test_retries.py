@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +15,64 @@ import pytest
 
 import hearth
 
-from .conftest import StartDaemon
 from .harness import DaemonProcess, wait_until
 from .tenants import tenants
 
-
-@pytest.fixture
-def restarted(cache: Path) -> Iterator[Callable[[], DaemonProcess]]:
-    """The same daemon, again and again: on its ports, and on its socket."""
-    started: list[DaemonProcess] = []
-
-    def start() -> DaemonProcess:
-        started.append(DaemonProcess(cache, cpu_count=1, after=started[-1] if started else None))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.stop()
-    left = [pid for process in started for pid in process.left_behind()]
-    started[-1].remove()
-    assert not left
+ROOM = 3
+"""Sessions that the daemon takes."""
 
 
-def test_a_daemon_that_is_started_meanwhile(restarted: Callable[[], DaemonProcess]) -> None:
-    first = restarted()
+class Restarted:
+    """A daemon, again and again: on its ports, and on its socket."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._config, self.tokens = tenants("lab", sessions={"max": ROOM})
+        self._started: list[DaemonProcess] = []
+
+    def start(self) -> DaemonProcess:
+        after = self._started[-1] if self._started else None
+        self._started.append(DaemonProcess(self._cache, self._config, cpu_count=1, after=after))
+        return self._started[-1]
+
+    @property
+    def running(self) -> DaemonProcess:
+        """The one that runs; started where none does."""
+        if self._started and self._started[-1].process.poll() is None:
+            return self._started[-1]
+        return self.start()
+
+    def end(self) -> list[str]:
+        """What was left behind."""
+        for process in self._started:
+            process.stop()
+        left = [what for process in self._started for what in process.left_behind()]
+        self._started[-1].remove()
+        return left
+
+
+@pytest.fixture(scope="module")
+def restarted(cache: Path) -> Iterator[Restarted]:
+    daemons = Restarted(cache)
+    yield daemons
+    assert not daemons.end()
+
+
+def test_a_daemon_that_is_started_meanwhile(restarted: Restarted) -> None:
+    first, connect = restarted.running, partial(hearth.connect, token=restarted.tokens["lab"])
     targets = (first.unix, first.grpc)
-    node = hearth.connect(first.unix)
+    node = connect(first.unix)
     gpu = node.device(0)
     assert first.stop() == 0
     for target in targets:
         began = time.monotonic()
         with pytest.raises(hearth.ConnectError) as caught:
-            hearth.connect(target)
+            connect(target)
         assert time.monotonic() - began < 5 and caught.value.retryable, "without being told to it does not wait"
         with pytest.raises(hearth.ConnectError):
-            hearth.connect(target, timeout=0.3, wait_for_ready=True)
+            connect(target, timeout=0.3, wait_for_ready=True)
     with ThreadPoolExecutor(3) as waiting:
-        fresh = [waiting.submit(hearth.connect, target, timeout=60, wait_for_ready=True) for target in targets]
+        fresh = [waiting.submit(connect, target, timeout=60, wait_for_ready=True) for target in targets]
         told = threading.Event()
 
         @hearth.retrying(timeout=60, idempotent=True, on_retry=lambda error, pause: told.set())
@@ -58,12 +80,12 @@ def test_a_daemon_that_is_started_meanwhile(restarted: Callable[[], DaemonProces
             """Makes all that it needs; the first time, of a node that is gone."""
             nonlocal gpu
             if told.is_set():
-                gpu = hearth.connect(first.unix).device(0)
+                gpu = connect(first.unix).device(0)
             return gpu.asarray(np.arange(4)).get().tolist()
 
         worked = waiting.submit(work)
         assert told.wait(20)
-        restarted()
+        restarted.start()
         for each in fresh:
             with each.result() as opened:
                 assert opened.device(0).ones(3).get().tolist() == [1, 1, 1]
@@ -72,14 +94,10 @@ def test_a_daemon_that_is_started_meanwhile(restarted: Callable[[], DaemonProces
     node.close()
 
 
-def test_a_daemon_without_room_and_one_that_says_no(start_daemon: StartDaemon) -> None:
-    config, tokens = tenants("lab", sessions={"max": 1})
-    daemon = start_daemon(**config)
-
-    def connect() -> hearth.Node:
-        return daemon.connect(token=tokens["lab"])
-
-    first = connect()
+def test_a_daemon_without_room_and_one_that_says_no(restarted: Restarted) -> None:
+    daemon = restarted.running
+    connect = partial(daemon.connect, token=restarted.tokens["lab"])
+    first, *others = [connect() for _ in range(ROOM)]
     with pytest.raises(hearth.QuotaExceededError) as caught:
         connect()
     assert caught.value.retryable and caught.value.retry_after == 1.0
@@ -91,6 +109,8 @@ def test_a_daemon_without_room_and_one_that_says_no(start_daemon: StartDaemon) -
         first.close()
         with second.result() as node:
             assert node.device(0).ones(2).get().sum() == 2
+    for other in others:
+        other.close()
     assert all(1.0 <= pause <= 1.2 for pause in told)
 
     began = time.monotonic()

@@ -62,6 +62,24 @@ def test_it_names_extras_and_the_version_of_the_project() -> None:
         assert f"EXTRA={extra}" in text and extra in PROJECT["optional-dependencies"]
 
 
+@pytest.mark.parametrize(("extra", "compiler", "packages"), [("cpu", True, "server"), ("cuda13", False, "cuda13")])
+def test_the_cpu_backend_has_the_system_s_compiler(tmp_path: Path, extra: str, compiler: bool, packages: str) -> None:
+    """And not ziglang's, which first builds a C++ library. The steps run, with programs that only say how they were
+    called."""
+    steps = [step.value[0] for step in STEPS if step.cmd == "RUN" and "EXTRA" in step.value[0]]
+    said = tmp_path / "said"
+    for name in ("apt-get", "pip", "rm", "ls"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {said}\necho hearth.whl\n')
+        (tmp_path / name).chmod(0o755)
+    for step in steps:
+        line = step.replace("/opt/hearth/bin/", f"{tmp_path}/")
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "EXTRA": extra}
+        subprocess.run(["/bin/sh", "-ec", line], env=path, check=True, capture_output=True)
+    lines = said.read_text().splitlines()
+    assert ("apt-get install -y --no-install-recommends g++" in lines) == compiler
+    assert sum(f"hearth.whl[{packages}]" in line for line in lines) == 1
+
+
 def test_the_image_is_no_root_s_and_runs_the_daemon_itself() -> None:
     user, group = one("USER").value[0].split(":")
     assert user == group == "7421"  # numbers: Kubernetes cannot tell that a name is not root

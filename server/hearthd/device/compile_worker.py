@@ -3,7 +3,7 @@
 A fresh interpreter, started by `compile_pool`. What it compiles comes from strangers, and so may what it runs after a
 fault in a compiler: it has no CUDA context, no socket but the one to its device process, little of the file system
 (`sandbox`), and for each compile so much time and memory. It has a process group of its own, which ends with the
-device process however that ends.
+device process however that ends, and takes in what its compilers leave behind.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from hearthd.device.compile_limits import CompileLimits, CompilerEnded
 from hearthd.device.policy import includes
 
 OPEN_FILES = 512
+_LOOK_S = 0.05
+"""How often it looks whether an orphan has ended, while there is one and nothing to do."""
 _F_SETSIG = 10
 
 _SYSTEM_READS = (
@@ -41,6 +43,7 @@ _SYSTEM_WRITES = ("/dev/null",)
 def main(link_descriptor: int, lifeline: int, backend: str) -> None:
     """Serves the device process on `link_descriptor` until that closes; `lifeline` is a pipe that it holds open."""
     _die_with_the_device_process(lifeline)
+    sandbox.adopt_orphans()
     with socket.socket(fileno=link_descriptor) as link:
         try:
             compiler_class: Any = _load(backend)  # takes longest: what it depends on is not known yet
@@ -50,6 +53,7 @@ def main(link_descriptor: int, lifeline: int, backend: str) -> None:
             hello = _settle(compiler, setup, limits)
             messages.send(link, hello)
             while True:
+                _reap_until_asked(link)
                 head, parts = messages.receive(link)
                 messages.send(link, {"begun": True})
                 _answer(link, compiler, limits, head, parts)
@@ -125,6 +129,22 @@ def _run(compiler: Compiler, job: Job) -> Image:
         return compiler.assemble(job)
     includes.check(job.code, dict(job.headers), job.options, job.name_expressions)
     return compiler.compile(job)
+
+
+def _reap_until_asked(link: socket.socket) -> None:
+    """Between two jobs all its children are orphans: what a compiler's driver had started and did not wait for."""
+    while _orphans_run() and not select.select([link], [], [], _LOOK_S)[0]:
+        pass
+
+
+def _orphans_run() -> bool:
+    """Takes leave of the orphans that have ended; whether there are others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _empty(directory: Path) -> None:

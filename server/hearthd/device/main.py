@@ -15,6 +15,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compile_pool import forked
 from hearthd.device.outbox import Outbox
 from hearthd.device.process import DeviceProcess, compile_workers, make_server
+from hearthd.device.sandbox import adopt_orphans
 from hearthd.device.server import DeviceFault
 from hearthd.log import configure
 from hearthd.malloc import keep_freed_memory
@@ -27,7 +28,6 @@ KEEP_BYTES = 1 << 30
 """Freed host memory that a device process keeps for its next copies."""
 
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 PR_SET_TIMERSLACK = 29
 
 SLACK_NS = 1000
@@ -37,7 +37,7 @@ SLACK_NS = 1000
 def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
     """Entry point of a device process."""
     _die_with_parent(link)
-    _adopt_orphans()
+    adopt_orphans()
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # this thread's, which will be the device-handle thread
     keep_freed_memory(KEEP_BYTES)
     configure(spec.log_level, spec.log_format)
@@ -81,9 +81,3 @@ def _die_with_parent(link: socket.socket) -> None:
     poll.register(link, select.POLLHUP)
     if poll.poll(0):  # the front was gone before
         os._exit(0)
-
-
-def _adopt_orphans() -> None:
-    """What a killed compile worker had started becomes this process's child, which sees it end: an init that does, a
-    container may not have."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

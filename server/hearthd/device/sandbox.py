@@ -18,6 +18,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
+PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 
 # linux/landlock.h: LANDLOCK_ACCESS_FS_*
@@ -78,6 +79,12 @@ def confine(read: Iterable[str], write: Iterable[str]) -> str:
     finally:
         os.close(ruleset)
     return f"landlock {version}"
+
+
+def adopt_orphans() -> None:
+    """What this process's children leave behind becomes its child, for it to wait for, and not some ancestor's, or an
+    init's, which a container may not have."""
+    _libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def limit(*, file_bytes: int, files: int) -> None:

@@ -7,6 +7,7 @@ its devices speaks, and nothing else about who it is.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +47,27 @@ class Router(Protocol):
     def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None: ...
 
 
+class _Unanswered:
+    """What a remote rank has presented and heard nothing of. Its sum is kept: who presents without end is not to cost
+    more from time to time."""
+
+    def __init__(self) -> None:
+        self._by_sequence: dict[int, int] = {}
+        self.operations = 0
+
+    def __len__(self) -> int:
+        return len(self._by_sequence)
+
+    def add(self, sequence: int, operations: int) -> None:
+        self.drop(sequence)
+        self._by_sequence[sequence] = operations
+        self.operations += operations
+
+    def drop(self, sequence: int) -> None:
+        """Nothing where there is no such sequence number."""
+        self.operations -= self._by_sequence.pop(sequence, 0)
+
+
 class Leader(Part):
     """Node 0's part of a group that it created."""
 
@@ -67,8 +89,8 @@ class Leader(Part):
         self._rank_of = {member: rank for rank, member in enumerate(members)}
         self._links: dict[int, PeerLink] = {}
         """Of the nodes that have joined."""
-        self._unanswered: dict[int, dict[int, int]] = {}
-        """By remote rank: how many operations it has presented under which sequence number."""
+        self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
+        """By remote rank."""
         self._timer: asyncio.TimerHandle | None = None
         self._ignored = 0
 
@@ -135,15 +157,15 @@ class Leader(Part):
             self._router.lost(place, text_of(body["why"]), (self._owner,))
         elif body["body"]["op"] == "present":
             part = presented(self.id, body["body"])
-            waiting = self._unanswered.setdefault(rank, {})
+            waiting = self._unanswered[rank]
             weight = len(part["signature"])
-            if waiting and sum(waiting.values()) + weight > MAX_PRESENTED:
+            if waiting.operations and waiting.operations + weight > MAX_PRESENTED:
                 raise ValueError(f"rank {rank} has presented {len(waiting)} times and not waited for an answer")
-            waiting[part["sequence"]] = max(1, weight)
+            waiting.add(part["sequence"], max(1, weight))
             self._present(rank, place, part)
         elif body["body"]["op"] == "withdraw":
             part = withdrawn(self.id, body["body"])
-            self._unanswered.get(rank, {}).pop(part["sequence"], None)
+            self._unanswered[rank].drop(part["sequence"])
             self._withdraw(rank, part)
         else:
             self._router.message(place, about(body["body"], text_of(body["body"]["comm"], 64)), self._owner)
@@ -165,7 +187,7 @@ class Leader(Part):
             return
         if body["op"] in ("go", "fail"):
             rank = self._rank_of[Member(place.node, place.device)]
-            self._unanswered.get(rank, {}).pop(body["sequence"], None)
+            self._unanswered[rank].drop(body["sequence"])
         try:
             link.send({"t": "send", "device": place.device, "process": place.process, "body": body})
         except PeerFrameError as error:

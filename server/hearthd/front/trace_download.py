@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator
@@ -59,18 +61,29 @@ class TraceDownload:
 @contextlib.asynccontextmanager
 async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """Its output. It has ended when this ends, whatever it was doing."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "hearthd.front.trace_file", title,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
+    starting = asyncio.create_task(asyncio.to_thread(_start, title, packed))
     try:
-        with contextlib.suppress(ConnectionError):  # it has ended already: its output says so, too
-            process.stdin.write(packed)
-            await process.stdin.drain()
-        process.stdin.close()
-        yield process.stdout
+        process = await asyncio.shield(starting)
+        output = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), process.stdout
+        )
+        try:
+            yield output
+        finally:
+            pipe.close()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        process = await starting  # also where the request was given up meanwhile
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+
+def _start(title: str, packed: bytes) -> subprocess.Popen[bytes]:
+    """By way of vfork, which `Popen` uses and uvloop does not: a copy of this process, even for the moment until it
+    becomes another program, runs the handlers for forks of gRPC, which crash in it when other threads are within gRPC.
+    """
+    with os.fdopen(os.memfd_create("hearth-trace"), "w+b") as file:
+        file.write(packed)
+        file.seek(0)
+        command = [sys.executable, "-m", "hearthd.front.trace_file", title]
+        return subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE)

@@ -270,6 +270,21 @@ def test_a_deadline_ends_a_download_and_its_slots_come_back_when_they_are_answer
         settled(gpu)
 
 
+def test_what_a_lost_connection_took_from_a_download_is_not_told() -> None:
+    """Each piece fails with words of its own; all of them come another way."""
+    with device(20 * EACH, slots=6) as gpu:
+
+        def lose(number: int) -> HearthError | None:
+            gpu.alive = False
+            assert number or gpu.both.wait(5)  # others are under way when the first fails
+            return HearthError(f"segment {number} is not shared", reason="INVALID_HANDLE")
+
+        gpu.plan = lose
+        assert download(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
+        settled(gpu)
+        assert gpu.commands > 1 and not gpu.deferred
+
+
 def test_a_lost_connection_leaves_all_to_others() -> None:
     gone = HearthError("no such segment", reason="INVALID_HANDLE")
     for way in (upload, download):

@@ -21,7 +21,9 @@ from hearthd.front.peer_port import PeerPort
 from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import AUTO, LOOPBACK, PeerTargets
 
-PATIENCE = 5.0
+PATIENCE = 20.0
+"""What has not come by then hangs."""
+WINDOW = 5.0
 SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
 STATUS = base64.b64encode(b"").decode()
 
@@ -104,7 +106,7 @@ class FakeFront:
     def __init__(self, name: str, devices: int = 2, listen: str = "127.0.0.1:0", **port: Any) -> None:
         self.router = CollectiveRouter(range(devices), 5.0)
         targets = PeerTargets(port.pop("peers", (AUTO,)), LOOPBACK)
-        reach = PeerReach(targets, port.pop("make", PeerLink), port.pop("window", PATIENCE))
+        reach = PeerReach(targets, port.pop("make", PeerLink), port.pop("window", WINDOW))
         self.groups = PeerGroups(self.router, reach)
         self.refused: list[str] = []
         self.groups.on_refused = lambda session, addresses: self.refused.extend(map(str, addresses))

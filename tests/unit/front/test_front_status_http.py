@@ -135,6 +135,7 @@ def test_a_trace_is_downloaded_or_said_to_be_broken(tmp_path: Path) -> None:
         async with pages(tmp_path) as (f, client):
             await f.open("me")
             await f.attach()
+            await until(lambda: f.device(0).opened)  # the answer to the attach does not wait for it
             channel = next(iter(f.device(0).opened))
             result = commands_pb2.TraceResult(epoch_ns=10**18)
             result.events.add(name="launch", kernel="k", started_ns=10, ended_ns=30, seq=1)

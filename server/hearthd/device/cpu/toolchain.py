@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ _PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec")
 """Of an installation: where a compiler, its headers and its libraries are. Not all of it: a prefix may be a home."""
 
 _F_SETSIG = 10
+_REAP_S = 1.0
+"""For what the compiler's driver has left to end."""
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
 
 
@@ -131,7 +134,8 @@ class Toolchain:
                 header = INCLUDE / "hearth" / "shim.h"
                 arguments = [*options, "-Xclang", "-fno-pch-timestamp", "-x", "c++-header", str(header)]
                 arguments += ["-o", PRELUDE + ".pch"]
-            done = self.run(arguments, cwd=scratch)  # in a compile worker's group, with which it is stopped
+            with ending_with_us() as life:
+                done = self.run(arguments, cwd=scratch, life=life)
             if done.status != 0:
                 raise _broken(self, done)
 
@@ -169,6 +173,7 @@ class Toolchain:
 
         `life`: a descriptor of `ending_with_us`, for who has no process group to be stopped with."""
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "CCACHE_DISABLE": "1"}
+        own_session = timeout_s is not None or life >= 0
         if self._is_zig:
             environment |= {"ZIG_GLOBAL_CACHE_DIR": str(self._zig_cache), "ZIG_LOCAL_CACHE_DIR": str(self._zig_cache)}
         # With a time limit, a session of its own: the driver's children must go with it when it is stopped. Without
@@ -180,7 +185,7 @@ class Toolchain:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=timeout_s is not None or life >= 0,
+            start_new_session=own_session,
             pass_fds=(life,) if life >= 0 else (),
         )
         if life >= 0:
@@ -196,16 +201,27 @@ class Toolchain:
             ) from None
         finally:
             if process.returncode is None:
-                if timeout_s is None and life < 0:
-                    process.kill()
-                else:
+                if own_session:
                     os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
                 for pipe in (process.stdin, process.stdout, process.stderr):
                     if pipe is not None:
                         with contextlib.suppress(OSError):
                             pipe.close()  # what is left of it has nobody to write to
                 process.wait()
+            if own_session:
+                _reap(process.pid)
         return Completed(process.returncode, output, log.decode(errors="replace"))
+
+
+def _reap(group: int) -> None:
+    """What the driver had started and did not wait for, where this process takes orphans in (ziglang's leaves some)."""
+    deadline = time.monotonic() + _REAP_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-group, os.WNOHANG)[0] == 0:
+                time.sleep(0.001)
 
 
 @contextlib.contextmanager
@@ -248,12 +264,11 @@ def _find(chosen: str, path: str, place: Path) -> Toolchain:
         if program is None:
             continue
         command = (program, *candidate[1:])
-        try:
-            probe = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if probe.returncode == 0:
-            return Toolchain(command, probe.stdout.strip(), "clang" in probe.stdout, place)
+        with contextlib.suppress(OSError, Refusal):
+            probe = Toolchain(command, "", False, place).run(["--version"], place, timeout_s=60)
+            version = probe.output.decode(errors="replace")
+            if probe.status == 0:
+                return Toolchain(command, version.strip(), "clang" in version, place)
     raise Refusal(
         Reason.NO_COMPILER,
         "The CPU backend compiles kernels with a C++ compiler, and found none ($CXX, g++, c++, clang++, ziglang).",
