@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hearth import arguments, launching
+from hearth import arguments, launching, spans
 from hearth import stream as streams
 from hearth.errors import LaunchTypeError
 from hearth_proto.v1 import commands_pb2
@@ -38,6 +38,7 @@ class Dispatching:
 
     _connection: Connection
 
+    @spans.traced("hearth.dispatch", spans.of_dispatch)
     def dispatch(
         self,
         function: Function,

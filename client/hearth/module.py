@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from hearth import progress, shapes
+from hearth import progress, shapes, spans
 from hearth import stream as streams
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
@@ -105,6 +105,7 @@ class RawModule:
             raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
         return Function(self, name)
 
+    @spans.traced("hearth.get_global")
     def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
         """A ``__constant__`` or ``__device__`` variable as an array; waits for the compile.
 
@@ -140,6 +141,7 @@ class RawModule:
         if attachment is not None and attachment.alive and attachment.space is not None:
             attachment.space.graveyard.bury("module", self._handle)
 
+    @spans.traced("hearth.compile")
     def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()

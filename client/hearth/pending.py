@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hearth import transfer
+from hearth import spans, transfer
 from hearth.dispatch_bytes import DispatchBytes
 from hearth.errors import ArgumentError, HearthError, TimeoutError
 
@@ -85,6 +85,7 @@ class Job:
         self.result: commands_pb2.DispatchResult | None = None
         """Once all outputs are in their places."""
         self._error: HearthError | None = None
+        self.connection = connection
         self._finishing = threading.Lock()
         self._reply: Reply = attachment.request(command)
         self._bytes = DispatchBytes(connection, attachment, self._reply, uploads, outputs)
@@ -168,6 +169,7 @@ class PendingDispatch:
         """Whether it has ended, well or not."""
         return self.state != "pending"
 
+    @spans.traced("hearth.dispatch.result", spans.of_result)
     def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
         """The outputs, in order; waits for them, `timeout` seconds at most. Every call returns the same arrays.
 
