@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hearth import spans
 from hearth.creation import Creation
 from hearth.dispatch import Dispatching
 from hearth.durable import Durability
@@ -142,6 +143,7 @@ class Device(Creation, Dispatching, Durability, Published):
         """The stream that ``with`` made current here, else the default one."""
         return current(self._connection) or self._default_stream
 
+    @spans.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until all work of this session on the device is done; `timeout` in seconds.
 
@@ -159,6 +161,7 @@ class Device(Creation, Dispatching, Durability, Published):
             attachment = connection.attachment()
         return attachment.ask(SYNC_ALL, reports=True, barrier=True)
 
+    @spans.traced("hearth.flush")
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""
         self._flushing(stream).wait(timeout)

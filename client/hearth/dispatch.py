@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from hearth import arguments, launching
+from hearth import arguments, launching, spans
 from hearth import stream as streams
 from hearth.errors import LaunchTypeError
 from hearth_proto.v1 import commands_pb2
@@ -46,6 +46,7 @@ class Dispatching:
 
     _connection: Connection
 
+    @spans.traced("hearth.dispatch", spans.of_dispatch)
     def dispatch(
         self,
         function: Function,

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hearth import spans
 from hearth import stream as streams
 from hearth.collective import Collectives
 from hearth.collective_arrays import check_rank, nanoseconds
@@ -245,6 +246,7 @@ class Group(Collectives, PointToPoint):
         self._check_open()
         return roster
 
+    @spans.traced("hearth.group", spans.of_group)
     def _form(self, ranks: tuple[int, ...]) -> Roster:
         formed = form([(self._sessions[rank], self._ordinals[rank]) for rank in ranks], self._timeout)
         self._formed.append(formed)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hearth import bulk, progress, stream, transfer
+from hearth import bulk, progress, spans, stream, transfer
 from hearth.errors import ArgumentError, DtypeError
 from hearth.views import Views
 
@@ -23,6 +23,7 @@ class HostCopies(Views):
     _connection: Connection
     _nbytes: int
 
+    @spans.traced("hearth.get", spans.of_array)
     def get(
         self,
         out: np.ndarray[Any, Any] | None = None,
@@ -102,6 +103,7 @@ class HostCopies(Views):
         on = given if given is not None else stream.current(self._connection)
         return on is not None and on.records
 
+    @spans.traced("hearth.upload", spans.of_upload)
     def _write(
         self,
         host: np.ndarray[Any, Any],

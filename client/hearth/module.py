@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 import numpy as np
 
-from hearth import progress, shapes
+from hearth import progress, shapes, spans
 from hearth import stream as streams
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
@@ -104,6 +104,7 @@ class RawModule:
             raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
         return self._function_type(self, name)
 
+    @spans.traced("hearth.get_global")
     def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
         """A ``__constant__`` or ``__device__`` variable as an array; waits for the compile.
 
@@ -150,6 +151,7 @@ class RawModule:
         if attachment is not None and attachment.alive and attachment.space is not None:
             attachment.space.graveyard.bury("module", self._handle)
 
+    @spans.traced("hearth.compile")
     def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
         with progress.waiting("compile"):
             return self._describing().wait(timeout)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from hearth import credentials
+from hearth import credentials, spans
 from hearth import target as targets
 from hearth.errors import ArgumentError
 from hearth.opening import open_session
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LONGEST_LAUNCH_S = 365 * 86400.0
 
 
+@spans.traced("hearth.connect", spans.of_target, spans.of_node)
 def connect(
     target: str | None = None,
     *,
@@ -175,6 +176,7 @@ class Node:
 
         return Device(self, connection, opened)
 
+    @spans.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until all work of this session is done, on all its devices at once; `timeout` in seconds.
 
@@ -247,6 +249,7 @@ class Node:
         drained = self._session.call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse)
         return int(drained.sessions)
 
+    @spans.traced("hearth.close")
     def close(self) -> None:
         """Sends what is queued, ends the session and frees all that it holds on the devices."""
         self._session.close()

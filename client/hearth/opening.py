@@ -66,6 +66,7 @@ def open_session(
     transport.lanes = transport.lanes and lanes
     transport.stripes = transport.stripes if lanes else 0
     transport.metadata = of_session(opened.session_token)
+    transport.session_id = opened.session_id
     session = NodeSession(transport, opened, timeout, roads)
     path = os.environ.get("HEARTH_TRACE")
     if path:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from hearth import transfer
+from hearth import spans, transfer
 from hearth.dispatch_bytes import DispatchBytes
 from hearth.errors import ArgumentError, HearthError, TimeoutError
 
@@ -194,6 +194,7 @@ class PendingDispatch:
         """Whether it has ended, well or not."""
         return self.state != "pending"
 
+    @spans.traced("hearth.dispatch.result", spans.of_result)
     def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
         """The outputs, in order; waits for them, `timeout` seconds at most. Every call returns the same arrays.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from hearth import shapes
+from hearth import shapes, spans
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, BufferLostError, DtypeError, HearthError, UnsupportedError
 from hearth.memory import Memory
@@ -29,6 +29,7 @@ class Published:
 
     _connection: Connection
 
+    @spans.traced("hearth.publish", spans.of_name)
     def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
         """Lets other sessions attach the array under `name`, once the work before is done: those of this tenant, and
         those of `tenants` (``"*"``: of all).
@@ -73,6 +74,7 @@ class Published:
         request = device_pb2.UnpublishRequest(target=self._target(), name=name)
         self._call("Unpublish", request, device_pb2.UnpublishResponse)
 
+    @spans.traced("hearth.attach", spans.of_name)
     def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:

@@ -10,6 +10,7 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
+from hearth import spans
 from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
 from hearth_proto.v1 import commands_pb2
 
@@ -115,6 +116,7 @@ class Stream:
         """Its handle, for work."""
         return self._handle_on(attachment)
 
+    @spans.traced("hearth.stream.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until everything submitted to the stream is done; `timeout` in seconds.
 
@@ -230,10 +232,12 @@ class Event:
         """Whether the work before the record is done."""
         return self._querying(False).wait()
 
+    @spans.traced("hearth.event.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits for the work before the record; `timeout` in seconds. Raises `TimeoutError`."""
         self._querying(True).wait(timeout)
 
+    @spans.traced("hearth.event.elapsed")
     def elapsed(self, start: Event) -> float:
         """Milliseconds of device time from `start` to this event; waits for both."""
         return self._measuring(start).wait()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from hearth import array as sync
-from hearth import bulk, module, transfer
+from hearth import bulk, module, spans, transfer
 from hearth import progress as progresses
 from hearth.aio import carrying
 from hearth.aio.home import in_loop
@@ -32,6 +32,7 @@ class DeviceArray(sync.DeviceArray):
 
     _connection: LoopConnection
 
+    @spans.traced("hearth.get", spans.of_array)
     async def get(  # type: ignore[override]
         self,
         out: np.ndarray[Any, Any] | None = None,

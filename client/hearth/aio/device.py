@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hearth import device as sync
-from hearth import shapes
+from hearth import shapes, spans
 from hearth.aio.array import DeviceArray
 from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream
@@ -64,6 +64,7 @@ class Device(sync.Device):
     async def _known(self) -> DeviceInfo:
         return await self._connection.home.call(partial(self._now_of, cast("Node", self._node)._describe))
 
+    @spans.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Device.synchronize`."""
         connection = self._connection
@@ -71,6 +72,7 @@ class Device(sync.Device):
         await connection.home.answer(self._synchronizing(), timeout)
         connection.raise_deferred()
 
+    @spans.traced("hearth.flush")
     async def flush(  # type: ignore[override]
         self, stream: AnyStream | None = None, timeout: float | None = None
     ) -> None:
@@ -96,6 +98,7 @@ class Device(sync.Device):
             launch_all(launches)
         return prepared
 
+    @spans.traced("hearth.publish", spans.of_name)
     async def publish(  # type: ignore[override]
         self, name: str, array: AnyArray, tenants: Sequence[str] = ()
     ) -> None:
@@ -107,6 +110,7 @@ class Device(sync.Device):
         """As `hearth.Device.unpublish`."""
         await self._connection.home.call(partial(super().unpublish, name))
 
+    @spans.traced("hearth.attach", spans.of_name)
     async def attach(  # type: ignore[override]
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
@@ -120,6 +124,7 @@ class Device(sync.Device):
         await self._connection.opened()
         return await self._connection.home.call(super().published)
 
+    @spans.traced("hearth.dispatch", spans.of_dispatch)
     async def dispatch(  # type: ignore[override]
         self,
         function: Function,

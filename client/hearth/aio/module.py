@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hearth import function as sync_function
 from hearth import module as sync
+from hearth import spans
 from hearth.aio.array import GlobalArray
 from hearth.function_attributes import ATTRIBUTES
 
@@ -79,6 +80,7 @@ class RawModule(sync.RawModule):
     _connection: LoopConnection
     _global_type = GlobalArray
 
+    @spans.traced("hearth.compile")
     async def compile(  # type: ignore[override]
         self, log_stream: TextIO | None = None, *, timeout: float | None = None
     ) -> None:

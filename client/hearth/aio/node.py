@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 from hearth import node as sync
+from hearth import spans
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.home import Home
 
@@ -111,6 +112,7 @@ class Node(AsyncWith, sync.Node):
 
         return Device(self, cast("LoopConnection", connection), opened)
 
+    @spans.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Node.synchronize`."""
         self._session.check()
@@ -143,6 +145,7 @@ class Node(AsyncWith, sync.Node):
         """As `hearth.Node.drain`: of the whole daemon. To wait for room in a queue, see `Device.ready`."""
         return await self._home.call(super().drain)
 
+    @spans.traced("hearth.close")
     async def close(self) -> None:  # type: ignore[override]
         """Sends what is queued, ends the session and frees all that it holds on the devices. Cancelled, it goes on by
         itself."""

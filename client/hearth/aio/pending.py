@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hearth import pending as sync
+from hearth import spans
 from hearth.aio.threads import Work
 from hearth.errors import HearthError, TimeoutError
 
@@ -27,6 +28,7 @@ class PendingDispatch(sync.PendingDispatch):
     def _carry(self) -> Work[None]:
         return self._home.dispatches.run(partial(_carry, self._job))
 
+    @spans.traced("hearth.dispatch.result", spans.of_result)
     async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:  # type: ignore[override]
         """As `hearth.PendingDispatch.result`."""
         await self._settled(timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hearth import spans
 from hearth import stream as sync
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ class Stream(sync.Stream):
 
     _connection: LoopConnection
 
+    @spans.traced("hearth.stream.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Stream.synchronize`."""
         connection = self._connection
@@ -52,6 +54,7 @@ class Event(sync.Event):
         await self._connection.opened()
         return await self._connection.home.asked(self._querying(False))
 
+    @spans.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Event.synchronize`."""
         await self._connection.opened()

@@ -166,7 +166,7 @@ def _session(arguments: argparse.Namespace, findings: Findings, target: Target, 
         _asked(arguments, findings, target, node, shown, before, time.time())
     finally:
         with contextlib.suppress(KeyboardInterrupt):
-            bounded("close", _CLOSE_S, lambda: node.close() or [])  # type: ignore[func-returns-value]
+            bounded("close", _CLOSE_S, lambda: node.close() or [])
 
 
 def _asked(

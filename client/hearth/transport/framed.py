@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hearth import errors
+from hearth import errors, spans
 from hearth.errors import HearthError
 from hearth.transport import reach
 from hearth.transport.call import Call, send_beside
@@ -33,6 +33,7 @@ class FramedTransport:
         self.target = target
         self.metadata: Metadata = ()
         """What unary calls show of who makes them."""
+        self.session_id = ""
         self.lanes = True
         self.stripes: int | None = 0
         """Connections of TCP for bulk data: none on the same host."""
@@ -53,7 +54,7 @@ class FramedTransport:
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """As `call`, without waiting; not made again where the connection breaks."""
-        call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata)
+        call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata + spans.context())
         return _Answer(self, call, response_type)
 
     def _unary(self, service: str, method: str, request: Any, response_type: Any, timeout: float) -> Any:
@@ -61,7 +62,8 @@ class FramedTransport:
         while True:
             left -= 1
             try:
-                call = self._start(service + method, request.SerializeToString(), timeout, self.metadata)
+                shown = self.metadata + spans.context()
+                call = self._start(service + method, request.SerializeToString(), timeout, shown)
                 return _Answer(self, call, response_type).result()
             except HearthError as error:
                 if not error.broken or not left:
@@ -108,13 +110,14 @@ class FramedTransport:
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Sends serialized `UploadRequest` messages."""
-        call = self._start(_DEVICE + "Upload", next(requests), None, more=True)
+        call = self._start(_DEVICE + "Upload", next(requests), None, spans.context(), more=True)
         send_beside(call, requests, "hearth-upload")
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
         """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
-        return _Chunks(self, self._start(_DEVICE + "Download", request.SerializeToString(), timeout))
+        call = self._start(_DEVICE + "Download", request.SerializeToString(), timeout, spans.context())
+        return _Chunks(self, call)
 
     # ---- life ----
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
-from hearth import errors
+from hearth import errors, spans
 from hearth.transport import reach
 from hearth.transport.lane import Lane, open_lane
 from hearth.transport.line import Line
@@ -51,6 +51,7 @@ class GrpcTransport:
         self.target = target
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What unary calls show of who makes them."""
+        self.session_id = ""
         self.lanes = target.startswith(reach.UNIX)
         self.stripes: int | None = 0 if self.lanes else None
         self._credentials = credentials
@@ -74,7 +75,7 @@ class GrpcTransport:
             response_deserializer=response_type.FromString,
         )
         try:
-            call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self.metadata)
+            call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self._shown())
         except ValueError:  # gRPC's answer to a closed channel
             raise self._closed_or_broken() from None
         return _Answer(call, self.target, partial(self._line.broke, channel))
@@ -104,7 +105,7 @@ class GrpcTransport:
                 response_deserializer=response_type.FromString,
             )
             try:
-                return stub(request, timeout=timeout, wait_for_ready=False, metadata=self.metadata)
+                return stub(request, timeout=timeout, wait_for_ready=False, metadata=self._shown())
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error, self.target)
             except ValueError:  # gRPC's answer to a closed channel
@@ -143,7 +144,11 @@ class GrpcTransport:
             request_serializer=_identity,
             response_deserializer=device_pb2.UploadResponse.FromString,
         )
-        return _Upload(self._start(stub.future, requests), self.target, partial(self._bulk.broke, channel))
+        return _Upload(
+            self._start(stub.future, requests, metadata=spans.context()),
+            self.target,
+            partial(self._bulk.broke, channel),
+        )
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
         """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
@@ -153,7 +158,9 @@ class GrpcTransport:
             request_serializer=device_pb2.DownloadRequest.SerializeToString,
             response_deserializer=_identity,
         )
-        return _Stream(self._start(stub, request, timeout), self.target, partial(self._bulk.broke, channel))
+        return _Stream(
+            self._start(stub, request, timeout, spans.context()), self.target, partial(self._bulk.broke, channel)
+        )
 
     def give_up(self, request: device_pb2.TransferStatusRequest) -> None:
         """Tells the daemon that a transfer is given up; waits for nothing, and never fails."""
@@ -183,9 +190,13 @@ class GrpcTransport:
             return grpc.secure_channel(self.target, self._credentials, options=self._options)
         return grpc.insecure_channel(self.target, options=self._options)
 
-    def _start(self, stub: Callable[..., Any], request: Any, timeout: float | None = None) -> Any:
+    def _shown(self) -> tuple[tuple[str, str], ...]:
+        """Who makes the call, and for which span."""
+        return self.metadata + spans.context()
+
+    def _start(self, stub: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
         try:
-            return stub(request, timeout=timeout)
+            return stub(request, timeout=timeout, metadata=metadata)
         except ValueError:  # gRPC's answer to a closed channel
             raise self._closed_or_broken() from None
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front import spans
 from hearthd.front.audit import Audit
 from hearthd.front.refusals import Context
 from hearthd.front.sessions import SessionTable
@@ -92,10 +93,10 @@ class Authenticator:
         """Who makes this call. Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for a session that is not there."""
         peer = context.peer()
         if self.directory.open:
-            return Caller(EVERYONE, peer=peer)
+            return spans.of_caller(Caller(EVERYONE, peer=peer))
         shown = {str(key): value for key, value in context.invocation_metadata() or ()}
         try:
-            return self._identify(shown, peer, context.auth_context, by_session)
+            return spans.of_caller(self._identify(shown, peer, context.auth_context, by_session))
         except Refusal as refusal:
             if refusal.reason == Reason.UNAUTHENTICATED:
                 await self._failed(peer, method, refusal)

@@ -14,6 +14,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from hearth_proto.reasons import Code, Reason, Refusal, from_status
+from hearthd.front import spans
 from hearthd.front.attach import EOF
 from hearthd.front.refusals import Context, abort, malformed
 
@@ -91,7 +92,8 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
         begin = time.monotonic()
-        code = "OK"
+        span = spans.begin(service, method, context)
+        code, reason = "OK", ""
         try:
             try:
                 if isinstance(request, Unreadable):
@@ -99,12 +101,14 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
                 return await behaviour(request, context)
             except Refusal as refusal:
                 code = refusal.code.name
-                observer.call_refused(service, method, refusal.reason)
+                reason = refusal.reason
+                observer.call_refused(service, method, reason)
                 refusal.__traceback__ = None  # who keeps it must not keep with it what its frames were passing on
                 await abort(context, refusal.to_status())
             except StatusError as error:
                 code = _CODE_NAMES.get(error.status.code, "UNKNOWN")
-                observer.call_refused(service, method, from_status(error.status).reason)
+                reason = from_status(error.status).reason
+                observer.call_refused(service, method, reason)
                 error.__traceback__ = None
                 await abort(context, error.status)
             except asyncio.CancelledError:
@@ -137,6 +141,8 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
                 )
         finally:
             observer.call_handled(service, method, code, time.monotonic() - begin)
+            if span is not None:
+                span.end(code, reason)
             del request, context  # gRPC keeps with the call what `abort` raises, and this frame with that
 
     return serve

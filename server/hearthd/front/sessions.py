@@ -16,7 +16,7 @@ import structlog
 
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, rights
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front import refusals
+from hearthd.front import refusals, spans
 from hearthd.front.audit import Audit
 from hearthd.front.channel import Channel
 from hearthd.front.queues import Queue
@@ -179,6 +179,7 @@ class SessionTable:
         self.emptied.clear()
         log.info("session_open", session=session.id, client=session.client_name, tenant=session.tenant.name)
         self.audit.record("session_open", session, client=session.client_name, dedicated=dedicated)
+        spans.of_session(session)
         return session, token
 
     def find(self, token: str) -> Session:
@@ -194,6 +195,7 @@ class SessionTable:
         if session is None or session.closing or session.deadline <= now:
             raise refusals.session_expired()
         session.touched = now
+        spans.of_session(session)
         return session
 
     @contextmanager

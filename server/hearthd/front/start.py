@@ -43,9 +43,12 @@ def serve(
 
     import uvloop
 
+    from hearthd.front import spans
     from hearthd.front.daemon import Daemon
     from hearthd.front.listen import ListenError
     from hearthd.front.orphans import adopted
+
+    spans.switch_on()
 
     async def main() -> None:
         with adopted(forkserver.pids):
@@ -56,4 +59,6 @@ def serve(
     except ListenError as error:
         on_error(f"hearthd: {error}")
         return 1
+    finally:
+        spans.switch_off()
     return 0

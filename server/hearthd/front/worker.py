@@ -11,7 +11,7 @@ import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.front import refusals
+from hearthd.front import refusals, spans
 from hearthd.front.channel import Channel
 from hearthd.front.host import Host
 from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Loss, weight
@@ -174,6 +174,7 @@ class Worker:
         policy = self._host.policy
         watch = (policy.ping_interval, policy.ping_timeout)
         self._host.learn(process)
+        spans.device_started(self._host.ordinal, process.generation, process.begin)
         log.info(
             "device_ready",
             device=self._host.ordinal,
@@ -207,6 +208,7 @@ class Worker:
         now = time.monotonic()
         policy = self._host.policy
         self._set(LOST, cause.text)
+        spans.device_lost(self._host.ordinal, self.generation, cause.label, cause.text)
         culprit = self._host.lost(self, process, cause, ready)
         if cause.label != "restart":
             self.losses.append(Loss(now, culprit))

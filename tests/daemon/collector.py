@@ -1,0 +1,109 @@
+"""A collector of OpenTelemetry's traces, as small as can be: OTLP over HTTP on loopback, kept in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+_WAIT_S = 20.0
+
+
+class Span(NamedTuple):
+    """One, as it came. Ids in hexadecimal digits; times in ns of Unix time; `resource`: of who sent it."""
+
+    name: str
+    trace: str
+    id: str
+    parent: str
+    kind: int
+    status: int
+    start: int
+    end: int
+    attributes: dict[str, Any]
+    resource: dict[str, Any]
+
+
+class Collector:
+    """Listens while it is entered."""
+
+    def __init__(self) -> None:
+        self._came = threading.Condition()
+        self._spans: list[Span] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector._take(ExportTraceServiceRequest.FromString(body))
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def environment(self) -> dict[str, str]:
+        """What has a daemon send its spans here, soon."""
+        return {
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.url,
+            "OTEL_BSP_SCHEDULE_DELAY": "20",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def __enter__(self) -> Collector:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _take(self, request: ExportTraceServiceRequest) -> None:
+        with self._came:
+            for each in request.resource_spans:
+                resource = _attributes(each.resource.attributes)
+                for scope in each.scope_spans:
+                    self._spans += (
+                        Span(
+                            span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.kind,
+                            span.status.code, span.start_time_unix_nano, span.end_time_unix_nano,
+                            _attributes(span.attributes), resource,
+                        )
+                        for span in scope.spans
+                    )  # fmt: skip
+            self._came.notify_all()
+
+    @property
+    def spans(self) -> list[Span]:
+        """All that have come so far."""
+        with self._came:
+            return list(self._spans)
+
+    def wait_for(self, wanted: Callable[[Span], bool]) -> Span:
+        """The first that is as wanted; waits for it."""
+        deadline = time.monotonic() + _WAIT_S
+        with self._came:
+            while True:
+                for span in self._spans:
+                    if wanted(span):
+                        return span
+                assert self._came.wait(deadline - time.monotonic()), [(span.name, span.trace) for span in self._spans]
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
