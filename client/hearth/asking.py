@@ -65,10 +65,10 @@ class Asker:
         listed = self._call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
         return [SessionInfo.of(entry) for entry in listed.sessions]
 
-    def end_session(self, session_id: str) -> None:
+    def end_session(self, session_id: str) -> list[int]:
         """As `Node.end_session`."""
         request = node_pb2.EndSessionRequest(session_id=session_id)
-        self._call("EndSession", request, node_pb2.EndSessionResponse)
+        return list(self._call("EndSession", request, node_pb2.EndSessionResponse).running)
 
     def drain(self) -> int:
         """As `Node.drain`."""

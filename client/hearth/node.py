@@ -231,11 +231,14 @@ class Node:
         document: dict[str, Any] = json.loads(answer.json)
         return document
 
-    def end_session(self, session_id: str) -> None:
+    def end_session(self, session_id: str) -> list[int]:
         """Ends a session: one of the tenant's own, or, with the right to administer, anybody's. Raises
-        `InvalidHandleError` where there is none of that id."""
+        `InvalidHandleError` where there is none of that id.
+
+        Returns the ordinals of devices on which a kernel of it still runs, beside the work of others: what it held is
+        free there when that kernel has ended, or the last of them has gone. Empty where all is free."""
         request = node_pb2.EndSessionRequest(session_id=session_id)
-        self._session.call("EndSession", request, node_pb2.EndSessionResponse)
+        return list(self._session.call("EndSession", request, node_pb2.EndSessionResponse).running)
 
     def restart_device(self, ordinal: int) -> None:
         """Replaces a device's processes and lifts its fence; arrays on it are lost. Raises `AuthenticationError`

@@ -133,9 +133,9 @@ class Node(AsyncWith, sync.Node):
         """As `hearth.Node.status`."""
         return await self._home.call(super().status)
 
-    async def end_session(self, session_id: str) -> None:  # type: ignore[override]
+    async def end_session(self, session_id: str) -> list[int]:  # type: ignore[override]
         """As `hearth.Node.end_session`."""
-        await self._home.call(partial(super().end_session, session_id))
+        return await self._home.call(partial(super().end_session, session_id))
 
     async def restart_device(self, ordinal: int) -> None:  # type: ignore[override]
         """As `hearth.Node.restart_device`."""

@@ -39,8 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
     with connecting.ask(arguments) as asker:
         where = connecting.where(asker.target)
         if session_id is not None:
-            asker.end_session(session_id)
-            output.emit({"target": where, "ended": session_id}, arguments.json, f"session {session_id} has ended")
+            running = asker.end_session(session_id)
+            text = f"session {session_id} has ended"
+            if running:
+                devices = f"device{'s'[: len(running) > 1]} {', '.join(map(str, running))}"
+                text += (
+                    f"; a kernel of it runs on, on {devices}, and keeps what it held until it ends or others have left"
+                )
+            output.emit({"target": where, "ended": session_id, "running_on": running}, arguments.json, text)
             return 0
         found = sorted(asker.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
     text = "" if arguments.json else _text(found)

@@ -214,8 +214,10 @@ class CloseSessionRequest(_message.Message):
     def __init__(self, session_token: _Optional[str] = ...) -> None: ...
 
 class CloseSessionResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("running",)
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    running: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, running: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
     __slots__ = ()
@@ -276,8 +278,10 @@ class EndSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class EndSessionResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("running",)
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    running: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, running: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RestartDeviceRequest(_message.Message):
     __slots__ = ("device",)

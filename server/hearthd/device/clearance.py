@@ -100,6 +100,11 @@ class Clearance:
         line = self._lines.get(session)
         return line[-1] if line else None
 
+    def blocked(self, session: Session) -> bool:
+        """Whether what it gives back waits for the device, which does not come further."""
+        line = self._lines.get(session)
+        return line is not None and line[0].blocked
+
     def after(self, session: Session, callback: Callable[[], None]) -> None:
         """`callback` when all that the session is giving back now is given back; at once where that is nothing."""
         latest = self.latest(session)

@@ -60,6 +60,8 @@ class Executor:
     ) -> None:
         self._device = device
         self._sessions: dict[int, Session] = {}
+        self._leaving: dict[int, Session] = {}
+        """Those that are closed, until nothing more of them runs."""
         self._kicked: set[int] = set()
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         self.watchdog = Watchdog(device.tracks)
@@ -219,6 +221,7 @@ class Executor:
         sessions = self._sessions.values()
         gauges = {
             "sessions": len(self._sessions),
+            "sessions_leaving": len(self._leaving),
             "buffers": sum(len(session.buffers) for session in sessions),
             "modules": sum(len(session.modules) for session in sessions),
             "graphs": sum(len(session.graphs) for session in sessions),
@@ -241,7 +244,20 @@ class Executor:
         tenants: dict[str, int] = {}
         for session in sessions:
             tenants[session.tenant] = tenants.get(session.tenant, 0) + session.bytes_in_use
-        return {**self._device.telemetry.snapshot(gauges["commands_waiting"]), "gauges": gauges, "tenants": tenants}
+        return {
+            **self._device.telemetry.snapshot(gauges["commands_waiting"]),
+            "gauges": gauges,
+            "tenants": tenants,
+            "leaving": {channel: self._rest_of(session) for channel, session in self._leaving.items()},
+        }
+
+    def _rest_of(self, session: Session) -> dict[str, Any]:
+        """What a session that is closed keeps from its end: kernels, or only that much is given back."""
+        clearing = self._memory.clearance.latest(session)
+        return {
+            "busy": clearing is None or self._memory.clearance.blocked(session),
+            "kernels": self._device.tracks.in_flight(session.id),
+        }
 
     # ---- replies (see operation.Replies) ----
 
@@ -377,11 +393,14 @@ class Executor:
         for event in session.events.items.values():
             if event.event is not None:
                 self._device.tracks.retire(event.event)
+        let_go = self._device.tracks.keep(session.tracks())
         for stream in session.streams.items.values():
             self._device.tracks.release(stream.track)
-        del self._sessions[session.channel]
+        self._leaving[session.channel] = self._sessions.pop(session.channel)
 
         def closed() -> None:
+            del self._leaving[session.channel]
+            let_go()
             self._device.output.close(session.channel)
             self.sharing.gone(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)

@@ -75,6 +75,17 @@ class Tracks:
         track.users -= 1
         track.own = False
 
+    def keep(self, tracks: Collection[Track]) -> Callback:
+        """Nobody new gets these until what it returns is called: what one of them runs may never end."""
+        for track in tracks:
+            track.users += 1
+
+        def let_go() -> None:
+            for track in tracks:
+                track.users -= 1
+
+        return let_go
+
     def _add(self, priority: int) -> Track:
         track = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
         track.held = self.held
@@ -305,9 +316,14 @@ class Tracks:
         self.completions += 1
         callback()
 
-    def in_flight(self) -> list[str]:
-        """Names of kernels that were launched and are not known to be done, oldest first."""
-        return [name for track in self.all for at, name, _ in track.launched if at > track.done_position]
+    def in_flight(self, session: str | None = None) -> list[str]:
+        """Names of kernels that were launched, by one session or by any, and are not known to be done, oldest first."""
+        return [
+            name
+            for track in self.all
+            for at, name, who in track.launched
+            if at > track.done_position and session in (None, who)
+        ]
 
     def suspects(self) -> list[str]:
         """The sessions that launched them, each once."""

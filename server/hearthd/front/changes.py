@@ -85,7 +85,7 @@ class Changes:
     async def _change_tenants(self, directory: Directory) -> int:
         self._access.auth.directory = directory
         self._sessions.accounts.change(directory.tenants)
-        closes: list[Coroutine[Any, Any, None]] = []
+        closes: list[Coroutine[Any, Any, Any]] = []
         ended = 0
         for session in self._sessions:
             try:

@@ -59,10 +59,11 @@ class ResponseSink(Protocol):
 class Channel:
     """A session's place in a device process."""
 
-    def __init__(self, link: Link, number: int, session_id: str) -> None:
+    def __init__(self, link: Link, number: int, session_id: str, tenant: str = "") -> None:
         self.link = link
         self.number = number
         self.session_id = session_id
+        self.tenant = tenant
         self.sink: ResponseSink | None = None
         self.batches = Batches()
         self.replies: Replies | None = None
@@ -267,7 +268,7 @@ class Channel:
         """Gives back what the session holds; returns when the device process says that all of it is free."""
         self.end(refusal)
         if self.alive:
-            self.link.send(Kind.CLOSE, channel=self.number)
+            self.link.leave(self.number)
             await asyncio.shield(self._closed)
 
     def on_closed(self) -> None:

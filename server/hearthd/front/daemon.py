@@ -230,7 +230,7 @@ class Daemon:
 
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
-        closing: set[asyncio.Task[None]] = set()
+        closing: set[asyncio.Task[list[int]]] = set()
         thrift = Thrift()
         while True:
             for session in self.sessions.expired():

@@ -20,7 +20,7 @@ from hearthd.front.grants import Grants
 from hearthd.front.host import Owner
 from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
 from hearthd.front.launcher import Launcher
-from hearthd.front.loss import Cause
+from hearthd.front.loss import INTENDED, Cause
 from hearthd.front.offenders import culprit, named
 from hearthd.front.process import Process
 from hearthd.front.rates import Rates
@@ -210,7 +210,9 @@ class Device(Standing):
     def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
         generation = process.generation if process is not None else worker.generation
         kernels = list(cause.kernels)
-        log.error("device_lost", device=self.ordinal, generation=generation, why=cause.text, kernels=kernels)
+        tell = log.warning if cause.label in INTENDED else log.error
+        says = {"reason": cause.label, "why": cause.text, "kernels": kernels}
+        tell("device_lost", device=self.ordinal, generation=generation, **says)
         if worker.key is not None:
             self.times.lost(worker.key, time.monotonic())
         self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1

@@ -78,6 +78,7 @@ _HELP = {
     "output_unattributed_bytes": "Bytes that kernels printed and that went to the log: several sessions may have.",
     "output_dropped_bytes": "Bytes that kernels printed beyond what is kept.",
     "sessions": "Sessions with state on the device.",
+    "sessions_leaving": "Sessions that were closed and whose work, or what they held, has not come to its end.",
     "buffers": "Live buffers.",
     "modules": "Live modules.",
     "graphs": "Live graphs, those being recorded among them.",

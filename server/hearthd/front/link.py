@@ -47,6 +47,10 @@ class DeviceLink(FrameSocket):
         """Told of each channel that is opened, when the process has been told of it: its number, its session."""
         self.emptied: Callable[[], None] = lambda: None
         """Told when its last channel has been closed."""
+        self.on_leave: Callable[[int], None] = lambda channel: None
+        """Told of each channel that is closed; what its session has running may still go on."""
+        self.on_gone: Callable[[int], None] = lambda channel: None
+        """Told of each that was closed when nothing of it is left."""
         self.serves: Callable[[Session], bool] = lambda session: True
         """Whether a session is one of those that this process is for; true of none while it is vacant."""
         self._on_collective = on_collective
@@ -79,11 +83,16 @@ class DeviceLink(FrameSocket):
     def open_channel(self, opening: dict[str, Any]) -> Channel:
         """A new channel for a session; `opening`: what the device process is told of it."""
         number = next(self._numbers)
-        channel = Channel(self, number, opening["session"])
+        channel = Channel(self, number, opening["session"], opening.get("tenant", ""))
         self.channels[number] = channel
         self.send(Kind.OPEN, json.dumps(opening).encode(), channel=number)
         self.on_open(self, number, channel.session_id)
         return channel
+
+    def leave(self, channel: int) -> None:
+        """The channel is closed: all that its session has here is to be given back."""
+        self.send(Kind.CLOSE, channel=channel)
+        self.on_leave(channel)
 
     def listen(self, kind: Kind, listener: Callable[[Frame], None]) -> None:
         """`listener` takes the frames of this kind that answer no `ask`."""
@@ -212,6 +221,7 @@ class DeviceLink(FrameSocket):
             channel.on_closed()
             if not self.channels:
                 self.emptied()
+            self.on_gone(frame.channel)
 
     def _on_answer(self, frame: Frame) -> None:
         answer = self._answers.get(frame.id)

@@ -14,8 +14,13 @@ REPORT_GRACE = 0.2
 EXIT_GRACE = 0.5
 """A process that said why it ends, or closed its link, has this long to be gone before it is killed."""
 
-LABELS = frozenset({"exit", "fault", "launch", "link", "restart", "signal", "start_timeout", "stuck", "unknown"})
+ABANDONED, RESTART = "abandoned", "restart"
+LABELS = frozenset(
+    {ABANDONED, "exit", "fault", "launch", "link", RESTART, "signal", "start_timeout", "stuck", "unknown"}
+)
 """All that a `Cause` may have, for metrics."""
+INTENDED = frozenset({ABANDONED, RESTART})
+"""Those that are the front's own doing and speak against nobody: closed sessions alone were left, an operator."""
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,7 @@ class NodeService:
 
     async def close_session(self, request: node_pb2.CloseSessionRequest, context: Context) -> Any:
         session = self._sessions.find(request.session_token)
-        await self._sessions.close(session, "its client closed it")
-        return node_pb2.CloseSessionResponse()
+        return node_pb2.CloseSessionResponse(running=await self._sessions.close(session, "its client closed it"))
 
     async def list_sessions(self, request: node_pb2.ListSessionsRequest, context: Context) -> Any:
         caller = await self._auth.caller(context, "ListSessions")
@@ -178,8 +177,8 @@ class NodeService:
             raise refusal
         session = found[0]
         self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
-        await self._sessions.close(session, f"tenant {caller.tenant.name} ended it", cause=End.OPERATOR)
-        return node_pb2.EndSessionResponse()
+        running = await self._sessions.close(session, f"tenant {caller.tenant.name} ended it", cause=End.OPERATOR)
+        return node_pb2.EndSessionResponse(running=running)
 
     async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:
         caller = await self._operator(context, "RestartDevice")

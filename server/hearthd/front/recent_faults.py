@@ -28,7 +28,8 @@ class Fault:
     device: int
     generation: int
     reason: str
-    """The label of its cause: `fault`, `signal`, `exit`, `link`, `stuck`, `start_timeout`, `launch`, `restart`."""
+    """The label of its cause: `fault`, `signal`, `exit`, `link`, `stuck`, `start_timeout`, `launch`, `restart`,
+    `abandoned`."""
     detail: str
     kernels: tuple[str, ...]
     """Those that were in flight, as far as the process could say."""

@@ -25,8 +25,9 @@ from hearthd.front.tenants import ANYBODY, EVERYONE, Caller, Tenant
 
 log = structlog.get_logger("hearthd.sessions")
 
-CLOSE_TIMEOUT = 10.0
-"""How long a device process may take to give a session's memory back before the close is answered without it."""
+CLOSE_TIMEOUT = 5.0
+"""How long a device process may take to give a session's memory back before the close is answered without it: less than
+clients wait for an answer (10 s), and more than one that nobody else uses lasts with work that does not end."""
 _REMEMBERED = 1024
 """Sessions that were taken from their clients, and whose clients may not have heard of it."""
 
@@ -119,6 +120,7 @@ class SessionTable:
         self._on_closed = on_closed
         self._sessions: dict[bytes, Session] = {}
         self._revoked: dict[bytes, tuple[str, str, str]] = {}  # lately, oldest first
+        self._closing: set[asyncio.Task[list[int]]] = set()
         self.accounts = Accounts()
         self.audit = Audit()
         self.draining = False
@@ -233,12 +235,14 @@ class SessionTable:
         revoked: str = "",
         *,
         cause: End = End.CLIENT,
-    ) -> None:
-        """Ends a session and waits, within bounds, until the devices have given back what it held. `why` is for people,
-        `cause` for metrics. `revoked`: it was taken from its client, which is told so whenever it comes, and that this
-        is what it may do about it."""
+    ) -> list[int]:
+        """Ends a session and waits, within bounds, until the devices have given back what it held; where they have not,
+        as a kernel of it goes on. `why` is for people, `cause` for metrics. `revoked`: it was taken from its client,
+        which is told so whenever it comes, and that this is what it may do about it.
+
+        It comes to its end though nobody waits for it any more."""
         if session.closing:
-            return
+            return []
         session.closing = True
         self._sessions.pop(session.key, None)
         self.accounts.closed(session, cause)
@@ -252,17 +256,28 @@ class SessionTable:
             if len(self._revoked) > _REMEMBERED:
                 del self._revoked[next(iter(self._revoked))]
         refusal = _ended(*ending)
-        channels, session.channels = list(session.channels.values()), {}
+        channels, session.channels = session.channels, {}
         session.ended.clear()  # nobody comes back for what is kept there
-        closes = [asyncio.create_task(channel.close(refusal)) for channel in channels]
+        closes = {asyncio.create_task(channel.close(refusal)): ordinal for ordinal, channel in channels.items()}
+        task = asyncio.create_task(self._closed(session, why, patience, closes), name=f"close-{session.id}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return await asyncio.shield(task)  # a client waits for the answer only so long
+
+    async def _closed(
+        self, session: Session, why: str, patience: float, closes: dict[asyncio.Task[None], int]
+    ) -> list[int]:
+        running: list[int] = []
         if closes:
             _, late = await asyncio.wait(closes, timeout=patience)
+            running = sorted(closes[task] for task in late)
             for task in late:
                 task.cancel()
             if late:
-                log.warning("session_close_slow", session=session.id, devices=len(late), seconds=patience)
+                log.warning("session_close_slow", session=session.id, devices=running, seconds=patience)
         self._on_closed(session)
         log.info("session_close", session=session.id, client=session.client_name, why=why)
+        return running
 
     async def close_all(self, why: str, patience: float) -> None:
         """Ends all of them, side by side: the daemon stops."""

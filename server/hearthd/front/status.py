@@ -37,7 +37,8 @@ class NodeStatus:
         Per device, `throughput` is that of the last ten seconds: commands that arrived, kernels handed to the driver,
         bytes copied to and from the device, and the share of the time in which sessions had work on it. `queue`:
         batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what
-        is not the viewer's to see is missing. `faults` and `traces` are those of late, newest first.
+        is not the viewer's to see is missing. `stuck` of a process: sessions that were closed so many `seconds` ago and
+        whose kernels have not ended. `faults` and `traces` are those of late, newest first.
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible = self._supervisor.visible(viewer)
@@ -139,6 +140,16 @@ class NodeStatus:
                     "session": worker.key.session if worker.key is not None else "",
                     "memory_granted_bytes": device.memory.granted(worker.generation),
                     "memory_held_bytes": device.memory.held(worker.generation),
+                    "stuck": [
+                        {
+                            "session": each.session,
+                            "tenant": each.tenant,
+                            "kernels": list(each.kernels),
+                            "seconds": round(seconds, 3),
+                        }
+                        for each, seconds in worker.stuck()
+                        if sees_tenant(viewer, each.tenant)
+                    ],
                 }
                 for worker in device.workers
                 if worker.key is None or sees_tenant(viewer, worker.key.tenant)

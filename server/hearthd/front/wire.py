@@ -36,6 +36,10 @@ class Link(Protocol):
         """Hands a client's connection over as what `kind` says. Raises OSError where that cannot be done just now."""
         ...
 
+    def leave(self, channel: int) -> None:
+        """The channel is closed: all that its session has there is to be given back."""
+        ...
+
     async def end_lane(self, channel: int) -> int:
         """The last batch that it has of the channel, its lane being closed and all copies before; raises the loss."""
         ...

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from functools import partial
 
 import structlog
 
@@ -13,12 +14,14 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front import refusals, spans
 from hearthd.front.channel import Channel
+from hearthd.front.farewell import Farewell
 from hearthd.front.host import Host
 from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Loss, weight
 from hearthd.front.link import DeviceLink
-from hearthd.front.loss import Cause
+from hearthd.front.loss import ABANDONED, INTENDED, RESTART, Cause
 from hearthd.front.process import Process
 from hearthd.front.sessions import Session
+from hearthd.front.stragglers import Straggler
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -40,7 +43,9 @@ class Worker:
         self._ending = asyncio.get_running_loop().create_future()
         self._adopted = asyncio.get_running_loop().create_future()
         self._idle: asyncio.TimerHandle | None = None
-        self._restarted: Process | None = None
+        self._farewell: Farewell | None = None
+        self._put_down: tuple[Process, Cause] | None = None
+        """The process that was killed on purpose, and why."""
         self._stopped: Refusal | None = None
         self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
 
@@ -62,12 +67,16 @@ class Worker:
         """Whether it serves nobody and could go."""
         return self.link is not None and not self.link.channels
 
+    def stuck(self) -> list[tuple[Straggler, float]]:
+        """Closed sessions whose work goes on, each with the seconds since it was closed."""
+        return self._farewell.stuck() if self._farewell is not None else []
+
     # ---- for those whom it serves ----
 
     async def channel(self, session: Session) -> Channel | None:
         """The session's channel to the process that serves now, opened where there is none; None: the worker ends,
-        ask for another. Waits for a process that starts or is being replaced; raises `DEVICE_UNAVAILABLE` after
-        that."""
+        ask for another. Waits for a process that starts or is being replaced, and for one to which only closed sessions
+        with work of theirs are left; raises `DEVICE_UNAVAILABLE` after that."""
         begin = time.monotonic()
         while not self.ending:
             link = self.link
@@ -75,9 +84,13 @@ class Worker:
                 raise refusals.session_expired()
             if link is not None and link.loss is None:
                 channel = session.channels.get(self._host.ordinal)
-                if channel is None or channel.link is not link or not channel.alive:
+                if channel is not None and channel.link is link and channel.alive:
+                    return channel
+                if self._farewell is None or not self._farewell.bars:
                     channel = session.channels[self._host.ordinal] = link.open_channel(session.opening())
-                return channel
+                    return channel
+                self._farewell.wait()
+                begin = time.monotonic()  # that has a limit of its own
             policy = self._host.policy
             starts = self.state == STARTING and self.process is not None
             patience = policy.start_timeout if starts else policy.serving_wait
@@ -144,6 +157,7 @@ class Worker:
             self._lose(None, Cause("launch", f"it could not be started: {error}"), ready=False)
             return
         self.process, self.generation = process, process.generation
+        self._farewell = Farewell(process.link, partial(self._abandon, process), self._host.notify)
         if self.ending:  # it was asked to while the process was being started
             process.kill()
         ready = False
@@ -155,18 +169,20 @@ class Worker:
         except BaseException:
             process.kill()
             raise
+        finally:
+            self._farewell.close()
         if self.ending:
             if not await process.shut_down(self._host.policy.shutdown_timeout):
                 log.warning("device_killed", device=self._host.ordinal, why="it did not end when asked to")
             await process.bury(self._stopped or _ended(self._host.ordinal))
         else:
             assert cause is not None
-            if self._restarted is process:
-                cause = Cause("restart", "an operator restarts it")
+            if self._put_down is not None and self._put_down[0] is process:
+                cause = self._put_down[1]
             await process.end(cause)
             self._lose(process, cause, ready)
             await process.bury()
-        self.process = None
+        self.process = self._farewell = None
         self._host.buried(process.generation)
 
     async def _serve(self, process: Process) -> Cause | None:
@@ -210,7 +226,7 @@ class Worker:
         self._set(LOST, cause.text)
         spans.device_lost(self._host.ordinal, self.generation, cause.label, cause.text)
         culprit = self._host.lost(self, process, cause, ready)
-        if cause.label != "restart":
+        if cause.label not in INTENDED:
             self.losses.append(Loss(now, culprit))
         while self.losses and now - self.losses[0].at > policy.restart_window:
             self.losses.popleft()
@@ -219,7 +235,10 @@ class Worker:
                 f"its process ended {len(self.losses)} times within {policy.restart_window:g} s, last because "
                 f"{cause.text}"
             )
-        if self.state != FENCED and not self.ending and self._host.replace(self):
+        if self.ending:
+            return
+        over = cause.label == ABANDONED and self.key is not None and self.key.dedicated  # its session was the only one
+        if over or (self.state != FENCED and self._host.replace(self)):
             self._ending.set_result(None)
 
     def waits_for_memory(self) -> None:
@@ -253,11 +272,19 @@ class Worker:
             log.info("device_idle", device=self._host.ordinal, generation=self.generation, pid=self.pid)
             self.retire()
 
+    def _abandon(self, process: Process, cause: Cause) -> None:
+        """Ends a process in which nobody is left but who has been closed, and whose work does not end."""
+        if self.process is not process or self.ending or (self._put_down and self._put_down[0] is process):
+            return
+        self._put_down = (process, cause)
+        process.kill()
+        self._set(LOST, cause.text)  # from now on, who comes waits for the next one
+
     def restart(self) -> None:
         """Replaces the process, and starts again where it is fenced."""
         self.losses.clear()
         if self.process is not None:
-            self._restarted = self.process
+            self._put_down = (self.process, Cause(RESTART, "an operator restarts it"))
             self.process.kill()
         if self.state == FENCED:
             self._set(LOST, "an operator restarts it")

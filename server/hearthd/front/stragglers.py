@@ -1,0 +1,118 @@
+"""Sessions that have been closed in a device process and whose work there has not ended; when the process is ended for
+that. Pure: times are passed in.
+
+A running kernel cannot be cancelled, only its process be ended. Who is closed fetches nothing any more, so a process
+that nobody else uses ends soon after, with what the session held. One that others use is never ended for it: they go
+on, and the memory stays until the kernel ends or the last of them has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GRACE = 2.0
+"""Seconds that work may run on. A client's close waits as long, so what ends by then is a close like any other; more
+would keep the device's memory, and the next to come, waiting for results that nobody can fetch."""
+CLEARING = 10.0
+"""Seconds for one whose work has ended and that gives back what it held, piece by piece: it comes to its end by itself,
+and a process that is warm is worth waiting for."""
+NAMES = 4
+"""Kernels that are named of each."""
+
+
+@dataclass(eq=False)
+class Straggler:
+    """A session that was closed at `since`."""
+
+    session: str
+    tenant: str
+    since: float
+    busy: bool = True
+    """Whether the device still works for it, as far as is known."""
+    kernels: tuple[str, ...] = ()
+    """Those that have not ended, oldest first; none where it is not known, or where they ran as a graph."""
+    asked: float = float("-inf")
+    """When the process was asked last."""
+    told: bool = False
+    """Whether the log has been."""
+
+    @property
+    def due(self) -> float:
+        """When it has had its time."""
+        return self.since + (GRACE if self.busy else CLEARING)
+
+    @property
+    def what(self) -> str:
+        """What of it does not end, for people."""
+        if not self.busy:
+            return f"what session {self.session} held"
+        names = ", ".join(self.kernels[:NAMES]) + (", ..." if len(self.kernels) > NAMES else "")
+        return f"{f'kernel {names}' if names else 'work'} of session {self.session}"
+
+
+class Stragglers:
+    """Of one process, by the number of the channel that each had there."""
+
+    def __init__(self) -> None:
+        self._each: dict[int, Straggler] = {}
+
+    def __iter__(self) -> Iterator[Straggler]:
+        return iter(self._each.values())
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    # ---- what happens ----
+
+    def left(self, channel: int, session: str, tenant: str, now: float) -> None:
+        """A session is closed here."""
+        self._each.setdefault(channel, Straggler(session, tenant, now))
+
+    def gone(self, channel: int) -> None:
+        """All that it had here is done and given back."""
+        self._each.pop(channel, None)
+
+    def ask(self, now: float) -> None:
+        """The process is asked what still runs."""
+        for each in self:
+            each.asked = now
+
+    def hear(self, leaving: Any) -> None:
+        """What it answers: channel (as JSON has keys), then what of it still runs. A process that does not answer, or
+        does not know of one, is busy with it."""
+        known: Mapping[str, Any] = leaving if isinstance(leaving, dict) else {}
+        for channel, each in self._each.items():
+            said = known.get(str(channel))
+            if isinstance(said, dict):
+                each.busy = bool(said.get("busy", True))
+                each.kernels = tuple(str(name) for name in said.get("kernels", ()))
+            else:
+                each.busy = True
+
+    # ---- what follows ----
+
+    def alone(self, channels: Collection[int]) -> bool:
+        """Whether nobody uses the process but them. `channels`: all that it has, theirs among them."""
+        return bool(self._each) and all(channel in self._each for channel in channels)
+
+    def bar(self, channels: Collection[int]) -> bool:
+        """Whether who comes has to wait: beside work that may never end it would keep the process from ending."""
+        return self.alone(channels) and any(each.busy for each in self)
+
+    def to_ask(self, now: float) -> bool:
+        """Whether one has had its time, and the process has not been asked since."""
+        return any(each.asked < each.due <= now for each in self)
+
+    def end(self, channels: Collection[int], now: float) -> bool:
+        """Whether the process is to be ended."""
+        return self.alone(channels) and all(each.due <= now for each in self)
+
+    def stuck(self, now: float) -> list[Straggler]:
+        """Those that have had their time, oldest first."""
+        return sorted((each for each in self if each.due <= now), key=lambda each: each.since)
+
+    def wake(self, now: float) -> float | None:
+        """When the next one will have had its time."""
+        return min((each.due for each in self if each.due > now), default=None)
