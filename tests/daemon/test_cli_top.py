@@ -156,7 +156,8 @@ def test_it_lives_as_long_as_it_is_watched(daemon: DaemonProcess, movable: Movab
     """Sizes, sessions, a daemon that goes away and comes back, Ctrl-Z, and the key that ends it."""
     with top(movable.target) as terminal:
         lines = terminal.shows("ready; hearthd")
-        assert lines[3].startswith("DEVICE") and lines[4].split()[0] == "0" and len(lines) <= 20
+        assert lines[3].startswith("DEVICE") and len(lines) <= 20
+        assert {line.split()[0] for line in lines[4:6]} == {"0", "1"}  # busiest first: others may have left some work
         with daemon.connect(name="\x1b[2Jhostile\x07") as node:
             terminal.shows(node.session_id)
             terminal.shows("?[2Jhostile?")

@@ -256,7 +256,7 @@ def test_a_dispatch_with_large_inputs_and_outputs_across_cuts(cutter: Cutter) ->
     source = """extern "C" __global__ void identity(const int* x, int* y, int n) {
         for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = x[i]; }"""
     host = np.random.default_rng(0).integers(0, 1 << 30, 3 << 20, np.int32)
-    with hearth.connect(cutter.address) as node:
+    with hearth.connect(cutter.address, lanes=False) as node:  # all by the connection that is cut: no stripes
         gpu = node.device(0)
         identity = gpu.RawModule(code=source).get_function("identity")
         gpu.synchronize()
