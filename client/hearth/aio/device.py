@@ -115,7 +115,7 @@ class Device(sync.Device):
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
         """As `hearth.Device.attach`."""
-        await self._connection.attached()  # whose generation the array is of
+        await self._connection.until_attached()  # whose generation the array is of
         attach = partial(super().attach, name, tenant, shape=shape, dtype=dtype)
         return cast("DeviceArray", await self._connection.home.call(attach, undo=lambda array: array.free()))
 

@@ -209,7 +209,7 @@ class LoopConnection(Connection):
             await self.home.over(opening)
             opening.result()
 
-    async def attached(self) -> None:
+    async def until_attached(self) -> None:
         """Returns when the device is attached, so that its generation is known. Raises why it cannot be."""
         self.home.check()
         opening = self._begin()
@@ -218,7 +218,7 @@ class LoopConnection(Connection):
 
     async def ready(self) -> None:
         """Returns when the device is attached, the queue has room, and not too much is on its way up."""
-        await self.attached()
+        await self.until_attached()
         while self.uploading > UPLOADS_SOFT or not self._roomy():  # noqa: ASYNC110 - nobody says when there is room
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # who only submits lets others have a turn
