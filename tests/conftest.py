@@ -12,8 +12,12 @@ settings.register_profile("hearth", deadline=None, print_blob=True)
 settings.load_profile("hearth")
 
 # A shell runs what it puts in the background with Ctrl-C ignored, and programs inherit that; tests send it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What `nohup` runs inherits the same of the end of its terminal.
+if threading.current_thread() is threading.main_thread():
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _LONGEST_NAME = 60
 

@@ -90,7 +90,9 @@ def test_with_makes_a_stream_current(gpu: hearth.Device) -> None:
         assert gpu.current_stream is outer
         with gated(gpu) as gate:
             gate.hold()
-            assert not outer.done and inner.done
+            assert not outer.done
+            wait_until(lambda: inner.done)
+            assert not outer.done
     assert gpu.current_stream is gpu.default_stream
 
 
