@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# Tests wait more than they work: three workers for two cores.
+JOBS ?= 3
 comma := ,
 
 # A C++ compiler of the system, else the one that comes as a Python package.
