@@ -9,8 +9,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait more than they work: three workers for two cores.
-JOBS ?= 3
+JOBS ?= 2
 comma := ,
 
 # A C++ compiler of the system, else the one that comes as a Python package.
