@@ -76,7 +76,7 @@ def test_the_device_time_is_the_devices(gpu: hearth.Device) -> None:
         time.sleep(HELD)  # the measured quantity itself
         gate.open()
     first, second = (event for event in trace.events if event.kernel == "hold")
-    assert first.device_ns >= HELD * 0.9e9
+    assert first.device_ns >= HELD * 0.5e9  # it began while this slept, or a little later where the machine is busy
     assert second.submitted_ns < first.ended_ns <= second.started_ns + 2_000, "it waited on the device"
     assert second.device_ns < first.device_ns
     check_times(trace.events)
