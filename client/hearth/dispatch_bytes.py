@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hearth import bulk, striping, transfer
 from hearth.errors import HearthError, TransferError
-from hearth_proto.v1 import device_pb2
+from hearth.transfer_streams import give_up
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -76,14 +76,7 @@ class DispatchBytes:
         if self._reply.answered:
             return
         for number in unbegun:
-            self._connection.transport.give_up(
-                device_pb2.TransferStatusRequest(
-                    session_token=self._connection.token,
-                    device=self._connection.ordinal,
-                    transfer=number,
-                    give_up=True,
-                )
-            )
+            give_up(self._connection, number)
 
     def move(self) -> None:
         """Returns when all have arrived. Raises what the dispatch failed with, else the transfer's own error."""

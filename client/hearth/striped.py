@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 
 from hearth import errors
 from hearth.errors import HearthError, TransferError
-from hearth.transfer_streams import Download, Upload
+from hearth.transfer_streams import Download, Upload, give_up
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
 from hearth_proto.stripes import Cut, announce
-from hearth_proto.v1 import device_pb2, status_pb2
+from hearth_proto.v1 import status_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection
@@ -73,14 +73,7 @@ class Striped:
         if fallback is not None:
             fallback.cancel()
             return
-        self._connection.transport.give_up(
-            device_pb2.TransferStatusRequest(
-                session_token=self._connection.token,
-                device=self._connection.ordinal,
-                transfer=self.number,
-                give_up=True,
-            )
-        )
+        give_up(self._connection, self.number)
 
     def begin(self, lines: Sequence[Stripe]) -> None:
         """Announces it on these stripes."""

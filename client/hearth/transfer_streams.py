@@ -31,6 +31,17 @@ class _Cancels(Protocol):
 _S = TypeVar("_S", bound=_Cancels)
 
 
+def give_up(connection: Connection, number: int) -> None:
+    """Tells the daemon that the transfer of this number is given up, whether or not it has begun. Does not wait."""
+    request = _about(connection, number)
+    request.give_up = True
+    connection.transport.give_up(request)
+
+
+def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequest:
+    return device_pb2.TransferStatusRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
+
+
 class _Stream(Generic[_S]):
     """One stream after another, until the transfer is over or given up."""
 
@@ -52,7 +63,7 @@ class _Stream(Generic[_S]):
             stream = self._stream
         if stream is not None:
             stream.cancel()
-        self._connection.transport.give_up(self._status(give_up=True))
+        give_up(self._connection, self._number)
 
     def _open(self, offset: int) -> _S:
         """Opens a stream for the bytes from `offset` on. Raises `HearthError`."""
@@ -92,14 +103,6 @@ class _Stream(Generic[_S]):
             self.cancel()
             raise
         self._over.set()
-
-    def _status(self, *, give_up: bool = False) -> device_pb2.TransferStatusRequest:
-        return device_pb2.TransferStatusRequest(
-            session_token=self._connection.token,
-            device=self._connection.ordinal,
-            transfer=self._number,
-            give_up=give_up,
-        )
 
 
 class Upload(_Stream["Sending"]):
@@ -141,7 +144,7 @@ class Upload(_Stream["Sending"]):
 
     def _passed(self) -> int:
         """How many bytes the daemon has."""
-        answer = self._connection.transport.transfer_status(self._status())
+        answer = self._connection.transport.transfer_status(_about(self._connection, self._number))
         return len(self._data) if answer.complete else answer.received
 
     def _open(self, offset: int) -> Sending:
