@@ -213,6 +213,12 @@ class Striped:
     def lost(self, stripe: Stripe) -> None:
         raise NotImplementedError
 
+    def _came(self) -> None:
+        """All of it has."""
+        self._done.update(range(self._cut.count))
+        self._bytes = self._cut.size
+        self._change.notify_all()
+
     def _count(self, index: int) -> None:
         if index not in self._done:
             self._done.add(index)

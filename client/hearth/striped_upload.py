@@ -64,7 +64,9 @@ class StripedUpload(Striped):
     def taken(self, stripe: Stripe, offset: int) -> None:
         index = offset // self._cut.chunk
         with self._change:
-            if index in self._sending.get(stripe, ()):
+            if offset == self._cut.size:
+                self._came()
+            elif index in self._sending.get(stripe, ()):
                 self._sending[stripe].discard(index)
                 self._count(index)
 

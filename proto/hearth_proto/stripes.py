@@ -2,6 +2,8 @@
 
 The transfer is cut into chunks of one size, the last one shorter. For each, one STRIPE frame comes over any stripe, in
 any order; one that has come is answered by TAKEN, and those of a stripe that broke without are sent again over others.
+An upload that has come whole is answered by TAKEN for the byte behind its last, on every stripe that was to carry it
+and on every one that is announced for it later: what said so of a chunk may have been lost.
 
 A client that will send an upload over a stripe says so there: UPLOAD, its payload the size of the chunks. The device
 process answers by CREDIT (`flags`: how many more STRIPE frames of the transfer may come over this stripe) when it has

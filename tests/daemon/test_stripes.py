@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth.striped_upload import StripedUpload
 from hearth.stripes import Stripes
+from hearth.transport.stripe import Stripe
 from hearth_proto.v1 import device_pb2
 
 from .conftest import StartDaemon
@@ -365,6 +367,29 @@ def test_all_of_them_break_under_a_dispatch(fresh: DaemonProcess, by_way_of: Any
                 stripes_of(gpu)._not_before = 0.0
             dispatched(gpu, 20 * MIB + seed, seed)
         assert cutter.cuts > 0
+    settled(fresh)
+
+
+@pytest.mark.parametrize("count", [1, STRIPES])
+@pytest.mark.parametrize("move", [there_and_back, dispatched])
+def test_the_last_word_is_lost(
+    fresh: DaemonProcess, monkeypatch: pytest.MonkeyPatch, count: int, move: Callable[..., None]
+) -> None:
+    """The daemon has all of an upload, and the stripe breaks that said so: it says so again, over another."""
+    hear, deaf = StripedUpload.taken, list[Stripe]()
+
+    def taken(upload: StripedUpload, stripe: Stripe, offset: int) -> None:
+        if len(upload._done) == upload._cut.count - 1 and not deaf:
+            deaf.append(stripe)
+            stripe.close()
+        if stripe not in deaf:
+            hear(upload, stripe, offset)
+
+    monkeypatch.setattr(StripedUpload, "taken", taken)
+    with connect(fresh.grpc, count) as node:
+        started = time.monotonic()
+        move(node.device(0), 20 * MIB)
+        assert deaf and time.monotonic() - started < 30
     settled(fresh)
 
 

@@ -41,7 +41,7 @@ class Bulk:
     def give_up(self, session: Session, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte; whoever is on its other side is told why."""
         flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
-        session.over.append(transfer)
+        session.over.add(transfer)
         payload = refusal.to_status().SerializeToString()
         if flow is not None and flow.striped is not None:
             flow.striped.abort(payload)

@@ -46,7 +46,7 @@ class Downloads(StripedDownloads):
         download.aborted = True
         if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
             del session.downloads[transfer]
-            session.over.append(transfer)
+            session.over.add(transfer)
             download.unstripe()
         self._device.kick(session)
 
@@ -116,7 +116,7 @@ class Downloads(StripedDownloads):
             if not self._send_striped(origin, transfer, download, striped, size, take, direct, buffer):
                 return False
             origin.session.downloads.pop(transfer, None)
-            origin.session.over.append(transfer)  # a stripe may still come to say that it would carry it
+            origin.session.over.add(transfer)  # a stripe may still come to say that it would carry it
             download.unstripe()
             self._device.telemetry.download_stripes_bytes += size
             sent()

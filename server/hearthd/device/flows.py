@@ -8,6 +8,28 @@ from hearth_proto.reasons import Refusal
 from hearthd.device.striped import StripedDownload, StripedUpload
 
 
+class Over:
+    """The transfers that ended lately, done or given up: their last messages may still arrive."""
+
+    REMEMBERED = 1024
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int | None] = {}
+
+    def __contains__(self, transfer: object) -> bool:
+        return transfer in self._sizes
+
+    def add(self, transfer: int, size: int | None = None) -> None:
+        """This one, too. `size`: of an upload that has come whole, whose client may not have heard."""
+        self._sizes[transfer] = size
+        if len(self._sizes) > self.REMEMBERED:
+            del self._sizes[next(iter(self._sizes))]
+
+    def uploaded(self, transfer: int) -> int | None:
+        """The bytes of an upload that has come whole; None: it has not."""
+        return self._sizes.get(transfer)
+
+
 class Upload:
     """Bytes that have arrived for a Write, or are expected."""
 

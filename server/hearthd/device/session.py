@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from hearth_proto.reasons import Refusal
 from hearthd.device import permissions
 from hearthd.device.buffer import Buffer, TensorMapEntry
-from hearthd.device.flows import Download, Upload
+from hearthd.device.flows import Download, Over, Upload
 from hearthd.device.handle_table import Table
 from hearthd.device.module import FunctionEntry, ModuleEntry
 from hearthd.device.observer import Observer
@@ -76,8 +76,7 @@ class Session:
         """Each a `hearthd.device.prepared.PreparedEntry`."""
         self.uploads: dict[int, Upload] = {}
         self.downloads: dict[int, Download] = {}
-        self.over: deque[int] = deque(maxlen=1024)
-        """Transfers that ended lately, done or given up: their last messages may still arrive."""
+        self.over = Over()
         self.deferred: Deferred[Waiting] = Deferred()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0

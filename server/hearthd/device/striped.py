@@ -9,7 +9,7 @@ from collections import deque
 from typing import Protocol
 
 from hearth_proto.frames import HEADER, Kind
-from hearth_proto.stripes import Cut
+from hearth_proto.stripes import Cut, taken
 from hearthd.device.landing import Landing, Window
 from hearthd.device.resources import HostBuffer
 
@@ -103,6 +103,12 @@ class StripedUpload(Striped):
         self._got.add(index)
         self.landing.take(host)
         self.landed.append((offset, host, size))
+
+    def complete(self) -> None:
+        """All of it has come. Says so on every stripe: the TAKEN of a chunk may be lost with the stripe that brought it,
+        and no credit follows by which the client could send it again."""
+        for stripe in self.windows:
+            stripe.put(taken(self.transfer, self.cut.size))
 
     def lose(self, stripe: StripeLike) -> None:
         """It broke; its memory is given back by who says so."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hearth_proto.reasons import Reason, Refusal
-from hearth_proto.stripes import MIN_CHUNK
+from hearth_proto.stripes import MIN_CHUNK, taken
 from hearthd.device.bulk import Bulk, Move, check_live
 from hearthd.device.copies import Direct
 from hearthd.device.flows import Download, Upload
@@ -28,6 +28,10 @@ class StripedUploads(Bulk):
 
     def stripe_upload(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
         """The client will send it over this stripe, among others. Raises Refusal."""
+        size = session.over.uploaded(transfer)
+        if size is not None:  # what said so was lost with the stripes that brought it
+            stripe.put(taken(transfer, size))
+            return
         check_live(session, transfer, session.downloads)
         check_chunk(chunk)
         upload = session.uploads.get(transfer)

@@ -59,7 +59,7 @@ class Uploads(StripedUploads):
         upload = session.uploads.get(transfer)
         if upload is None or not upload.claimed:  # the command that comes for it is refused
             session.uploads.pop(transfer, None)
-            session.over.append(transfer)
+            session.over.add(transfer)
             if upload is not None:
                 upload.unstripe()
             return
@@ -152,8 +152,10 @@ class Uploads(StripedUploads):
         if upload.chunks:
             raise self._too_long(origin, upload, size)
         session.uploads.pop(transfer, None)
-        session.over.append(transfer)
+        session.over.add(transfer, size)
         self._device.telemetry.uploaded(size, striped=upload.striped is not None)
+        if upload.striped is not None:
+            upload.striped.complete()
         upload.unstripe()
         return True
 
