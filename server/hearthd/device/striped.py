@@ -105,8 +105,8 @@ class StripedUpload(Striped):
         self.landed.append((offset, host, size))
 
     def complete(self) -> None:
-        """All of it has come. Says so on every stripe: the TAKEN of a chunk may be lost with the stripe that brought it,
-        and no credit follows by which the client could send it again."""
+        """All of it has come. Says so on every stripe: the TAKEN of a chunk may be lost with the stripe that brought
+        it, and no credit follows by which the client could send it again."""
         for stripe in self.windows:
             stripe.put(taken(self.transfer, self.cut.size))
 
