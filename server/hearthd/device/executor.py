@@ -11,39 +11,16 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device import permissions
 from hearthd.device.arrivals import Arrivals
-from hearthd.device.binding import Binder
-from hearthd.device.collectives import Collectives
 from hearthd.device.context import Device
-from hearthd.device.copies import Copies
-from hearthd.device.dispatch import DispatchCommands
-from hearthd.device.dispatch_run import Means
-from hearthd.device.graphs import GraphCommands
-from hearthd.device.holdings import Keepers
-from hearthd.device.launch import LaunchCommands, asked_for_launches
+from hearthd.device.families import Families
 from hearthd.device.marking import Activity, Marks
-from hearthd.device.memory import MemoryCommands
-from hearthd.device.modules import ModuleCommands
-from hearthd.device.moves import MoveCommands
-from hearthd.device.occupancy import OccupancyCommands
-from hearthd.device.operation import Operation, Origin, internal_error, submit
-from hearthd.device.prepared import PreparedCommands
-from hearthd.device.profile import ProfileCommands
-from hearthd.device.publishing import Publishing
-from hearthd.device.segments import Segments
+from hearthd.device.operation import Origin, internal_error, submit
 from hearthd.device.server import DeviceFault
 from hearthd.device.session import BatchEntry, Session
-from hearthd.device.shared_moves import SharedMoves
 from hearthd.device.sharing import Sharing
-from hearthd.device.snapshots import SnapshotCommands
 from hearthd.device.straight import Straight
 from hearthd.device.telemetry import resident_bytes
-from hearthd.device.tensor_maps import TensorMapCommands
-from hearthd.device.trace import TraceCommands
-from hearthd.device.transfers import Transfers
-from hearthd.device.waits import WaitCommands
-from hearthd.device.watchdog import Watchdog, shorter
-
-Handler = Callable[[Origin, Any], Operation | None]
+from hearthd.device.watchdog import shorter
 
 OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # each look-up costs 0.3 us (Python 3.11)
 
@@ -64,78 +41,15 @@ class Executor:
         """Those that are closed, until nothing more of them runs."""
         self._kicked: set[int] = set()
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
-        self.watchdog = Watchdog(device.tracks)
-        self.collectives = Collectives(device, post)
-        copies = Copies(device)
-        self.transfers = Transfers(device, copies)
-        self._memory = MemoryCommands(device)
-        self.segments = Segments(device, post)
-        moves = MoveCommands(device, copies, self.transfers, SharedMoves(device, self.segments))
-        self._modules = ModuleCommands(device)
-        self.binder = Binder(device, self.watchdog)
-        self._launches = LaunchCommands(device, self.binder, self)
-        means = Means(device, self.binder, self._memory, copies, self.transfers)
-        self._profiles = ProfileCommands(device)
-        self._traces = TraceCommands(device, post, marks, activity)
-        waits = WaitCommands(device, self._profiles)
-        keepers = Keepers(self._memory, self._modules)
-        self.snapshots = SnapshotCommands(device, self._memory, self, post)
-        self.publishing = Publishing(device, self._memory.reservations, self.session)
-        self._tensor_maps = TensorMapCommands(device, keepers)
-        self._graphs = GraphCommands(device, self.binder, self.watchdog, keepers)
-        self._prepared = PreparedCommands(device, self.binder, self.watchdog, keepers)
-        self._handlers: dict[str, Handler] = {
-            "allocate": self._memory.allocate,
-            "free": self._memory.free,
-            "write": moves.write,
-            "read": moves.read,
-            "copy": moves.copy,
-            "fill": moves.fill,
-            "memory_usage": self._memory.memory_usage,
-            "memory_cleanup": self._memory.memory_cleanup,
-            "set_allocation_mode": self._memory.set_allocation_mode,
-            "load_module": self._modules.load,
-            "unload_module": self._modules.unload,
-            "describe_module": self._modules.describe,
-            "get_function": self._modules.get_function,
-            "describe_function": self._modules.describe_function,
-            "get_global": self._modules.get_global,
-            "launches": asked_for_launches,
-            "launch": self._launches.launch,
-            "begin_capture": self._graphs.begin,
-            "end_capture": self._graphs.end,
-            "launch_graph": self._graphs.launch,
-            "update_graph": self._graphs.update,
-            "destroy_graph": self._graphs.destroy,
-            "prepare": self._prepared.prepare,
-            "launch_prepared": self._prepared.launch,
-            "destroy_prepared": self._prepared.destroy,
-            "dispatch": DispatchCommands(means).dispatch,
-            "occupancy": OccupancyCommands(device).occupancy,
-            "create_stream": waits.create_stream,
-            "destroy_stream": waits.destroy_stream,
-            "record_event": waits.record_event,
-            "wait_event": waits.wait_event,
-            "query_event": waits.query_event,
-            "elapsed_time": waits.elapsed_time,
-            "destroy_event": waits.destroy_event,
-            "sync": waits.sync,
-            "flush": waits.flush,
-            "start_profile": self._profiles.start,
-            "end_profile": self._profiles.end,
-            "start_trace": self._traces.start,
-            "end_trace": self._traces.end,
-            "all_reduce": self.collectives.all_reduce,
-            "collective": self.collectives.collective,
-            "sync_collective": self.collectives.sync_collective,
-            "create_tensor_map": self._tensor_maps.create,
-            "destroy_tensor_map": self._tensor_maps.destroy,
-            "set_durable": self.snapshots.set_durable,
-            "checkpoint": self.snapshots.checkpoint,
-        }
+        families = Families(device, self, self.session, post, marks, activity)
+        self._families, self._handlers = families, families.handlers
+        self._memory, self._traces = families.memory, families.traces
+        self.watchdog, self.binder = families.watchdog, families.binder
+        self.collectives, self.transfers, self.segments = families.collectives, families.transfers, families.segments
+        self.snapshots, self.publishing = families.snapshots, families.publishing
         device.telemetry.know(self._handlers)
-        self.sharing = Sharing(device, Arrivals(device, self._launches, self), self._perform)
-        self.straight = Straight(device, self, self._launches, self.sharing)
+        self.sharing = Sharing(device, Arrivals(device, families.launches, self), self._perform)
+        self.straight = Straight(device, self, families.launches, self.sharing)
         self._at_once: dict[int, Callable[[Session, Frame], None]] = {
             Kind.UPLOAD: self._upload,
             Kind.DOWNLOAD: self.transfers.download_frame,
@@ -233,13 +147,10 @@ class Executor:
             "memory_free_bytes": info.free,
             "memory_total_bytes": info.total,
             "staging_bytes": self._device.staging.in_use,
-            "stripes": self.transfers.stripes(),
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
-            "traces_running": self._traces.running,
             "device_process_resident_memory_bytes": resident_bytes(),
-            **self.segments.gauges(),
-            **self.publishing.gauges(),
+            **self._families.gauges(),
         }
         tenants: dict[str, int] = {}
         for session in sessions:
@@ -378,18 +289,7 @@ class Executor:
         for operation in session.deferred.clear():
             operation.abandon(gone)
         self.on_close(session)
-        self._profiles.close(session)
-        self._traces.closed(session)
-        self._tensor_maps.close(session)
-        self._graphs.close(session)
-        self._prepared.close(session)
-        self.transfers.close(session)
-        self._memory.close(session)
-        self.snapshots.close(session)
-        self.publishing.close(session)
-        self.collectives.close(session)
-        for module in session.modules.items.values():
-            self._modules.release(session, module)
+        self._families.close(session)
         for event in session.events.items.values():
             if event.event is not None:
                 self._device.tracks.retire(event.event)

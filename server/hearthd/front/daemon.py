@@ -1,4 +1,4 @@
-"""The daemon assembled: start, serve, drain, stop."""
+"""The daemon's life: start, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -13,37 +13,13 @@ import structlog
 
 from hearthd import version
 from hearthd.config import Config
-from hearthd.front import backends, device_service, node_service
-from hearthd.front.access import Access
 from hearthd.front.addresses import Addresses
-from hearthd.front.attach import Window
-from hearthd.front.bulk_service import Bounds, BulkService
-from hearthd.front.changes import Changes
-from hearthd.front.collective_metrics import CollectiveMetrics
-from hearthd.front.collective_router import CollectiveRouter
-from hearthd.front.credits import Credits
-from hearthd.front.drain import Drain
-from hearthd.front.durable import Vault
 from hearthd.front.gpu_watch import GpuWatch
-from hearthd.front.group_info import GroupInfo
-from hearthd.front.group_service import GroupService
-from hearthd.front.host_memory import share_of_host
-from hearthd.front.lanes import Lanes
-from hearthd.front.launcher import ForkServerLauncher, Launcher
-from hearthd.front.link import DeviceLink
-from hearthd.front.listeners import Listeners
-from hearthd.front.metrics import Metrics
-from hearthd.front.notify import Notifier
-from hearthd.front.peer_groups import PeerGroups
-from hearthd.front.peer_reach import PeerReach
-from hearthd.front.peer_targets import PeerTargets
-from hearthd.front.recent_traces import RecentTraces
-from hearthd.front.reload import Read, Reloader
-from hearthd.front.sessions import SessionTable
-from hearthd.front.status import NodeStatus
-from hearthd.front.stripe_port import StripePort
+from hearthd.front.launcher import Launcher
+from hearthd.front.parts import Parts
+from hearthd.front.reload import Read
 from hearthd.front.summary import summary
-from hearthd.front.supervisor import SERVING, Policy, Supervisor
+from hearthd.front.supervisor import SERVING
 from hearthd.front.thrift import Thrift
 from hearthd.hangup import Hangup
 from hearthd.malloc import give_back
@@ -73,101 +49,12 @@ class Daemon:
         hangup: Hangup | None = None,
     ) -> None:
         self.addresses = Addresses()
-        self._launcher = launcher or ForkServerLauncher(backend)
-        self._policy = Policy(
-            start_timeout=config.devices.start_timeout,
-            ping_timeout=config.devices.ping_timeout,
-            ping_interval=min(2.0, config.devices.ping_timeout / 4),
-            max_restarts=config.devices.max_restarts,
-            restart_window=config.devices.restart_window,
-            by_tenant=bool(config.tenants) and config.devices.isolation == "tenant",
-            idle_timeout=config.devices.idle_timeout,
-            max_processes=config.devices.max_processes,
-            max_faults=config.devices.max_faults,
-            spare=config.devices.spare,
-            context_memory=config.devices.context_memory if backend == "cuda" else 0,
-            scrub=bool(config.tenants),  # one more, or another, may come while it runs
-        )
-        specs = backends.device_specs(config, backend, devices)
-        self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
-        self.supervisor = Supervisor(
-            specs, self._launcher, self._policy, self.collectives.on_frame, self._on_device_lost
-        )
-        self.metrics = Metrics()
-        self.metrics.registry.register(CollectiveMetrics(self.collectives.coordinator))
-        self.sessions = SessionTable(
-            config.sessions.lease,
-            config.sessions.max,
-            on_close=self._on_session_close,
-            on_closed=self.supervisor.release,
-        )
-        self.supervisor.sessions = self.sessions
-        self.supervisor.on_barred = self._on_session_close
-        self.supervisor.prepare.append(self.sessions.accounts.listen)
-        targets = PeerTargets.of(config)
-        traces = RecentTraces(self.sessions.accounts.session)
-        self.supervisor.prepare.append(traces.watch)
-        self.groups = PeerGroups(self.collectives, PeerReach(targets))
-        self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
-        self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
-        self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
-        self.supervisor.prepare.append(self.vault.restore)
-        self.access = Access(config, self.sessions, self.metrics)
-        self.metrics.certificate_expires = lambda: self.access.certificate_expires
-        self.supervisor.prepare.append(self.access.watch)
-        self.credits = Credits(self.sessions)
-        self.supervisor.prepare.append(self.credits.enter)
-        limits = device_service.Limits(
-            max_inline_bytes=config.limits.max_inline_bytes,
-            max_chunk_bytes=config.limits.max_chunk_bytes,
-            max_code_bytes=config.limits.max_code_bytes,
-            window=Window(
-                max_batch_bytes=config.limits.max_batch_bytes,
-                max_batches=config.limits.max_batches_in_flight,
-                max_unacked_bytes=config.limits.max_unacked_bytes,
-            ),
-        )
-        self.lanes = Lanes(self.metrics)
-        self.stripes = StripePort(self.metrics)
-        bounds = Bounds(
-            config.lanes.segment_bytes or 2 * share_of_host(),
-            config.lanes.chunk_bytes,
-            tls=bool(config.tls.certificate),
-        )
-        bulk = BulkService(self.sessions, self.supervisor, self.lanes, self.stripes, bounds)
-        self.device_service = device_service.DeviceService(
-            self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk
-        )
-        self.groups.port = self.access.peers(self.groups.admit)
-        group_service = GroupService(
-            self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
-        )
-        group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
-        self.status = NodeStatus(self.supervisor, self.sessions, traces)
-        self.node_service = node_service.NodeService(
-            self.sessions,
-            self.supervisor,
-            limits,
-            self.metrics,
-            self.begin_drain,
-            self.access.auth,
-            group_service,
-            group_info,
-            self.status,
-        )
-        self._notifier = Notifier()
-        self._listeners = Listeners(
-            config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes, self.stripes, self.status
-        )
-        self._drain = Drain(self.sessions, self.device_service, self._notifier, self._listeners.not_ready)
-        changes = Changes(
-            self.sessions,
-            self.supervisor,
-            self.access,
-            targets,
-            lambda config: backends.device_specs(config, backend, devices),
-        )
-        self.reloader = Reloader(config, read, changes.make, self.access.audit, self._notifier)
+        self.parts = parts = Parts(config, backend, devices, launcher, read)
+        self.supervisor, self.sessions, self.access = parts.supervisor, parts.sessions, parts.access
+        self.collectives, self.groups, self.credits = parts.collectives, parts.groups, parts.credits
+        self.metrics, self.status, self.device_service = parts.metrics, parts.status, parts.device_service
+        self.reloader = parts.reloader
+        self._notifier, self._listeners, self._drain = parts.notifier, parts.listeners, parts.drain
         self._hangup = hangup or Hangup()
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0
@@ -189,7 +76,7 @@ class Daemon:
         self._notifier.starting("Starting")
         try:
             self.access.open()
-            services = (self.node_service.handler(), self.device_service.handler())
+            services = (self.parts.node_service.handler(), self.device_service.handler())
             self.addresses = await self._listeners.open(services)
             self.supervisor.start()
             await asyncio.sleep(0)  # they are on their way before what HTTP imports, which takes a while, has the loop
@@ -214,17 +101,9 @@ class Daemon:
 
     # ---- life ----
 
-    def _on_device_lost(self, link: DeviceLink, why: str) -> None:
-        self.access.device_lost(link, why)
-        self.collectives.on_device_lost(link, why)
-
-    def _on_session_close(self, session_id: str) -> None:
-        self.collectives.on_session_closed(session_id)
-        self.vault.on_session_closed(session_id)
-
     def _healthy(self) -> bool:
         """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
-        most = 2 * (self._policy.ping_timeout + self._policy.ping_interval)
+        most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
         return all(now - device.last_pong < most for device in self.supervisor if device.state == SERVING)
 

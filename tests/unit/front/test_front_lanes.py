@@ -190,9 +190,9 @@ def test_a_ticket_that_is_worth_nothing(tmp_path: Path, why: str) -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
             stream, attached = await attach(f)
-            now = f.daemon.lanes._tickets._clock()
+            now = f.daemon.parts.lanes._tickets._clock()
             if why == "too late":
-                f.daemon.lanes._tickets._clock = lambda: now + 5.1
+                f.daemon.parts.lanes._tickets._clock = lambda: now + 5.1
             elif why == "displaced":
                 await resume(f, 0)
                 await over(stream)
