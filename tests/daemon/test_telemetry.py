@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ from .harness import DaemonProcess, wait_until
 from .kernels import common, gated
 from .raw import Raw, refused
 
-HISTOGRAMS = ("batch_execution", "queue_delay", "compile", "sync_wait", "transfer", "loop_turn")
+HISTOGRAMS = (
+    "batch_execution", "queue_delay", "launch_completion", "compile", "sync_wait", "transfer", "loop_turn",
+)  # fmt: skip
 
 
 class Page(NamedTuple):
@@ -200,6 +203,38 @@ def test_histograms_count_what_happened(gpu: hearth.Device, daemon: DaemonProces
     # From where the test began: what waited in a process that has ended since is in no page any more.
     counted = page("queue_delay_seconds_count") - before("queue_delay_seconds_count")
     assert counted == started(page) - started(before) > 0, "each command is in it that does not wait"
+
+
+def test_launches_are_timed_to_their_end(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    """The first of a stream, with what stands before it there; then some, however they are waited for."""
+    add_one, x = common(gpu, "add_one"), gpu.zeros(8, np.int32)
+    arguments = ((1,), (8,), (x, np.int32(8)))
+    gpu.synchronize()
+    before = scrape(daemon)
+
+    def moved(name: str) -> float:
+        return scrape(daemon)(f"launch_completion_seconds_{name}") - before(f"launch_completion_seconds_{name}")
+
+    with gated(gpu) as gate:
+        stream = gpu.stream()
+        gate.hold(stream=stream)
+        add_one(*arguments, stream=stream)
+        gpu.flush()
+        time.sleep(0.05)  # what is being measured
+        gate.open()
+        stream.synchronize()
+    assert moved("count") >= 1 and moved("sum") >= 0.05
+    count = moved("count")
+    stream = gpu.stream()
+    for _ in range(1000):
+        add_one(*arguments, stream=stream)
+    stream.synchronize()
+    assert 1 <= moved("count") - count <= 60
+    count = moved("count")
+    for _ in range(128):
+        add_one(*arguments, stream=stream)
+        stream.synchronize()
+    assert 3 <= moved("count") - count <= 16
 
 
 def test_queue_delay_shows_who_waits(gpu: hearth.Device, moved: Callable[..., float]) -> None:

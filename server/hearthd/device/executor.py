@@ -142,6 +142,7 @@ class Executor:
             "prepared_lists": sum(len(session.prepared) for session in sessions),
             "commands_waiting": sum(len(session.deferred) for session in sessions),
             "streams": len(self._device.tracks.all),
+            "streams_kept_back": len(self._device.tracks.kept_back),
             "memory_in_use_bytes": sum(session.bytes_in_use for session in sessions),
             "memory_reserved_bytes": info.reserved,
             "memory_free_bytes": info.free,

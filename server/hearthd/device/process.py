@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import log
+from hearthd import crash_record, log
 from hearthd.device.collector import Collector
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compile_limits import CompileLimits
@@ -35,7 +35,7 @@ from hearthd.device.policy.geometry import Limits
 from hearthd.device.policy.sleep import sooner
 from hearthd.device.quiet import Quiet
 from hearthd.device.segment_connections import SegmentConnections
-from hearthd.device.server import ComputeServer, DeviceFault
+from hearthd.device.server import ComputeServer, DeviceFault, KeepsCrashRecord
 from hearthd.device.session import Session
 from hearthd.device.staging import Staging
 from hearthd.device.stripes import Stripes
@@ -134,6 +134,7 @@ class DeviceProcess:
         self._device = device
         device.staging.on_return = telemetry.transfer.observe
         self.loop.on_turn = telemetry.loop_turn.observe
+        tracks.on_launch_done = telemetry.launch_completion.observe
         self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
@@ -151,6 +152,9 @@ class DeviceProcess:
         self.loop.on_poll = self._poll
         self.loop.on_nap = self._nap
         self.loop.on_idle = self._send
+        if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
+            self.descriptors.on(crash_record.FILE, lambda _body, files: _keep_crash_record(server, files, journal))
+            self.descriptors.receive()  # what the front has sent by now
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
     def capture_output(self) -> None:
@@ -329,6 +333,14 @@ def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activi
 
         activity = make_activity(journal.warning)
     return marks, activity
+
+
+def _keep_crash_record(server: KeepsCrashRecord, files: Sequence[int], journal: Journal) -> None:
+    for file in files:
+        try:
+            server.keep_crash_record(file)
+        except (OSError, ValueError) as error:  # a crash will go without names, and nothing else
+            journal.warning("crash_record", error=str(error))
 
 
 def _dim(values: Sequence[int]) -> tuple[int, int, int]:

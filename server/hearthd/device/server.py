@@ -41,6 +41,20 @@ class DeviceFault(Exception):
 
 
 @runtime_checkable
+class KeepsCrashRecord(Protocol):
+    """A backend whose kernels can take the process with them, and that writes down what they do."""
+
+    def keep_crash_record(self, file: int) -> None:
+        """In this file (`hearthd.crash_record`), which it owns from now on. Raises OSError, ValueError."""
+        ...
+
+    def note_launches(self, stream: Stream, launched: Sequence[tuple[int, str, str]]) -> None:
+        """`launched` has (position, kernel, session) of what the stream is given: each launch is the last one in it
+        while it is handed over."""
+        ...
+
+
+@runtime_checkable
 class ComputeServer(Protocol):
     """One device. Made, used and closed on the device-handle thread."""
 

@@ -115,6 +115,8 @@ class Telemetry:
     batch_execution: Histogram = field(default_factory=Histogram)
     queue_delay: Histogram = field(default_factory=Histogram)
     """Of commands that had to wait in the device process before they could be handed to the device."""
+    launch_completion: Histogram = field(default_factory=Histogram)
+    """Of some launches; see `hearthd.device.tracks.Tracks.on_launch_done`."""
     compile: Histogram = field(default_factory=Histogram)
     sync_wait: Histogram = field(default_factory=Histogram)
     transfer: Histogram = field(default_factory=Histogram)
@@ -191,6 +193,7 @@ class Telemetry:
                 "batch_execution": self.batch_execution.snapshot(),
                 # Nobody looks at the clock for a command that runs as it arrives.
                 "queue_delay": self.queue_delay.snapshot(max(0, self.commands - waited - waiting)),
+                "launch_completion": self.launch_completion.snapshot(),
                 "compile": self.compile.snapshot(),
                 "sync_wait": self.sync_wait.snapshot(),
                 "transfer": self.transfer.snapshot(),

@@ -11,8 +11,26 @@ WINDOW = 128
 WINDOWS = 6
 """A track takes WINDOW x WINDOWS commands beyond what is known to be done: a launch blocks at about 1,000 queued."""
 
+TIME_NEXT, TIMED = 2, 1
+"""Whether the command that comes next is timed, or is the one behind a command that is; 0: neither."""
+
+RESTS = 32
+"""Every so many times that a track has come to its end, the command that comes next is timed."""
+
 NEVER = 1 << 62
 """A number of commands that no track is ever given."""
+
+
+class Probe:
+    """A command that is timed, if it is a launch: from its hand-over to the driver to when it is known to be done."""
+
+    __slots__ = ("begun_ns", "launch", "position")
+
+    def __init__(self, position: int, begun_ns: int) -> None:
+        self.position = position
+        self.begun_ns = begun_ns
+        self.launch = False
+        """Whether it is known to be one."""
 
 
 class Track:
@@ -25,14 +43,19 @@ class Track:
         "done_position",
         "held",
         "index",
+        "kept",
+        "kept_since",
         "launched",
         "own",
         "pending",
         "priority",
+        "probe",
+        "rests",
         "returned",
         "since",
         "stop",
         "stream",
+        "timing",
         "users",
     )
 
@@ -55,7 +78,15 @@ class Track:
         self.users = 0
         self.own = False
         """Whether nobody else gets it, however few tracks there are."""
+        self.kept = 0
+        """How many wait for it to be done before anybody gets it; see `policy.track_choice`."""
+        self.kept_since = 0.0
         self.done_position = 0
+        self.timing = TIME_NEXT
+        self.probe: Probe | None = None
+        """The launch that is being timed."""
+        self.rests = 0
+        """How often it has come to its end."""
         self.pending: deque[tuple[int, Event, Callback]] = deque()
         self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
         """(position, kernel, session) of the latest launches, to name what was running when the device is lost."""

@@ -9,17 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.doubts import Callback, Doubts
+from hearthd.device.policy import track_choice
 from hearthd.device.policy.forecast import Forecast
 from hearthd.device.policy.ordering import Ordering, Usage
 from hearthd.device.policy.spinning import Spinning
 from hearthd.device.resources import Event
-from hearthd.device.server import ComputeServer
-from hearthd.device.track import NEVER, WINDOW, WINDOWS, Track
+from hearthd.device.server import ComputeServer, KeepsCrashRecord
+from hearthd.device.track import NEVER, RESTS, TIME_NEXT, TIMED, WINDOW, WINDOWS, Probe, Track
 
 __all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks"]
 
 WATCH_S = 1e-3
+NAMED = 8
+"""Kernels that a refusal names."""
 
 
 class Tracks:
@@ -41,30 +45,42 @@ class Tracks:
         self._told = 0
         """How many of them a `poll` has told of. Whoever reaps one track on its own finds completions that others wait
         for: they are progress all the same."""
+        self.on_launch_done: Callable[[int], None] = lambda nanoseconds: None
+        """Told of some of the launches how long they took from their hand-over to their end: the first of each stream,
+        one in `WINDOW` commands, and one each `RESTS` times that a track has come to its end."""
         self.held = False
         self.ordering = Ordering()
         self.all: list[Track] = []
         self.doubts = Doubts()
 
-    def acquire(self, priority: int = 0) -> Track:
-        """A track for a logical stream: an idle one, else a new one, else the one with the fewest users."""
-        same = [track for track in self.all if track.priority == priority and not track.own]
-        idle = next((track for track in same if track.users == 0), None)
-        if idle is None and len(self.all) < self._max:
-            idle = self._add(priority)
-        if idle is None:
-            idle = min(same or self._shared(priority), key=lambda track: track.users)
-        if not idle.users:
-            idle.since = idle.given
-            self.bar(idle, False)
-        idle.users += 1
-        return idle
+    def acquire(self, priority: int = 0, *, bounded: bool = False) -> Track:
+        """A track for a logical stream: one that is free, else a new one, else the one with the fewest users; never one
+        that is kept back.
+
+        Where all are, a new one beyond those that there should be; `bounded`: Refusal(QUEUE_FULL) where there are twice
+        as many already."""
+        track = track_choice.free(self.all, priority)
+        if track is None:
+            self._look_after_kept()
+            track = track_choice.free(self.all, priority)
+        if track is None and track_choice.room(self.all, self._max, time.monotonic()):
+            track = self._add(priority)
+        track = track or track_choice.shared(self.all, priority)
+        if track is None:
+            if bounded and len(self.all) >= track_choice.MOST * self._max:
+                raise self._all_kept_back()
+            track = self._add(priority)
+        if not track.users:
+            track.timing = track.timing or TIME_NEXT
+            track.since = track.given
+            self.bar(track, False)
+        track.users += 1
+        return track
 
     def acquire_own(self) -> Track:
         """A track that nobody else gets before it is released, even where that makes one more than there should be:
         what waits for peers on it must not hold up others, nor wait for them."""
-        own = next((track for track in self.all if not track.users and not track.priority), None)
-        own = own or self._add(0)
+        own = track_choice.free(self.all, 0) or self._add(0)
         own.own = True
         own.since = own.given
         self.bar(own, False)
@@ -72,29 +88,58 @@ class Tracks:
         return own
 
     def release(self, track: Track) -> None:
+        """One of its users is gone. Nobody new gets it before all is done that it has been given."""
         track.users -= 1
         track.own = False
+        if not self.done(track):
+            self.on_complete(track, self.keep((track,)))
 
     def keep(self, tracks: Collection[Track]) -> Callback:
         """Nobody new gets these until what it returns is called: what one of them runs may never end."""
+        now = time.monotonic()
         for track in tracks:
-            track.users += 1
+            if not track.kept:
+                track.kept_since = now
+            track.kept += 1
 
         def let_go() -> None:
             for track in tracks:
-                track.users -= 1
+                track.kept -= 1
 
         return let_go
+
+    @property
+    def kept_back(self) -> list[Track]:
+        """Those that nobody gets because what they were given by who is gone does not end."""
+        return track_choice.stuck(self.all, time.monotonic())
+
+    def _look_after_kept(self) -> None:
+        """Some of those that are kept back may be done by now."""
+        for track in self.all:
+            if track.kept and track.pending:
+                self.reap(track)
+
+    def _all_kept_back(self) -> Refusal:
+        kernels = list(dict.fromkeys(self.in_flight()))
+        named = ", ".join(kernels[:NAMED]) + (", ..." if len(kernels) > NAMED else "")
+        return Refusal(
+            Reason.QUEUE_FULL,
+            f"a stream was asked for, and all {len(self.all)} of the device process are kept back: streams that were "
+            f"destroyed, or whose session has ended, left work on them that does not end"
+            + (f" (kernels: {named})" if kernels else ""),
+            fix="give such launches a timeout, let them end before their stream goes, use a session of its own "
+            '(isolation="dedicated"), or raise devices.max_streams',
+            details={"streams": len(self.all), "max_streams": self._max, "kernels": named},
+            retry_after_s=track_choice.PATIENCE_S,
+        )
 
     def _add(self, priority: int) -> Track:
         track = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
         track.held = self.held
+        if isinstance(self._server, KeepsCrashRecord):
+            self._server.note_launches(track.stream, track.launched)
         self.all.append(track)
         return track
-
-    def _shared(self, priority: int) -> list[Track]:
-        """Those that anybody may get, of any priority; a new one where there is none."""
-        return [track for track in self.all if not track.own] or [self._add(priority)]
 
     def hold(self, held: bool) -> None:
         """Whether launches have to wait from now on, on every track."""
@@ -122,10 +167,27 @@ class Tracks:
         if self.doubts.open:
             self.doubts.spread(writes, reads)
         track.budget -= 1
-        if not track.budget % WINDOW:
-            self.mark(track)  # before the position is taken: the command itself is still to be given
+        if track.timing or not track.budget % WINDOW:
+            self._between(track)  # before the position is taken: the command itself is still to be given
         for origin in self.ordering.plan(track.index, writes, reads):
             self.wait(track, origin)
+
+    def _between(self, track: Track) -> None:
+        """Between two commands: the window ends here, or the one before is timed, or the one behind. What turns out to
+        be no launch is not, and the next one is."""
+        window = not track.budget % WINDOW
+        if window:
+            self.mark(track)
+        probe = track.probe
+        if probe is not None and not probe.launch and _is_launch(track, probe):
+            probe.launch = True
+            if not window:
+                self.on_complete(track, _noticed)
+        if probe is not None and probe.launch:
+            track.timing = 0
+        else:
+            track.timing = TIMED
+            track.probe = Probe(self.ordering.position(track.index) + 1, time.perf_counter_ns())
 
     def charge(self, track: Track, more: int) -> None:
         """What the track has been given under its last position counts as so many commands more."""
@@ -314,7 +376,21 @@ class Tracks:
         self._server.release_event(event)
         track.done_position = position
         self.completions += 1
+        if track.probe is not None and position >= track.probe.position:
+            self._time(track, track.probe)
         callback()
+        if not track.pending:
+            track.rests += 1
+            if not track.rests % RESTS and not track.timing:
+                track.timing = TIME_NEXT
+
+    def _time(self, track: Track, probe: Probe) -> None:
+        track.probe = None
+        if probe.launch or _is_launch(track, probe):
+            track.timing = 0
+            self.on_launch_done(time.perf_counter_ns() - probe.begun_ns)
+        else:
+            track.timing = TIME_NEXT
 
     def in_flight(self, session: str | None = None) -> list[str]:
         """Names of kernels that were launched, by one session or by any, and are not known to be done, oldest first."""
@@ -335,3 +411,12 @@ class Tracks:
         event = self._server.record(self.all[origin].stream)
         self._server.wait(track.stream, event)
         self._server.release_event(event)
+
+
+def _is_launch(track: Track, probe: Probe) -> bool:
+    """Whether the command that is timed is the last launch of the track."""
+    return bool(track.launched) and track.launched[-1][0] == probe.position
+
+
+def _noticed() -> None:
+    """For an event that has only to be noticed."""

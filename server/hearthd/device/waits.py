@@ -32,7 +32,9 @@ class WaitCommands:
     def create_stream(self, origin: Origin, command: commands_pb2.CreateStream) -> None:
         session = origin.session
         session.streams.check_new(command.stream)
-        session.add_stream(command.stream, self._device.tracks.acquire(command.priority + session.priority))
+        session.add_stream(
+            command.stream, self._device.tracks.acquire(command.priority + session.priority, bounded=True)
+        )
         origin.reply()
 
     def destroy_stream(self, origin: Origin, command: commands_pb2.DestroyStream) -> Operation:

@@ -87,6 +87,7 @@ _HELP = {
     "buffers_attached": "Attached buffers of others.",
     "commands_waiting": "Commands that wait in the device process for what they need.",
     "streams": "CUDA streams in use.",
+    "streams_kept_back": "CUDA streams that nobody gets: who had them left work that has not ended for a second.",
     "memory_in_use_bytes": "Bytes in buffers, as requested.",
     "memory_reserved_bytes": "Bytes held by the device process's pool.",
     "memory_free_bytes": "Bytes free on the device.",
@@ -106,6 +107,8 @@ _HELP = {
 _HISTOGRAMS = {
     "batch_execution": "Time that the device-handle thread spends on a batch.",
     "queue_delay": "From a command's arrival in the device process to its being handed to the device.",
+    "launch_completion": "From a launch's being handed to the device to its end, its time in the stream's queue "
+    "included. Sampled: the first launch of each stream, then at most one in 128 commands, or in 32 waits.",
     "compile": "Time to compile a module that was in no cache.",
     "sync_wait": "From a sync to the end of the work before it.",
     "transfer": "How long host memory is held by a piece of a copy to or from the device: until the copy is done.",

@@ -50,6 +50,14 @@ class Cause:
         )
 
 
+def signal_name(number: int) -> str:
+    """Real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Cause:
     """Why the process behind `link` ended: its own last words, else its link, else its exit status."""
     if exited.done() and not link.closed.done():
@@ -70,6 +78,6 @@ async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Ca
     if code is None:
         return Cause("unknown", "its process vanished")
     if code < 0:
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        name = signal_name(-code)
         return Cause("signal", f"its process was killed by {name}", details=(("signal", name),))
     return Cause("exit", f"its process ended with exit code {code}", details=(("exit_code", str(code)),))

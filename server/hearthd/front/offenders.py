@@ -1,8 +1,8 @@
 """Which session a lost device process is put down to, and who has done that too often to share one. Pure.
 
-A process that gives up its device names the sessions whose kernels were in flight. One that crashes names nobody; then
-those may have done it that had work there. Only where that leaves a single session is anybody blamed: the others share
-its fate, not its guilt.
+A process that gives up its device names the sessions whose kernels were in flight. One that crashes leaves behind whose
+kernel did it, or whose kernels ran (`hearthd.crash_record`); where it does not, those may have done it that had work
+there. Only where that leaves a single session is anybody blamed: the others share its fate, not its guilt.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def culprit(label: str, details: dict[str, str], working: Collection[str]) -> st
     """The session that a process was lost to, or None. `working`: those that had work there; `label`: of the cause."""
     if label == "fault":
         suspects = named(details)
-    elif label == "signal" and details.get("signal") in CRASHES:
-        suspects = set(working)
+    elif label == "signal" and details.get("signal") in CRASHES and "sender" not in details:
+        suspects = named(details) or set(working)
     else:
         return None
     return next(iter(suspects)) if len(suspects) == 1 else None

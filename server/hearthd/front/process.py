@@ -12,6 +12,7 @@ from typing import Any
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
+from hearthd.front.crash import CrashFile
 from hearthd.front.descriptors import Descriptors
 from hearthd.front.launcher import DeviceProcess, Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
@@ -25,7 +26,7 @@ Observer = Callable[[int, dict[str, Any]], None]
 class Process:
     """Launched, linked, watched, buried."""
 
-    def __init__(self, started: DeviceProcess, link: DeviceLink, begin: float) -> None:
+    def __init__(self, started: DeviceProcess, link: DeviceLink, begin: float, crash: CrashFile) -> None:
         self.link = link
         self.pid = started.pid
         self.begin = begin
@@ -33,6 +34,7 @@ class Process:
         self._given: dict[int, int] = {}
         """By channel: the last batch that it had been given at the last ping."""
         self._started = started
+        self._crash = crash
         self._exited = asyncio.ensure_future(started.ended())
 
     @staticmethod
@@ -48,10 +50,10 @@ class Process:
             if started.descriptors is not None:
                 link.descriptors = Descriptors(started.descriptors, spec.ordinal)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=started.socket)
+            return Process(started, link, begin, CrashFile.of(spec.backend, link))
         except BaseException:
             started.kill()
             raise
-        return Process(started, link, begin)
 
     @property
     def generation(self) -> int:
@@ -76,7 +78,7 @@ class Process:
         ready = self.link.ready
         await asyncio.wait({*self._ends, ready}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if self.over:
-            return await find_cause(self.link, self._exited)
+            return await self._cause()
         if not ready.done():
             return Cause("start_timeout", f"it was not ready within {patience:g} s of its start")
         self.last_pong = time.monotonic()
@@ -85,7 +87,10 @@ class Process:
     async def until(self, other: asyncio.Future[Any]) -> Cause | None:
         """Returns when `other` is done; why the process ended where it does so before."""
         await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
-        return await find_cause(self.link, self._exited) if self.over else None
+        return await self._cause() if self.over else None
+
+    async def _cause(self) -> Cause:
+        return self._crash.explain(await find_cause(self.link, self._exited))
 
     async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> Cause | None:
         """As `until`, with a ping every `interval` seconds that has to be answered within `patience`."""
@@ -93,8 +98,10 @@ class Process:
         try:
             await asyncio.wait({*self._ends, pinger, other}, return_when=asyncio.FIRST_COMPLETED)
             if self.over:
-                return await find_cause(self.link, self._exited)
-            return Cause("stuck", f"it answered no ping for {patience:g} s") if pinger.done() else None
+                return await self._cause()
+            if pinger.done():
+                return self._crash.explain(Cause("stuck", f"it answered no ping for {patience:g} s"))
+            return None
         finally:
             pinger.cancel()
             await asyncio.gather(pinger, return_exceptions=True)
@@ -163,5 +170,6 @@ class Process:
         self._started.socket.close()
         if self.link.descriptors is not None:
             self.link.descriptors.close()
+        self._crash.close()
         if last_words is not None:
             self.link.fail(last_words, [])

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.buffer import Buffer
 from hearthd.device.grants import Grants
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.reservations import Reservations
 from hearthd.device.session import Session
 from hearthd.device.telemetry import Telemetry
+from hearthd.device.track import RESTS
 from hearthd.device.tracks import WINDOW, WINDOWS, Track, Tracks
 from hearthd.spec import DeviceSpec
 
@@ -391,3 +393,181 @@ def test_a_barred_track_takes_nothing_and_remembers_who_asked() -> None:
     rig.server.run()
     rig.tracks.poll()
     assert track.given == given + 3 * WINDOW, "what has come back to the budget was given all the same"
+
+
+# ---- tracks that are kept back ----
+
+
+def test_a_track_that_still_works_is_kept_back_and_then_used_again(rig: Rig) -> None:
+    tracks, track = rig.tracks, rig.track[1]
+    rig.use(track, [rig.allocate(track)])
+    tracks.release(track)
+    assert track.users == 0 and track.kept == 1
+    shared = tracks.acquire()
+    assert shared is not track and len(tracks.all) == 3, "it is one of those that there should be, for now"
+    rig.finish()
+    assert track.kept == 0 and tracks.acquire() is track
+
+
+def test_one_that_is_done_by_now_is_found_to_be(rig: Rig) -> None:
+    track = rig.track[1]
+    rig.use(track, [rig.allocate(track)])
+    rig.tracks.release(track)
+    rig.server.run()
+    assert rig.tracks.acquire() is track
+
+
+def test_one_that_is_done_is_not_kept_back(rig: Rig) -> None:
+    rig.tracks.release(rig.track[2])
+    assert not rig.track[2].kept and rig.tracks.acquire() is rig.track[2]
+
+
+def test_folded_streams_that_go_one_by_one(rig: Rig) -> None:
+    """One of them is gone, the other goes on: who comes gets neither its place nor theirs."""
+    tracks = rig.tracks
+    twice = tracks.acquire()
+    assert twice.users == 2
+    rig.use(twice, [rig.allocate(twice)])
+    tracks.release(twice)
+    assert (twice.users, twice.kept) == (1, 1)
+    assert tracks.acquire() is not twice
+
+
+def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(streams=1)
+    tracks, now = rig.tracks, [0.0]
+    monkeypatch.setattr("hearthd.device.tracks.time.monotonic", lambda: now[0])
+    first = rig.track[0]
+    first.launched.append((1, "endless", "s"))
+    rig.use(first, [rig.allocate(first)])
+    tracks.acquire()
+    tracks.release(first)
+    assert (first.users, first.kept) == (1, 1)
+    second = tracks.acquire(bounded=True)
+    assert second is not first, "whatever there should be: nobody waits behind it"
+    rig.use(second, [rig.allocate(second)])
+    tracks.release(second)
+    now[0] = 10.0
+    assert tracks.kept_back == [first, second]
+    with pytest.raises(Refusal) as caught:
+        tracks.acquire(bounded=True)
+    refusal = caught.value
+    assert refusal.reason is Reason.QUEUE_FULL and refusal.retry_after_s and refusal.fix
+    assert refusal.details == {"streams": "2", "max_streams": "1", "kernels": "endless"}
+    third = tracks.acquire()
+    assert third not in (first, second), "a session gets its first stream always"
+    rig.finish()
+    assert tracks.kept_back == [] and tracks.acquire(bounded=True) is second
+
+
+def test_work_that_does_not_end_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(streams=2)
+    tracks, now = rig.tracks, [0.0]
+    monkeypatch.setattr("hearthd.device.tracks.time.monotonic", lambda: now[0])
+    lost = rig.track[1]
+    rig.use(lost, [rig.allocate(lost)])
+    tracks.release(lost)
+    assert tracks.acquire() is rig.track[0], "it may be done in a moment"
+    tracks.release(rig.track[0])
+    now[0] = 10.0
+    assert tracks.acquire() not in (lost, rig.track[0])
+
+
+# ---- launches that are timed ----
+
+
+class Timed(Rig):
+    """Whose launches take as long as the clock says, and are told of."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(1)
+        self.now = 0
+        self.told: list[int] = []
+        monkeypatch.setattr("hearthd.device.tracks.time.perf_counter_ns", lambda: self.now)
+        self.tracks.on_launch_done = self.told.append
+        self.only = self.track[0]
+        self.buffer = self.allocate(self.only)
+
+    def launch(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.use(self.only, [self.buffer])
+            self.only.launched.append((self.tracks.ordering.position(self.only.index), "kernel", "s"))
+
+    def sync(self, after: int = 0) -> None:
+        self.tracks.on_complete(self.only, lambda: None)
+        self.now += after
+        self.finish()
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    return Timed(monkeypatch)
+
+
+def test_the_first_launch_of_a_stream_is_timed(timed: Timed) -> None:
+    timed.launch()
+    timed.now += 500
+    timed.sync(after=1000)
+    assert timed.told == [1500], "from its hand-over, not from when somebody waits for it"
+
+
+def test_it_is_timed_to_its_own_end(timed: Timed) -> None:
+    timed.launch(50)
+    timed.now = 700
+    while not timed.told:  # one command after the other, of the fifty
+        timed.server.step(timed.only.stream)
+        timed.tracks.poll()
+        timed.now += 1
+    assert timed.told[0] < 710
+    timed.sync()
+    assert len(timed.told) == 1
+
+
+def test_copies_are_not_but_the_launch_behind_them(timed: Timed) -> None:
+    for _ in range(3):
+        timed.use(timed.only, [timed.buffer])
+        timed.sync(after=1000)
+    for _ in range(2 * WINDOW):
+        timed.use(timed.only, [timed.buffer])
+    assert timed.told == []
+    timed.finish()
+    timed.launch()
+    timed.sync(after=7)
+    assert timed.told == [7]
+
+
+def test_one_in_a_window(timed: Timed) -> None:
+    for _ in range(40):
+        timed.launch(WINDOW)
+        timed.finish()
+    assert 38 <= len(timed.told) <= 45
+
+
+def test_one_in_some_rests(timed: Timed) -> None:
+    """Who waits for each of few launches is timed all the same."""
+    for _ in range(RESTS * 5):
+        timed.launch()
+        timed.sync(after=10)
+    assert timed.told == [10] * len(timed.told) and 5 <= len(timed.told) <= 7
+
+
+def test_the_next_user_of_a_track_is_timed_from_its_first_launch(timed: Timed) -> None:
+    timed.launch()
+    timed.sync(after=10)
+    timed.launch(3)
+    timed.sync(after=10)
+    assert timed.told == [10]
+    timed.tracks.release(timed.only)
+    assert timed.tracks.acquire() is timed.only
+    timed.launch()
+    timed.sync(after=20)
+    assert timed.told == [10, 20]
+
+
+def test_one_that_does_not_end_is_waited_for(timed: Timed) -> None:
+    """Until it is done no other is timed there, and its time is right in the end."""
+    timed.launch(3 * WINDOW)
+    timed.now = 10**12
+    assert timed.told == []
+    timed.sync()
+    assert timed.told == [10**12]

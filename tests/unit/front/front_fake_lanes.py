@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from front_fake_device import FakeDevice, FakeLauncher
 from hearth_proto import descriptors, frames
 from hearth_proto.frames import HEADER, Flag, Frame, Kind
 from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd import crash_record
 from hearthd.spec import DeviceSpec
 
 
@@ -74,6 +76,9 @@ class LaneDevice(FakeDevice):
     def _take_files(self) -> None:
         while (message := descriptors.receive(self._files)) is not None:
             body, [file] = message
+            if body["kind"] == crash_record.FILE:
+                os.close(file)
+                continue
             connection = socket.socket(fileno=file)
             if body["kind"] != "lane":
                 self.bulk.append((body, connection))

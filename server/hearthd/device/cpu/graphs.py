@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from hearthd.device.cpu.streams import CpuStream, Work
@@ -12,6 +12,9 @@ from hearthd.device.replay import Enqueues, replay
 
 class Recorder:
     """In the place of a stream: keeps its work instead of running it."""
+
+    launched: Sequence[tuple[int, str, str]] = ()
+    session = ""
 
     def __init__(self) -> None:
         self.work: list[Work] = []
@@ -43,11 +46,15 @@ class CpuGraph:
 class GraphOperations:
     """The part of CpuServer that makes graphs and launches them."""
 
+    _note_session: Callable[[CpuStream], None]
+    """See `hearthd.device.cpu.launch`."""
+
     def create_graph(self, nodes: Sequence[GraphNode]) -> CpuGraph:
         return CpuGraph([self._step(node) for node in nodes])
 
     def launch_graph(self, graph: CpuGraph, stream: CpuStream) -> None:
         work = graph.work()
+        self._note_session(stream)
 
         def run() -> None:
             for each in work:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Image
 from hearthd.device.cpu import occupancy
+from hearthd.device.cpu.crash_keeping import CrashKeeping
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import Toolchain
@@ -50,6 +52,11 @@ class LoadedModule:
             found = self._functions[name] = LoadedFunction(self._module.function(name))
         return found
 
+    @property
+    def runtime(self) -> ctypes.CDLL:
+        """What launches its kernels."""
+        return self._module.runtime
+
     def global_(self, name: str) -> tuple[int, int]:
         return self._module.global_(name)
 
@@ -60,6 +67,24 @@ class LaunchOperations:
     def __init__(self, toolchain: Callable[[], Toolchain], multiprocessors: int) -> None:
         self._toolchain = toolchain
         self._multiprocessors = multiprocessors
+        self._crashes = CrashKeeping()
+
+    # ---- what is known of a kernel that takes the process with it (`hearthd.device.server.KeepsCrashRecord`) ----
+
+    def keep_crash_record(self, file: int) -> None:
+        self._crashes.take(file)
+
+    def note_launches(self, stream: CpuStream, launched: Sequence[tuple[int, str, str]]) -> None:
+        stream.launched = launched
+
+    def _note_session(self, stream: CpuStream) -> None:
+        """What the stream is given next is a launch of whom `launched` names last."""
+        launched = stream.launched
+        if launched and launched[-1][2] != stream.session:
+            session = stream.session = launched[-1][2]
+            stream.submit(lambda: self._crashes.whose(session))
+
+    # ---- code ----
 
     loading_waits = False
 
@@ -73,7 +98,9 @@ class LaunchOperations:
                 "the CPU backend runs CUDA C++ source; PTX, CUBIN and fatbin are a GPU's code",
                 fix="send the source, or use a node with a GPU",
             )
-        return LoadedModule(CpuModule(image.code, self._toolchain()))
+        module = LoadedModule(CpuModule(image.code, self._toolchain()))
+        self._crashes.know(module.runtime)
+        return module
 
     def unload(self, module: Module) -> None:
         pass  # code of other streams may still be on the stack; the mapping goes with the last reference
@@ -101,6 +128,7 @@ class LaunchOperations:
                 fix="ask for less",
                 details={"kernel": function.name, "shared_mem": shared_mem},
             )
+        self._note_session(stream)
         block_of_parameters = bytes(params)  # it may be another launch's by the time that the stream comes to it
         if attributes is None:
             stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters))

@@ -76,6 +76,9 @@ def load_runtime(toolchain: Toolchain | None = None) -> ctypes.CDLL:
                 ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int
             ]  # fmt: skip
             library.hearth_abi.restype = ctypes.c_uint64
+            library.hearth_record.restype = library.hearth_whose.restype = None
+            library.hearth_record.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+            library.hearth_whose.argtypes = [ctypes.c_char_p]
             _runtimes[path] = library
         return _runtimes[path]
 

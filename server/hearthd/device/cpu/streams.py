@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 Work = Callable[[], object]
@@ -37,6 +37,10 @@ class CpuStream:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._on_progress = on_progress
         self.failure: BaseException | None = None
+        self.launched: Sequence[tuple[int, str, str]] = ()
+        """(position, kernel, session) of the latest launches, that which is being handed over last."""
+        self.session = ""
+        """Whose launches it runs, by id, as far as it has been given work."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

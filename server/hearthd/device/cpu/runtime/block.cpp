@@ -1,8 +1,8 @@
 #include "block.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "faults.h"
 #include "grid.h"
 
 namespace hearth {
@@ -115,9 +115,10 @@ void Block::break_stall() {
         if (warps_[w].asking != 0) return answer_active(w);
         if (warps_[w].meetings != 0) return complete(w, 0);
     }
-    fprintf(stderr, "hearth: deadlock: no thread of block (%u,%u,%u) can run\n", hearth_tls.block_idx.x,
-            hearth_tls.block_idx.y, hearth_tls.block_idx.z);
-    abort();
+    char text[128];
+    snprintf(text, sizeof text, "hearth: deadlock: no thread of block (%u,%u,%u) can run", hearth_tls.block_idx.x,
+             hearth_tls.block_idx.y, hearth_tls.block_idx.z);
+    give_up(text);
 }
 
 int Block::sync(Vote vote, int predicate) {
@@ -239,8 +240,10 @@ extern "C" {
 // same (by a call that the analysis cannot see), the result would be wrong without a word: stop instead.
 static hearth::Block &block_or_die(const char *what) {
     if (hearth_tls.block == nullptr) {
-        fprintf(stderr, "hearth: %s was reached in a kernel that was taken for one that does not synchronise\n", what);
-        abort();
+        char text[256];
+        snprintf(text, sizeof text,
+                 "hearth: %s was reached in a kernel that was taken for one that does not synchronise", what);
+        hearth::give_up(text);
     }
     return *static_cast<hearth::Block *>(hearth_tls.block);
 }

@@ -1,8 +1,6 @@
 #include "divide.h"
 
-#include <signal.h>
 #include <stdint.h>
-
 
 #if defined(__x86_64__)
 #include <ucontext.h>
@@ -83,39 +81,15 @@ bool divide(greg_t *r) {
     return true;
 }
 
-struct sigaction before;
-
-void on_fault(int number, siginfo_t *info, void *context) {
-    auto *const machine = static_cast<ucontext_t *>(context);
-    if (in_kernel && info->si_code == FPE_INTDIV && divide(machine->uc_mcontext.gregs)) return;
-    if ((before.sa_flags & SA_SIGINFO) != 0) {
-        before.sa_sigaction(number, info, context);
-    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-        before.sa_handler(number);
-    } else {  // as if there were no handler: the instruction is tried again, a signal that somebody sent is sent again
-        signal(number, SIG_DFL);
-        if (info->si_code <= 0) raise(number);
-    }
-}
-
 }  // namespace
 
-void define_division() {
-    static const bool once = [] {
-        struct sigaction action = {};
-        action.sa_sigaction = on_fault;
-        action.sa_flags = SA_SIGINFO;
-        sigemptyset(&action.sa_mask);
-        return sigaction(SIGFPE, &action, &before) == 0;
-    }();
-    static_cast<void>(once);
-}
+bool divide_by_definition(void *context) { return divide(static_cast<ucontext_t *>(context)->uc_mcontext.gregs); }
 
 }  // namespace hearth
 
 #else
 
 // Elsewhere the instruction itself has a result: zero on 64-bit Arm.
-void hearth::define_division() {}
+bool hearth::divide_by_definition(void *) { return false; }
 
 #endif

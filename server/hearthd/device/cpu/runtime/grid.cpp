@@ -1,7 +1,8 @@
 #include "grid.h"
 
 #include <stdio.h>
-#include <stdlib.h>
+
+#include "faults.h"
 
 namespace hearth {
 
@@ -27,10 +28,11 @@ void Grid::leave() {
 // On a GPU such a grid hangs until somebody ends it; here it is known at once that it never will go on.
 void Grid::check_deadlock() const {
     if (waiting_ == 0 || gone_ == 0 || waiting_ + gone_ != blocks_) return;
-    fflush(stdout);
-    fprintf(stderr, "hearth: deadlock: %llu of %llu blocks wait in grid.sync(), and the others have returned without it\n",
-            static_cast<unsigned long long>(waiting_), static_cast<unsigned long long>(blocks_));
-    abort();
+    char text[128];
+    snprintf(text, sizeof text,
+             "hearth: deadlock: %llu of %llu blocks wait in grid.sync(), and the others have returned without it",
+             static_cast<unsigned long long>(waiting_), static_cast<unsigned long long>(blocks_));
+    give_up(text);
 }
 
 }  // namespace hearth

@@ -7,8 +7,10 @@
 
 #include "block.h"
 #include "divide.h"
+#include "faults.h"
 #include "grid.h"
 #include "pool.h"
+#include "record.h"
 
 thread_local hearth::Tls hearth_tls = {};
 
@@ -21,10 +23,12 @@ struct Launch {
     Index grid, block;
     unsigned shared_bytes;
     Grid *together;  // the barrier of a cooperative launch, else null
+    Slot *slot;      // where it is written down that it runs, else null
 };
 
 // What a thread that runs blocks keeps between launches; freed when the thread ends.
 struct Worker {
+    HandlerStack handler_stack;
     std::unique_ptr<Block> fibers;
     unsigned char *shared = nullptr;
     size_t shared_capacity = 0;
@@ -57,6 +61,7 @@ void run_one(void *context, uint64_t index) {
     tls.dynamic_shared = mine.dynamic_shared(launch.shared_bytes);
     tls.dynamic_shared_bytes = launch.shared_bytes;
     tls.grid = launch.together;
+    running_slot = launch.slot;
     in_kernel = true;
     if (launch.kernel->uses_fibers == 0) {
         launch.kernel->run_block(launch.params);
@@ -66,12 +71,7 @@ void run_one(void *context, uint64_t index) {
     }
     in_kernel = false;
     if (launch.together != nullptr) launch.together->leave();
-}
-
-void describe_thread() {
-    const Tls &tls = hearth_tls;
-    fprintf(stderr, "block: [%u,%u,%u], thread: [%u,%u,%u]", tls.block_idx.x, tls.block_idx.y, tls.block_idx.z,
-            tls.thread_idx.x, tls.thread_idx.y, tls.thread_idx.z);
+    running_slot = nullptr;
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ uint64_t hearth_abi(void) { return HEARTH_ABI_HASH; }
 
 void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const unsigned *block, unsigned shared_bytes,
                    const void *params, int cooperative) {
-    hearth::define_division();
+    hearth::watch_divisions();
     alignas(128) unsigned char local[4096];
     unsigned char *copy = local;
     if (kernel->param_bytes > sizeof local || kernel->param_align > 128) {
@@ -97,27 +97,30 @@ void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const uns
     hearth::Launch launch{kernel,       copy,
                           {grid[0], grid[1], grid[2]},
                           {block[0], block[1], block[2]},
-                          shared_bytes, cooperative != 0 ? &together : nullptr};
+                          shared_bytes, cooperative != 0 ? &together : nullptr,
+                          hearth::begin_launch(kernel->name)};
     if (cooperative != 0) hearth::resident_for(blocks, hearth::run_one, &launch);
     else hearth::parallel_for(blocks, hearth::run_one, &launch);
+    hearth::end_launch(launch.slot);
     if (copy != local) free(copy);
     if (kernel->prints != 0) fflush(stdout);  // CUDA shows it at the next synchronisation; here it is now
 }
 
 [[noreturn]] void hearth_trap(const char *what) {
-    fflush(stdout);
-    fprintf(stderr, "hearth: %s: ", what);
-    hearth::describe_thread();
-    fputc('\n', stderr);
-    abort();
+    const hearth::Tls &tls = hearth_tls;
+    char text[512];
+    snprintf(text, sizeof text, "hearth: %s: block: [%u,%u,%u], thread: [%u,%u,%u]", what, tls.block_idx.x,
+             tls.block_idx.y, tls.block_idx.z, tls.thread_idx.x, tls.thread_idx.y, tls.thread_idx.z);
+    hearth::give_up(text);
 }
 
 [[noreturn]] void hearth_assert_failed(const char *expression, const char *file, unsigned line, const char *function) {
-    fflush(stdout);
-    fprintf(stderr, "%s:%u: %s: ", file, line, function);
-    hearth::describe_thread();
-    fprintf(stderr, " Assertion `%s` failed.\n", expression);
-    abort();
+    const hearth::Tls &tls = hearth_tls;
+    char text[2048];
+    snprintf(text, sizeof text, "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.", file, line,
+             function, tls.block_idx.x, tls.block_idx.y, tls.block_idx.z, tls.thread_idx.x, tls.thread_idx.y,
+             tls.thread_idx.z, expression);
+    hearth::give_up(text);
 }
 
 }

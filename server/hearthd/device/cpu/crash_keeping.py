@@ -1,0 +1,52 @@
+"""Keeps the crash record of this process: the memory in which the runtime writes down what kernels are doing."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+from hearthd import crash_record
+
+
+class CrashKeeping:
+    """Of one process. Without a record, or before a kernel is loaded, nothing is written down."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._runtime: ctypes.CDLL | None = None
+        self._begun = False
+
+    def take(self, file: int) -> None:
+        """Writes to this file, a `crash_record.make` of the front, from now on; it is closed here. Raises OSError or
+        ValueError for one that cannot be mapped."""
+        try:
+            memory = mmap.mmap(file, crash_record.SIZE)
+        finally:
+            os.close(file)
+        if self._memory is None:
+            self._memory = memory
+            self._begin()
+
+    def know(self, runtime: ctypes.CDLL) -> None:
+        """Kernels are launched by this library."""
+        if self._runtime is None:
+            self._runtime = runtime
+            self._begin()
+
+    def whose(self, session: str) -> None:
+        """Kernels that this thread launches from now on are of this session, by id."""
+        if self._begun and self._runtime is not None:
+            self._runtime.hearth_whose(session.encode())
+
+    def _begin(self) -> None:
+        if self._memory is not None and self._runtime is not None:
+            self._runtime.hearth_record(_address(self._memory), crash_record.SLOTS)
+            self._begun = True
+
+
+def _address(memory: mmap.mmap) -> int:
+    """Of a mapping that stays for the life of the process: threads write there to their very end, which is after that
+    of every Python object."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

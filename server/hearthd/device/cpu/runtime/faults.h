@@ -1,0 +1,26 @@
+// The signals that a kernel brings on its process: a division is put right, all others are written down and go on to
+// whoever had them before, which is the end of the process where nobody had.
+#pragma once
+#include <stddef.h>
+
+namespace hearth {
+
+// Division from now on, all others where they are written down. Once per process; later calls do nothing.
+void watch_divisions();
+void watch_faults();
+
+// Ends the process with SIGABRT: `text` goes to the log, and to who looks after the process has died of it.
+[[noreturn]] void give_up(const char *text);
+
+// A stack of its own for the handlers of this thread: the thread's may be what has overflowed.
+class HandlerStack {
+public:
+    HandlerStack();
+    ~HandlerStack();
+
+private:
+    void *memory_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+}  // namespace hearth

@@ -1,0 +1,117 @@
+"""What the record of a device process that has ended says of the cause, and who is blamed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from hearth_proto import descriptors
+from hearthd import crash_record
+from hearthd.crash_record import Crash, LastMoments, Running
+from hearthd.front.crash import CrashFile, explain
+from hearthd.front.descriptors import Descriptors
+from hearthd.front.link import DeviceLink
+from hearthd.front.loss import LABELS, Cause, signal_name
+from hearthd.front.offenders import culprit
+
+SEGV = Cause("signal", "its process was killed by SIGSEGV", details=(("signal", "SIGSEGV"),))
+A, B = Running("wild", "a"), Running("endless", "b")
+
+
+def blamed(cause: Cause) -> str | None:
+    return culprit(cause.label, dict(cause.details), {"a", "b", "c"})
+
+
+@pytest.mark.parametrize(
+    ("last", "text", "kernels", "whom"),
+    [
+        (LastMoments(), "", (), None),
+        (
+            LastMoments((A, B), Crash(signal.SIGSEGV, A, 0x10, (1, 2, 3))),
+            " in kernel wild at address 0x10, block (1, 2, 3)", ("wild",), "a",
+        ),
+        (
+            LastMoments((A, B), Crash(signal.SIGSEGV, A, message="it says so")),
+            " in kernel wild, block (0, 0, 0): it says so", ("wild",), "a",
+        ),
+        (
+            LastMoments((A, B), Crash(signal.SIGSEGV, None, 0x10)),
+            " outside of all kernels while kernels wild, endless were running", ("wild", "endless"), None,
+        ),
+        (
+            LastMoments((A,), Crash(signal.SIGSEGV, None, 0x10)),
+            " outside of all kernels while kernel wild was running", ("wild",), "a",
+        ),
+        (LastMoments((A,)), " while kernel wild was running", ("wild",), "a"),
+        (LastMoments((A, B)), " while kernels wild, endless were running", ("wild", "endless"), None),
+        (LastMoments((A, Running("x", ""))), " while kernels wild, x were running", ("wild", "x"), None),
+        (
+            LastMoments((A,), Crash(signal.SIGSEGV, None, sender=7)),
+            ", sent by process 7 while kernel wild was running", ("wild",), None,
+        ),
+        # A record of another signal than the one that ended it explains nothing.
+        (LastMoments((A, B), Crash(signal.SIGFPE, A)), " while kernels wild, endless were running",
+         ("wild", "endless"), None),
+    ],
+)  # fmt: skip
+def test_what_is_said_and_who_is_blamed(
+    last: LastMoments, text: str, kernels: tuple[str, ...], whom: str | None
+) -> None:
+    cause = explain(SEGV, last)
+    assert (cause.label, cause.text, cause.kernels) == ("signal", SEGV.text + text, kernels)
+    assert blamed(cause) == whom
+    refusal = cause.refusal(0, 1)
+    assert refusal.details["signal"] == "SIGSEGV" and "sessions" not in refusal.details
+    assert refusal.details.get("kernels", "") == ", ".join(kernels)
+
+
+def test_one_kernel_of_several_sessions_is_named_once_and_blames_nobody() -> None:
+    cause = explain(SEGV, LastMoments((Running("k", "a"), Running("k", "b"))))
+    assert cause.kernels == ("k",) and "kernel k was running" in cause.text and blamed(cause) is None
+
+
+@pytest.mark.parametrize("label", sorted(LABELS - {"signal"}))
+def test_other_ends_are_put_down_to_nobody(label: str) -> None:
+    cause = Cause(label, "it ended")
+    explained = explain(cause, LastMoments((A,), Crash(signal.SIGSEGV, A)))
+    own = label in ("fault", "abandoned", "restart")
+    assert explained == cause if own else explained.kernels == ("wild",)
+    assert own or blamed(explained) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 3, 10_000])
+def test_every_signal_has_a_name(number: int) -> None:
+    assert signal_name(number) in ("SIGKILL", f"signal {number}")
+
+
+def test_the_record_of_a_process() -> None:
+    """Of the CPU backend alone, and where it cannot be handed over there is none."""
+
+    async def scenario() -> None:
+        ours, theirs = descriptors.pair()
+        link = DeviceLink(0, 1)
+        assert CrashFile.of("cpu", link).explain(SEGV) is SEGV
+        link.descriptors = Descriptors(ours, 0)
+        CrashFile.of("cuda", link).close()
+        with pytest.raises(BlockingIOError):
+            theirs.setblocking(False)
+            descriptors.receive(theirs)
+        record = CrashFile.of("cpu", link)
+        received = descriptors.receive(theirs)
+        assert received is not None
+        body, (file,) = received
+        assert body == {"kind": crash_record.FILE}
+        os.pwrite(file, (1).to_bytes(4, "little") * 2 + b"a".ljust(56, b"\0") + b"wild\0", 512)
+        os.close(file)
+        assert record.explain(SEGV).kernels == ("wild",)
+        record.close()
+        record.close()
+        assert record.explain(SEGV) is SEGV
+        theirs.close()
+        link.descriptors.close()
+        assert CrashFile.of("cpu", link).explain(SEGV) is SEGV
+
+    asyncio.run(scenario())

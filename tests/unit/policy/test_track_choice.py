@@ -1,0 +1,49 @@
+"""Which track a stream gets: never one that is kept back, as long as there is another way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy import track_choice
+from hearthd.device.policy.track_choice import MOST, PATIENCE_S
+
+NOW = 100.0
+
+
+@dataclass(eq=False)
+class Track:
+    users: int = 0
+    priority: int = 0
+    own: bool = False
+    kept: int = 0
+    kept_since: float = 0.0
+
+
+tracks = st.lists(
+    st.builds(
+        Track, st.integers(0, 3), st.integers(-1, 0), st.booleans(), st.integers(0, 2), st.floats(NOW - 3, NOW)
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(tracks, st.integers(-1, 0))
+def test_nobody_gets_one_that_is_kept_back(every: list[Track], priority: int) -> None:
+    free, shared = track_choice.free(every, priority), track_choice.shared(every, priority)
+    assert free is None or (free.users, free.kept, free.priority) == (0, 0, priority)
+    others = [track for track in every if not track.kept and not track.own]
+    assert (shared is None) == (not others)
+    if shared is not None:
+        assert not (shared.kept or shared.own)
+        same = [track for track in others if track.priority == priority]
+        assert shared.users == min(track.users for track in same or others)
+
+
+@given(tracks, st.integers(1, 8))
+def test_what_does_not_end_makes_room_for_as_many_again(every: list[Track], most: int) -> None:
+    long = [track for track in every if track.kept and NOW - track.kept_since >= PATIENCE_S]
+    assert track_choice.stuck(every, NOW) == long
+    assert track_choice.room(every, most, NOW) == (len(every) - len(long) < most and len(every) < MOST * most)
