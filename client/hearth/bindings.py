@@ -194,9 +194,14 @@ def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[
 
 
 def send_inputs(
-    given: Sequence[Any], dispatch: commands_pb2.Dispatch, limits: Limits, mint: Callable[[], int], copy: bool
+    given: Sequence[Any],
+    dispatch: commands_pb2.Dispatch,
+    limits: Limits,
+    mint: Callable[[], int],
+    copy: Callable[[memoryview], memoryview] | None,
 ) -> list[tuple[int, memoryview]]:
-    """Puts the small inputs into the command and names uploads for the others: (transfer, bytes)."""
+    """Puts the small inputs into the command and names uploads for the others: (transfer, bytes), of a `copy` where
+    there is to be one."""
     room = limits.max_batch_bytes - _MARGIN - _MARGIN_OF_BINDING * len(dispatch.bindings)
     room = min(limits.max_inline_bytes, room)
     arrays = [(index, each.array) for index, each in enumerate(given) if isinstance(each, In | InOut)]
@@ -207,7 +212,8 @@ def send_inputs(
             binding.data = array.tobytes()
         else:
             binding.upload = mint()
-            uploads.append((binding.upload, transfer.host_bytes(array.copy() if copy else array)))
+            data = transfer.host_bytes(array)
+            uploads.append((binding.upload, data if copy is None else copy(data)))
     return uploads
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from hearth.errors import LaunchTypeError
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.attachment import Attachment
     from hearth.bindings import Array
     from hearth.connection import Connection
     from hearth.device import Device
@@ -147,10 +149,17 @@ class Dispatching:
         )
         places = bindings.places_of(given, out)
         limits = attachment.session.limits
-        uploads = bindings.send_inputs(given, dispatch, limits, connection.mint, how.copy)
+        copy = partial(_copied, connection, attachment) if how.copy else None
+        uploads = bindings.send_inputs(given, dispatch, limits, connection.mint, copy)
         bindings.return_outputs(dispatch, places, limits, connection.mint)
         if how.apart and out is not None:
             for output in places:
                 if output.download and output.scratch is output.host:
                     output.scratch = np.empty_like(output.host)
         return Job(connection, attachment, command, uploads, places)
+
+
+def _copied(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
+    from hearth import placed  # small arrays do without
+
+    return placed.taken(connection, attachment, data)

@@ -1,6 +1,7 @@
 """The bytes of one dispatch beside its command: large inputs on their way up, large outputs on their way down.
 
-They go as those of other transfers do, over stripes or on streams. Outputs that go over stripes come all at once: each
+On the daemon's host they go by shared memory, from where they lie to where they belong if that can be shared. Elsewhere
+they go as those of other transfers do, over stripes or on streams. Outputs that go over stripes come all at once: each
 of them is over when the dispatch is, and that waits for all.
 """
 
@@ -31,6 +32,9 @@ class Wanted(Protocol):
         """The bytes to fill."""
         ...
 
+    def fill(self, memory: memoryview) -> None:
+        """They are in this memory."""
+
 
 class DispatchBytes:
     """Of one dispatch, whose answer is `reply`: when it fails, all transfers end. `uploads` are (transfer, bytes); the
@@ -49,12 +53,18 @@ class DispatchBytes:
         self._reply = reply
         self._uploads = list(uploads)
         self._outputs = [output for output in outputs if output.download]
+        self._tried = False
         self._lock = threading.Lock()
         self._cancels: list[Callable[[], None]] = []
         self._unbegun = {number for number, _ in self._uploads} | {output.download for output in self._outputs}
         """Transfers that the command names and that nobody has opened."""
         self._over = False
         self._error: BaseException | None = None
+        self._read: list[memoryview] = []
+        self._written: list[tuple[memoryview, Wanted]] = []
+        self._doubtful: dict[int, memoryview] = {}
+        """Shared memory that the device reads, and that it writes, until the answer: the session, which waits for that,
+        holds this."""
         reply.on_error = self.cancel
         if reply.error is not None:
             self.cancel()
@@ -71,20 +81,86 @@ class DispatchBytes:
             self._over = True
             cancels, self._cancels = self._cancels, []
             unbegun, self._unbegun = self._unbegun, set()
+            written = list(self._written)
+        for memory, _ in written:
+            _spoil(memory)
         for cancel in cancels:
             cancel()
         if self._reply.answered:
+            self._let_go()
             return
         for number in unbegun:
             give_up(self._connection, number)
 
+    def take(self) -> None:
+        """Copies the inputs: those that were given may change from now on."""
+        from hearth import placed
+
+        self._uploads = [
+            (number, placed.taken(self._connection, self._attachment, data)) for number, data in self._uploads
+        ]
+
+    def place(self) -> bool:
+        """Says of what can go by shared memory where it is; whether that was all. Waits for no device. A second time
+        does nothing."""
+        if not self._tried:
+            self._tried = True
+            self._uploads = [upload for upload in self._uploads if not self._place_upload(*upload)]
+            self._outputs = [output for output in self._outputs if not self._place_output(output)]
+        return not self.any
+
+    def _place_upload(self, number: int, data: memoryview) -> bool:
+        from hearth import placed  # small arrays do without
+
+        self._check()
+        memory = placed.upload(self._connection, self._attachment, number, data)
+        if memory is not None:
+            self._read.append(memory)
+        return memory is not None
+
+    def _place_output(self, output: Wanted) -> bool:
+        from hearth import placed
+
+        self._check()
+        landing = placed.download(self._connection, self._attachment, output.download, output.into)
+        if landing is None:
+            return False
+        if not landing.sure:
+            self._doubtful[output.download] = landing.memory
+            return False
+        with self._lock:
+            self._written.append((landing.memory, output))
+            over = self._over
+        if over:
+            placed.spoil(landing.memory)
+        return True
+
     def move(self) -> None:
         """Returns when all have arrived. Raises what the dispatch failed with, else the transfer's own error."""
         try:
+            self.place()
             self._send()
             self._fetch()
+            self._land()
         except HearthError as error:
             raise bulk.cause_of(self._reply, error) from None
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of memory that the device uses no more: the reply, which refers to this, may live on for a while."""
+        if self._reply.answered:
+            self._read.clear()
+            self._written.clear()
+            self._doubtful.clear()
+
+    def _land(self) -> None:
+        """What came by shared memory goes where it belongs."""
+        if not (self._read or self._written):
+            return
+        self._reply.wait()
+        for memory, output in self._written:
+            output.fill(memory)
 
     def _send(self) -> None:
         started = []
@@ -128,6 +204,17 @@ class DispatchBytes:
             self.cancel()
 
     def _fetch_one(self, output: Wanted) -> None:
+        try:
+            self._fetch_another_way(output)
+        except HearthError as error:
+            memory = self._doubtful.get(output.download)
+            if memory is None or bulk.cause_of(self._reply, error) is not error or not self._reply.answered:
+                raise
+            from hearth import placed
+
+            placed.copy(output.into, memory)  # the daemon had heard where it was to be, and is done
+
+    def _fetch_another_way(self, output: Wanted) -> None:
         into = output.into
         self._begin(output.download)
         download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
@@ -140,8 +227,12 @@ class DispatchBytes:
         """It is opened now. Raises `TransferError` where the dispatch was given up."""
         with self._lock:
             self._unbegun.discard(number)
-            if self._over:
-                raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
+        self._check()
+
+    def _check(self) -> None:
+        """Raises `TransferError` where the dispatch was given up."""
+        if self._over:
+            raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
 
     def _watch(self, cancel: Callable[[], None]) -> None:
         """One more, which is ended at once where the dispatch is over."""
@@ -150,3 +241,9 @@ class DispatchBytes:
                 self._cancels.append(cancel)
                 return
         cancel()
+
+
+def _spoil(memory: memoryview) -> None:
+    from hearth import placed
+
+    placed.spoil(memory)

@@ -68,10 +68,20 @@ class Output:
         """The bytes to fill."""
         return transfer.host_bytes(self.scratch)
 
+    def fill(self, memory: memoryview) -> None:
+        """The bytes are in this memory, which is nobody else's until `settle`."""
+        if self.scratch is not self.host:
+            self.scratch = np.frombuffer(memory, self.scratch.dtype).reshape(self.scratch.shape)
+            return
+        from hearth import placed  # there is such memory then
+
+        placed.copy(self.into, memory)
+
     def settle(self) -> None:
         """The bytes are there."""
         if self.scratch is not self.host:
             self.host[...] = self.scratch
+            self.scratch = self.host
 
 
 class Job:
@@ -113,6 +123,15 @@ class Job:
     def error(self) -> HearthError | None:
         """What it failed with, as far as that is known."""
         return self._error or self.reply.error
+
+    def take(self) -> None:
+        """Copies the large inputs, which were not when it was made: they may change from now on."""
+        self._bytes.take()
+
+    def place(self) -> bool:
+        """Says of the bytes that can go by shared memory where they are; whether those are all. Does not wait for the
+        device, as `carry` does, which is to follow."""
+        return self._bytes.place()
 
     def carry(self) -> None:
         """Moves its bytes, waits for its answer and puts the outputs in their places. Raises what it failed with."""

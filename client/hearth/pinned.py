@@ -20,9 +20,9 @@ def empty_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") ->
 
     An ordinary array to NumPy, to remote daemons and without any connection. Between it, or a C-contiguous part of it,
     and a device of this host (reached over the daemon's Unix socket) ``gpu.asarray(a)``, ``x.set(a)`` and
-    ``x.get(out=a)`` are one copy by the device, which page-locks the memory at its first use. Uploads are then
-    asynchronous: see `Device.asarray`. Arrays below 64 KiB, and all where the system has no memfd (macOS), lie in
-    ordinary memory.
+    ``x.get(out=a)`` are one copy by the device, which page-locks the memory at its first use; so are the large inputs
+    and outputs (`out=`) of a dispatch. Uploads are then asynchronous: see `Device.asarray`. Arrays below 64 KiB, and
+    all where the system has no memfd (macOS), lie in ordinary memory.
 
     The memory is used again for other pinned arrays when the array and all views of it are gone, and is known to every
     daemon that it was used with. A forked child shares it, as it would any shared mapping: what either process writes

@@ -14,8 +14,9 @@ from hearth import segments
 from hearth.errors import HearthError
 from hearth.ring import SLOT_BYTES, Ring, Slot
 from hearth.segment_pool import pool
-from hearth.segments import Segment
+from hearth.segments import Place, Segment
 from hearth.transport.segment_connection import Lost, open_segments
+from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ _TRIES = 3
 class Shared:
     """What is shared for one attachment, while its connection lives."""
 
-    def __init__(self, attachment: Attachment, connection: SegmentConnection) -> None:
+    def __init__(self, attachment: Attachment, connection: SegmentConnection, transfers: bool = False) -> None:
         self.attachment = attachment
+        self.transfers = transfers
+        """Whether transfers may be placed in segments: see `place`."""
         self.ring = Ring(self._slot)
         self._connection = connection
 
@@ -63,6 +66,19 @@ class Shared:
             return self._connection.register(segment)
         except Lost:
             return 0
+
+    def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
+        """Has the device process copy the bytes of a transfer from there (`Kind.UPLOAD`), or to there
+        (`Kind.DOWNLOAD`): whether it will. Waits for its word, but not for the device. Raises `Lost` where that did not
+        come: then it may or may not."""
+        segment = place.segment
+        if not self.transfers or not self.number(segment):
+            return False
+        try:
+            return self._connection.place(kind, transfer, segment, place.offset, size)
+        except BaseException:  # it may have heard, and use the memory when nobody knows any more
+            segment.spoiled = True
+            raise
 
     def close(self) -> None:
         """Nothing more is shared; the device process ends what is under way."""
@@ -102,7 +118,7 @@ class SharedMemory:
         shared = self._shared
         if shared is not None and shared.attachment is attachment and shared.alive:
             return shared
-        if self._hopeless(attachment):
+        if self.hopeless(attachment):
             return None
         with self._lock:
             shared = self._shared
@@ -113,7 +129,7 @@ class SharedMemory:
                 shared.close()
                 if shared.attachment is attachment:
                     self._failed = 0 if shared.fruitful else self._failed + 1
-            if self._hopeless(attachment):
+            if self.hopeless(attachment):
                 return None
             if self._for is None or self._for() is not attachment:
                 self._for, self._failed = weakref.ref(attachment), 0
@@ -125,7 +141,8 @@ class SharedMemory:
                 self._failed += 1
             return self._shared
 
-    def _hopeless(self, attachment: Attachment) -> bool:
+    def hopeless(self, attachment: Attachment) -> bool:
+        """Whether it is known that nothing will be shared for that one. Does not wait."""
         if self._closed or not self._connection.transport.lanes or not segments.possible():
             return True
         return self._failed >= _TRIES and self._for is not None and self._for() is attachment
@@ -141,7 +158,7 @@ class SharedMemory:
             raise OSError("the daemon gave no ticket")
         most = answer.max_segment_bytes
         opened = open_segments(answer.path, answer.tickets[0], most, self._connection.mint)
-        return Shared(attachment, opened)
+        return Shared(attachment, opened, answer.transfers)
 
     def close(self) -> None:
         """Ends what is shared; for good."""

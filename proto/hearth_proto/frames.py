@@ -19,6 +19,9 @@ HEADER = struct.Struct("<IHHIQ")
 STRIPE_OFFSET = struct.Struct("<Q")
 """Where in the transfer a stripe's data begins, in bytes."""
 
+PLACE = struct.Struct("<QQQ")
+"""Where the bytes of a transfer lie, or go to: the number of a segment, the offset in it, and how many they are."""
+
 MAX_PAYLOAD = 64 << 20
 """A longer payload ends the link: nothing that is sent needs it, so the stream has lost its framing."""
 
@@ -86,6 +89,9 @@ class Kind(enum.IntEnum):
     # id: a segment that the client has numbered; payload: JSON {size}, with its memfd, sealed against a change of size,
     # as the descriptor of the frame's first byte; answered by SEGMENT once it may be named in commands, or by ABORT
     SEGMENT = 66
+    # Beside it, where OpenBulkResponse.transfers says so: UPLOAD and DOWNLOAD; id: a transfer that a command names, or
+    # will name; payload: `PLACE`, where all of its bytes lie, or go to; answered in kind once that is settled, whatever
+    # becomes of the connection then, or by ABORT
     RELEASE = 67  # id: the client names the segment no more; it goes when the work that uses it is done
     STRIPE = 68  # either way; id: the transfer; payload: `STRIPE_OFFSET`, then data
     TAKEN = 69  # either way; id: the transfer; payload: `STRIPE_OFFSET` of a STRIPE that need not be sent again

@@ -42,7 +42,8 @@ def numbers(n: int, seed: int = 0) -> np.ndarray:
 
 def settled(daemon: DaemonProcess) -> None:
     """All memory of the device process went back."""
-    wait_until(lambda: daemon.gauge("memory_in_use_bytes") == 0 == daemon.gauge("staging_bytes"), "the memory's return")
+    gauges = ("memory_in_use_bytes", "staging_bytes", "segment_bytes")
+    wait_until(lambda: all(daemon.gauge(each) == 0 for each in gauges), "the memory's return")
 
 
 # ---- large ----
@@ -281,15 +282,25 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
 
 CLIENT = f"""
 import sys, hearth, numpy as np
-from hearth import transfer
+from hearth import placed, transfer
 KERNELS, SPIN = {KERNELS!r}, {SPIN!r}
-gpu = hearth.connect(sys.argv[1]).device(0)
+gpu = hearth.connect(sys.argv[1], lanes=lanes).device(0)
 identity = gpu.RawModule(code=KERNELS).get_function("identity")
 x = np.zeros(8 << 20, np.int32)
 args = [x, hearth.Out(x.shape, x.dtype), np.int32(x.size)]
 def stop(*_):
     print("half way", flush=True)
     sys.stdin.read()
+"""
+
+SHARING = """
+place = placed._place
+def half(*given):
+    taken = place(*given)
+    stop()
+    return taken
+placed._place = half
+gpu.dispatch(identity, 1, 1, args)
 """
 
 UPLOADING = """
@@ -314,17 +325,20 @@ stop()
 @pytest.mark.parametrize(
     ("code", "gauge", "least"),
     [
-        (UPLOADING, "memory_in_use_bytes", 64 << 20),
-        (DOWNLOADING, "memory_in_use_bytes", 32 << 20),
-        (RUNNING, "staging_bytes", 1),  # its buffers count as free already, in the stream's order
+        ("lanes = True" + CLIENT + SHARING, "memory_in_use_bytes", 32 << 20),
+        ("lanes = False" + CLIENT + UPLOADING, "memory_in_use_bytes", 64 << 20),
+        ("lanes = False" + CLIENT + DOWNLOADING, "memory_in_use_bytes", 32 << 20),
+        # Its buffers count as free already, in the stream's order.
+        ("lanes = False" + CLIENT + RUNNING, "staging_bytes", 1),
+        ("lanes = True" + CLIENT + RUNNING, "segment_bytes", 4 << 20),
     ],
-    ids=["up", "down", "kernel"],
+    ids=["shared", "up", "down", "kernel", "kernel and shared"],
 )
 def test_a_client_that_is_killed_gives_its_memory_back(
     start_daemon: StartDaemon, code: str, gauge: str, least: int
 ) -> None:
     daemon = start_daemon(sessions={"lease": "1s"})
-    client = run_python(CLIENT + code, daemon.unix)
+    client = run_python(code, daemon.unix)
     try:
         assert client.stdout is not None and client.stdout.readline() == "half way\n"
         wait_until(lambda: daemon.gauge(gauge) >= least, "the dispatch")

@@ -17,19 +17,23 @@ package's.
 **Waiting takes no thread.** An answer completes a future of the loop, told by whoever receives: a thread that the
 session has anyway. So thousands may be awaited at once. Threads are used for what cannot do without: to connect, attach
 and close; for calls about the node (`describe`, `status`, `publish`, `attach`, groups over daemons); arrays above the
-inline limit (1 MiB); dispatches with such. They are daemon threads, at most eighteen for a node (`hearth.aio.home`),
-made when they are needed and gone 2 s later.
+inline limit (1 MiB), and dispatches with such. On the daemon's host those go by shared memory: a thread tells the
+device where they are, and copies them, and none waits for it. Elsewhere a thread carries each to its end. They are
+daemon threads, at most eighteen for a node (`hearth.aio.home`), made when they are needed and gone 2 s later.
 
 **Nothing holds the loop up.** Where a thread of the other client would wait in a plain call, here it does not: commands
 may be given before the device has been attached to; a large array is copied when the call returns, and travels in the
 background; a full queue takes four times what it takes of a thread, and then raises `QuotaExceededError` (QUEUE_FULL).
+One in pinned memory (`hearth.empty_pinned`) is not copied on the daemon's host: the device reads it in the order of the
+stream, and it is to stay as it is until that was synchronized with.
 Who submits without ever waiting for a result awaits ``gpu.ready()`` now and then, as one awaits a stream writer's
 `drain`. After a `DeviceLostError` a plain call works at once, for the device is attached again behind it; but where
 durable arrays come back it raises `UnavailableError` until ``await gpu.ready()``.
 
 **Cancelling** an await, by `asyncio.timeout` for one, leaves the session as it was: the work goes on, its answer is
 dropped, and what failed before it is told by the next `synchronize`, `get`, `flush` or end of a profile. Nothing writes
-to an array passed as `out` once the await has ended. `publish` and other calls about the node, once begun, may
+to an array passed as `out`, or reads a dispatch's inputs, once the await has ended: where one is being copied at that
+moment, it ends with the copy. `publish` and other calls about the node, once begun, may
 be carried out all the same.
 
 A node belongs to the event loop that it was connected in; to await it in another one is an error (`UnsupportedError`).

@@ -44,10 +44,10 @@ class DeviceArray(sync.DeviceArray):
     ) -> np.ndarray[Any, Any]:
         """As `hearth.DeviceArray.get`. Its place in the order of the stream is where it is first awaited.
 
-        Cancelled or late, it leaves `out` as it is. It always waits (`blocking` is there for the other client's sake);
+        Cancelled or late, it leaves `out` as it is, or filled where that had begun, and nobody in it.
+        ``blocking=False``, with an `out` as it says there, returns when the device has been told to fill `out` itself.
         `progress` is called in the loop.
         """
-        del blocking
         connection = self._connection
         await connection.opened()
         connection.raise_deferred()
@@ -59,6 +59,8 @@ class DeviceArray(sync.DeviceArray):
             if transfer.inline(len(data), attachment.session.limits):
                 reading = bulk.reading(connection, attachment, part, data, report)
                 await connection.home.asked(reading, timeout)
+            elif not blocking and into is out and carrying.fillable(connection, attachment, data):
+                await carrying.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
             else:
                 await carrying.download(
                     connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=into is not out
@@ -108,7 +110,7 @@ class DeviceArray(sync.DeviceArray):
             raise ArgumentError(
                 "blocking=True would hold up the event loop.",
                 reason="INVALID_ARGUMENT",
-                fix="leave it out, and await gpu.synchronize(): the array's contents are taken at once here.",
+                fix="leave it out: contents are taken at once here, those in pinned memory by await gpu.synchronize().",
             )
         if transfer.inline(len(data), attachment.session.limits):
             bulk.write(self._connection, attachment, part, data, report, shared=False)

@@ -1,5 +1,9 @@
-"""Large arrays on their way: the command that writes or reads them has its place among the others, their bytes travel
-beside it, in a thread."""
+"""Large arrays on their way: the command that writes or reads them has its place among the others, their bytes go
+beside it.
+
+On the daemon's host they go by shared memory (`hearth.placed`): a thread only says where they are, which waits for no
+device, and what comes down it copies to where it belongs. Elsewhere a thread carries them.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hearth import bulk
+from hearth import bulk, placed
 from hearth.errors import HearthError
 from hearth.one_way import heard_otherwise
 
 if TYPE_CHECKING:
     from hearth.aio.home import Home
     from hearth.aio.road import LoopAttachment, LoopConnection
+    from hearth.aio.threads import Work
+    from hearth.attachment import Attachment
     from hearth.progress import Progress
     from hearth.reply import Reply
     from hearth.transfer import Part
@@ -34,37 +40,69 @@ def in_loop(home: Home, report: Progress | None) -> Progress | None:
 def upload(
     connection: LoopConnection, attachment: LoopAttachment, part: Part, data: memoryview, report: Progress | None
 ) -> None:
-    """Takes the bytes, and has them written in the order of the stream. What goes wrong is told by the next await that
-    reports errors. Raises `QuotaExceededError` where too many are on their way."""
+    """Takes the bytes, unless they lie in memory that can be shared, and has them written in the order of the stream.
+    What goes wrong is told by the next await that reports errors. Raises `QuotaExceededError` where too many are on
+    their way."""
     size = len(data)
     connection.take_on(size)
     try:
-        taken = memoryview(bytes(data))  # the caller's may change as soon as this returns
+        if not (placed.shareable(data) and placed.likely(connection, attachment)):
+            data = placed.taken(connection, attachment, data)  # the caller's may change as soon as this returns
         reply, number = bulk.begin_upload(connection, attachment, part, size)
     except BaseException:
         connection.put_down(size)
         raise
-    report = in_loop(connection.home, report)
-    work = connection.home.uploads.run(partial(_carry, connection, attachment, reply, number, taken, report))
-    work.add_done_callback(lambda _: connection.put_down(size))
+    up = _Upload(connection, attachment, reply, number, data, in_loop(connection.home, report))
+    connection.home.uploads.run(up.carry)
 
 
-def _carry(
-    connection: LoopConnection,
-    attachment: LoopAttachment,
-    reply: Reply,
-    number: int,
-    data: memoryview,
-    report: Progress | None,
-) -> None:
-    reply.on_late_error = partial(_told, connection, attachment)
-    reply.abandon()  # so that its error is known before the answer of a synchronize that comes behind it
-    try:
-        attachment.wait_opened()
-        bulk.carry_upload(connection, attachment, reply, number, data, report)
-    except HearthError as error:
-        if reply.error is None and not connection.refusal:
-            _told(connection, attachment, error)
+class _Upload:
+    """The session, which waits for the answer, holds it, and it the bytes."""
+
+    def __init__(
+        self,
+        connection: LoopConnection,
+        attachment: LoopAttachment,
+        reply: Reply,
+        number: int,
+        data: memoryview,
+        report: Progress | None,
+    ) -> None:
+        self._connection = connection
+        self._attachment = attachment
+        self._reply = reply
+        self._number = number
+        self._data: memoryview | None = data
+        self._size = len(data)
+        self._report = report
+        self._lock = threading.Lock()
+        reply.on_late_error = partial(_told, connection, attachment)
+        reply.abandon()  # so that its error is known before the answer of a synchronize that comes behind it
+        reply.on_answer = self._answered
+        if reply.answered:
+            self._answered()
+
+    def _answered(self) -> None:
+        """The bytes are not needed any more, by the device either."""
+        with self._lock:
+            data, self._data = self._data, None
+        if data is not None:
+            self._connection.put_down(self._size)
+
+    def carry(self) -> None:
+        """As a thread: has them taken from where they lie; else carries them."""
+        connection, attachment, reply, data = self._connection, self._attachment, self._reply, self._data
+        if data is None:
+            return
+        try:
+            attachment.wait_opened()
+            if placed.upload(connection, attachment, self._number, data) is None:
+                bulk.carry_upload(connection, attachment, reply, self._number, data, self._report)
+            elif self._report is not None:
+                self._report(self._size, self._size)
+        except HearthError as error:
+            if reply.error is None and not connection.refusal:
+                _told(connection, attachment, error)
 
 
 def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
@@ -80,30 +118,82 @@ class _Download:
     """Goes to its end whether or not anybody waits for it: the daemon keeps the bytes until they are taken, and what
     comes behind the read waits for that."""
 
-    def __init__(self, into: memoryview, ours: bool) -> None:
-        self._lock = threading.Lock()
-        self._into = into
-        self._scratch = into if ours else memoryview(np.empty(len(into), np.uint8))  # type: ignore[arg-type]
-        self._dropped = False
-
-    def drop(self) -> None:
-        """Nothing is written to the caller's memory any more."""
-        with self._lock:
-            self._dropped = True
-
-    def carry(
+    def __init__(
         self,
         connection: LoopConnection,
         attachment: LoopAttachment,
         reply: Reply,
         number: int,
+        into: memoryview,
         report: Progress | None,
+        *,
+        ours: bool,
     ) -> None:
+        self._connection = connection
+        self._attachment = attachment
+        self._reply = reply
+        self._number = number
+        self._into = into
+        self._report = report
+        self._ours = ours
+        self._from: memoryview | None = None
+        """Where the bytes come to, before they are copied to the caller's memory; the device's, while it is shared."""
+        self._lock = threading.Lock()
+        self._dropped = self._landing = False
+
+    def begin(self) -> bool:
+        """As a thread: whether they will be in shared memory when the read is answered; else they have come."""
+        size = len(self._into)
+        there = placed.memory(size) if placed.likely(self._connection, self._attachment) else None
+        if there is None:
+            there = self._into if self._ours else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+        if self._come(there):
+            return True
+        self.land()
+        return False
+
+    def fill(self) -> bool:
+        """As a thread: has them put where they belong; whether that will be when the read is answered, else it is."""
+        return self._come(self._into)
+
+    def _come(self, there: memoryview) -> bool:
+        """Has them come there: whether that will be when the read is answered; else they have."""
+        connection, attachment, reply, number = self._connection, self._attachment, self._reply, self._number
         attachment.wait_opened()
-        bulk.carry_download(connection, attachment, reply, number, self._scratch, None, report)
+        landing = None
+        if placed.shareable(there):
+            landing = placed.download(connection, attachment, number, there)
+        self._from = there
+        if landing is not None and landing.sure:
+            reply.on_error = partial(placed.spoil, there)  # with which the session holds it
+            if reply.error is not None:
+                placed.spoil(there)
+            return True
+        try:
+            bulk.carry_download(connection, attachment, reply, number, there, None, self._report)
+        except HearthError:
+            if landing is None or not reply.answered or reply.error is not None:
+                raise  # else the daemon had heard where they were to be, and is done
+        self._report = None
+        return False
+
+    def land(self) -> None:
+        """As a thread: copies what has come to the caller's memory."""
         with self._lock:
-            if self._scratch is not self._into and not self._dropped:
-                self._into[:] = self._scratch
+            if self._dropped or self._from is None:
+                return
+            self._landing = True
+        placed.copy(self._into, self._from)
+        self._from = None
+        if self._report is not None:
+            self._report(len(self._into), len(self._into))
+
+    def drop(self) -> bool:
+        """Nothing is written to the caller's memory any more; but what has begun to be, whether there is such, is there
+        in a moment."""
+        with self._lock:
+            self._dropped = True
+            return self._landing and not self._ours
 
 
 async def download(
@@ -119,16 +209,60 @@ async def download(
     """Reads bytes into memory, which nothing is written to once this returns or raises; `ours`: nobody else knows that
     memory, so that it is no matter."""
     home = connection.home
-    carried = _Download(into, ours)
+    deadline = None if timeout is None else home.loop.time() + timeout
     reply, number = bulk.begin_download(connection, attachment, part, len(into))
-    report = in_loop(home, report)
-    work = home.downloads.run(partial(carried.carry, connection, attachment, reply, number, report))
+    down = _Download(connection, attachment, reply, number, into, in_loop(home, report), ours=ours)
+    work: Work[bool] | Work[None] = home.downloads.run(down.begin)
+    shared = False
+    try:
+        await home.over(work, timeout)
+        if not work.done():
+            raise reply.given_up(timeout)
+        shared = not work.exception() and bool(work.result())
+        if shared:
+            await home.answered(reply, None if deadline is None else max(0.0, deadline - home.loop.time()))
+            if not reply.answered:
+                raise reply.given_up(timeout)
+            if reply.error is None:
+                work = home.downloads.run(down.land)
+                await home.over(work)
+    except BaseException as error:
+        reply.abandon()
+        if down.drop():
+            await home.outlast(work, error)
+        raise
+    if shared:
+        reply.wait()
+    work.result()
+
+
+def fillable(connection: LoopConnection, attachment: Attachment, into: memoryview) -> bool:
+    """Whether the device may well fill that memory itself."""
+    return placed.shareable(into) and placed.likely(connection, attachment)
+
+
+async def fill(
+    connection: LoopConnection,
+    attachment: LoopAttachment,
+    part: Part,
+    into: memoryview,
+    timeout: float | None,
+    report: Progress | None,
+) -> None:
+    """Has the device fill memory in the order of the stream, and returns when it will; what goes wrong then is told by
+    the next await that reports errors. Where the device cannot, returns when the memory is filled."""
+    home = connection.home
+    reply, number = bulk.begin_download(connection, attachment, part, len(into))
+    down = _Download(connection, attachment, reply, number, into, in_loop(home, report), ours=True)
+    work = home.downloads.run(down.fill)
     try:
         await home.over(work, timeout)
         if not work.done():
             raise reply.given_up(timeout)
     except BaseException:
         reply.abandon()
-        carried.drop()
         raise
-    work.result()
+    if work.result():
+        reply.abandon()
+        if report is not None:
+            report(len(into), len(into))

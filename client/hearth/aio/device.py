@@ -141,12 +141,14 @@ class Device(sync.Device):
         stream: AnyStream | None = None,
         out: Sequence[Array | None] | None = None,
     ) -> list[Array]:
-        """As `hearth.Device.dispatch`. Cancelled, it goes on without being heard, and leaves `out` as it is."""
+        """As `hearth.Device.dispatch`. Its inputs are to stay as they are until it returns. Cancelled, it goes on
+        without being heard, and leaves `out` as it is."""
         from hearth.aio.pending import PendingDispatch
 
         await self._connection.opened()
-        how = How(shared_mem, iterations, timeout, stream, copy=True, apart=True)
-        return await PendingDispatch(self._job(function, grid, block, (args, ins, outs, scalars), out, how))._run()
+        how = How(shared_mem, iterations, timeout, stream, apart=True)
+        job = self._job(function, grid, block, (args, ins, outs, scalars), out, how)
+        return await PendingDispatch(job, take=True)._run()
 
     # ---- what is not ----
 

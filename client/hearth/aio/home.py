@@ -129,6 +129,20 @@ class Home:
         with self._waking(came, timeout):
             await came
 
+    async def outlast(self, work: Work[Any], error: BaseException) -> None:
+        """Waits until a thread has left the memory of who is to get `error`, whoever wants to be gone before: the end
+        of a copy, no more."""
+        if isinstance(error, GeneratorExit):  # nobody runs this any more
+            work.join()
+        while not work.done():
+            try:
+                await self.over(work)
+            except GeneratorExit:
+                work.join()
+                raise
+            except asyncio.CancelledError:
+                continue
+
     def later(self, work: Callable[[], object]) -> None:
         """Has the loop do it, while it runs."""
         with contextlib.suppress(RuntimeError):  # it is closed: nobody waits there any more

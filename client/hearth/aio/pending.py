@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from hearth import pending as sync
@@ -14,19 +14,27 @@ from hearth.errors import HearthError, TimeoutError
 if TYPE_CHECKING:
     import numpy as np
 
+    from hearth.aio.home import Home
     from hearth.aio.road import LoopAttachment, LoopConnection
 
 
 class PendingDispatch(sync.PendingDispatch):
     """As `hearth.PendingDispatch`; `result` is awaited, by as many as like. To cancel that leaves the dispatch be."""
 
-    def __init__(self, job: sync.Job) -> None:
+    def __init__(self, job: sync.Job, *, take: bool = False) -> None:
+        """`take`: its large inputs are the caller's, and are copied by a thread."""
         self._home = cast("LoopConnection", job.connection).home
         self._over: asyncio.Task[None] | None = None
+        self._take = take
+        self._taken: Work[None] | None = None
         super().__init__(job)
 
     def _carry(self) -> Work[None]:
-        return self._home.dispatches.run(partial(_carry, self._job))
+        if self._take:
+            self._taken = self._home.dispatches.run(self._job.take)
+        carrying = _Carrying(self._home, self._job, self._taken)
+        self._home.dispatches.run(carrying.begin)
+        return carrying.over
 
     @spans.traced("hearth.dispatch.result", spans.of_result)
     async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:  # type: ignore[override]
@@ -52,15 +60,59 @@ class PendingDispatch(sync.PendingDispatch):
         """Its result; where this is cancelled it goes on, and leaves the arrays that it was given as they are."""
         try:
             return await self.result()
-        except BaseException:
+        except BaseException as error:
             self._job.drop()
+            if self._taken is not None:
+                await self._home.outlast(self._taken, error)
             raise
 
 
-def _carry(job: sync.Job) -> None:
-    try:
-        cast("LoopAttachment", job.attachment).wait_opened()
-    except HearthError as error:
-        job.fail(error)
-        return
-    sync.carry(job)
+class _Carrying:
+    """One dispatch's bytes: a thread says where those are that go by shared memory, and copies what has come when the
+    dispatch is answered; none waits in between. Others it carries."""
+
+    def __init__(self, home: Home, job: sync.Job, taken: Work[None] | None) -> None:
+        """`taken`: what copies its inputs, in another thread."""
+        self.over: Work[None] = Work(lambda: None)
+        self._home = home
+        self._job = job
+        self._taken = taken
+        self._lock = threading.Lock()
+        self._listens = False
+
+    def begin(self) -> None:
+        """As a thread."""
+        job = self._job
+        try:
+            if self._taken is not None:
+                self._taken.result()
+            cast("LoopAttachment", job.attachment).wait_opened()
+            if job.place():
+                self._listens = True
+                job.reply.listen(self._answered)
+                return
+        except BaseException as error:  # MemoryError, of a copy
+            if not isinstance(error, HearthError):
+                error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+            job.fail(error)
+            job.give_up()
+            self.over.set_result(None)
+            return
+        self._carry()
+
+    def _answered(self) -> None:
+        """Called by who receives, perhaps twice."""
+        with self._lock:
+            first, self._listens = self._listens, False
+        if first:
+            self._home.dispatches.run(self._land)
+
+    def _land(self) -> None:
+        self._job.reply.unlisten()
+        self._carry()
+
+    def _carry(self) -> None:
+        try:
+            sync.carry(self._job)
+        finally:
+            self.over.set_result(None)

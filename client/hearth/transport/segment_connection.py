@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import from_status
 from hearth_proto import frames
-from hearth_proto.frames import FrameError, FrameReader, Kind
+from hearth_proto.frames import PLACE, FrameError, FrameReader, Kind
 from hearth_proto.v1.status_pb2 import Status
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class SegmentConnection:
         """What commands may name: segment -> its number here."""
         self._sent: dict[int, _Sent] = {}
         self._refused: set[int] = set()
+        self._asked: dict[int, bool | None] = {}
+        """Transfers that were placed, and what was said of it; None: nothing yet."""
         self._gone: deque[int] = deque()
         """Segments of `_sent` that nobody has any more."""
         self._closed = False
@@ -158,41 +160,75 @@ class SegmentConnection:
                 self.close()
                 raise Lost(str(error)) from None
 
+    def place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
+        """Has the device process copy the bytes of a transfer from there (`Kind.UPLOAD`) or to there
+        (`Kind.DOWNLOAD`), and waits for its word that it will, now or when their command has its turn, whatever becomes
+        of this connection. False: not so. Raises `Lost`, which leaves open whether it will."""
+        with self._lock:
+            self._release_gone()
+            number = self.number(segment)
+            if not number:
+                return False
+            try:
+                frame = frames.encode(kind, PLACE.pack(number, offset, size), id=transfer)
+                self._asked[transfer] = None
+                self._put(frame, [], time.monotonic() + REGISTER_S)
+                deadline = time.monotonic() + REGISTER_S
+                while (said := self._asked[transfer]) is None:
+                    self._take(deadline)
+                del self._asked[transfer]
+                return said
+            except (OSError, FrameError, ValueError) as error:
+                self.close()
+                raise Lost(str(error)) from None
+
     def _send(self, segment: Segment) -> _Sent:
         ident = segment.number
         sent = _Sent(self._mint(), segment.size, weakref.ref(segment, lambda _: self._ended(ident)))
         frame = frames.encode(Kind.SEGMENT, json.dumps({"size": segment.size}).encode(), id=sent.number)
-        deadline = time.monotonic() + REGISTER_S
+        self._put(frame, [segment.descriptor], time.monotonic() + REGISTER_S)
+        self._sent[ident] = sent
+        self.registered_bytes += segment.size
+        return sent
+
+    def _put(self, frame: bytes, descriptors: list[int], deadline: float) -> None:
         try:
             self._wait(select.POLLOUT, deadline)
-            taken = socket.send_fds(self._connection, [frame], [segment.descriptor], _FLAGS)
+            taken = 0
+            if descriptors:
+                taken = socket.send_fds(self._connection, [frame], descriptors, _FLAGS)
             while taken < len(frame):
                 self._wait(select.POLLOUT, deadline)
                 taken += self._connection.send(frame[taken:], _FLAGS)
         except BaseException:  # KeyboardInterrupt: a part of the frame may have gone out
             self.close()
             raise
-        self._sent[ident] = sent
-        self.registered_bytes += segment.size
-        return sent
 
     def _answered(self, sent: _Sent) -> bool:
         """Waits for the answer: whether it may be named."""
         deadline = time.monotonic() + REGISTER_S + REGISTER_GIB_S * sent.size / (1 << 30)
-        while True:
-            for frame in self.receive(deadline):
-                ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
-                if ident is not None and frame.kind == Kind.SEGMENT:
-                    self._named[ident] = frame.id
-                    self.fruitful = True
-                elif ident is not None and frame.kind == Kind.ABORT:
-                    self.registered_bytes -= self._sent.pop(ident).size
-                    if from_status(Status.FromString(frame.payload)).reason != _FULL:
-                        self._refused.add(ident)
-                else:
-                    raise FrameError(f"frame {frame.kind} came about {frame.id}")
-                if frame.id == sent.number:
-                    return frame.kind == Kind.SEGMENT
+        ident = next(ident for ident, each in self._sent.items() if each is sent)
+        while ident not in self._named:
+            if self._sent.get(ident) is not sent:
+                return False
+            self._take(deadline)
+        return True
+
+    def _take(self, deadline: float) -> None:
+        """Waits for the next answers, to whatever was asked; who was to hear them may have broken off."""
+        for frame in self.receive(deadline):
+            ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
+            if ident is not None and frame.kind == Kind.SEGMENT:
+                self._named[ident] = frame.id
+                self.fruitful = True
+            elif ident is not None and frame.kind == Kind.ABORT:
+                self.registered_bytes -= self._sent.pop(ident).size
+                if from_status(Status.FromString(frame.payload)).reason != _FULL:
+                    self._refused.add(ident)
+            elif frame.id in self._asked and frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.ABORT):
+                self._asked[frame.id] = frame.kind != Kind.ABORT
+            else:
+                raise FrameError(f"frame {frame.kind} came about {frame.id}")
 
     def receive(self, deadline: float) -> list[Frame]:
         """Waits for the next frames, until then. Raises OSError, `FrameError`."""

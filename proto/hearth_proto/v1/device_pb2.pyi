@@ -117,7 +117,7 @@ class OpenBulkRequest(_message.Message):
     def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., generation: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
 
 class OpenBulkResponse(_message.Message):
-    __slots__ = ("tickets", "valid_ns", "path", "host", "port", "certificate", "max_chunk_bytes", "max_segment_bytes")
+    __slots__ = ("tickets", "valid_ns", "path", "host", "port", "certificate", "max_chunk_bytes", "max_segment_bytes", "transfers")
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     VALID_NS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class OpenBulkResponse(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     MAX_CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     tickets: _containers.RepeatedScalarFieldContainer[bytes]
     valid_ns: int
     path: str
@@ -134,7 +135,8 @@ class OpenBulkResponse(_message.Message):
     certificate: bytes
     max_chunk_bytes: int
     max_segment_bytes: int
-    def __init__(self, tickets: _Optional[_Iterable[bytes]] = ..., valid_ns: _Optional[int] = ..., path: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., certificate: _Optional[bytes] = ..., max_chunk_bytes: _Optional[int] = ..., max_segment_bytes: _Optional[int] = ...) -> None: ...
+    transfers: bool
+    def __init__(self, tickets: _Optional[_Iterable[bytes]] = ..., valid_ns: _Optional[int] = ..., path: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., certificate: _Optional[bytes] = ..., max_chunk_bytes: _Optional[int] = ..., max_segment_bytes: _Optional[int] = ..., transfers: bool = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("seq",)

@@ -45,6 +45,7 @@ class Bulk:
         payload = refusal.to_status().SerializeToString()
         if flow is not None and flow.striped is not None:
             flow.striped.abort(payload)
+        if flow is not None:
             flow.unstripe()
         self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 

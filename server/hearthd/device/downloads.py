@@ -16,13 +16,14 @@ from hearthd.device.copies import Direct, locate, refused_read
 from hearthd.device.doubts import both
 from hearthd.device.flows import Download
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.placed import PlacedDownloads
 from hearthd.device.policy.layout import pieces
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
 from hearthd.device.striped_downloads import StripedDownloads
 
 
-class Downloads(StripedDownloads):
+class Downloads(StripedDownloads, PlacedDownloads):
     """Bytes on their way out."""
 
     def download_frame(self, session: Session, frame: Frame) -> None:
@@ -111,6 +112,9 @@ class Downloads(StripedDownloads):
         no host memory; what turns out to have failed behind `buffer` ends the read. Raises Refusal(TRANSFER_ABORTED)
         where the client has closed the download.
         """
+        if download.placed is not None:
+            place = download.placed
+            return self._send_placed(origin, transfer, download, place, size, take, sent, direct, buffer)
         striped, track = download.striped, origin.stream.track
         if striped is not None:
             if not self._send_striped(origin, transfer, download, striped, size, take, direct, buffer):

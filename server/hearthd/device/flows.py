@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.striped import StripedDownload, StripedUpload
+
+if TYPE_CHECKING:
+    from hearthd.device.doubts import Verdict
+    from hearthd.device.segment import Place
 
 
 class Over:
@@ -41,12 +46,18 @@ class Upload:
         self.written = 0
         self.striped: StripedUpload | None = None
         """While its bytes come over stripes."""
+        self.placed: Place | None = None
+        """Where they lie, in memory that the client shares."""
 
     def unstripe(self) -> None:
-        """It is over, or its bytes come another way: from the first on."""
+        """It is over, or its bytes come another way, neither over stripes nor in shared memory: from the first on."""
         if self.striped is not None:
             self.striped.drop()
             self.striped = None
+            self.written = 0
+        if self.placed is not None:
+            self.placed.segment.drop()
+            self.placed = None
             self.written = 0
 
 
@@ -63,10 +74,18 @@ class Download:
         self.queued = 0
         self.striped: StripedDownload | None = None
         """While its bytes go over stripes."""
+        self.placed: Place | None = None
+        """Where they go, in memory that the client shares."""
+        self.verdicts: dict[Verdict, None] = {}
+        """Of collectives on which hung what was copied there."""
 
     def unstripe(self) -> None:
-        """It is over, or its bytes go another way: from the first on."""
+        """It is over, or its bytes go another way, neither over stripes nor in shared memory: from the first on."""
         if self.striped is not None:
             self.striped.drop()
             self.striped = None
+            self.queued = 0
+        if self.placed is not None:
+            self.placed.segment.drop()
+            self.placed = None
             self.queued = 0

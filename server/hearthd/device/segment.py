@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hearthd.device.session import Session
 
@@ -53,3 +54,30 @@ class Segment:
         if not self.over:
             self.over = True
             self.drop()
+
+
+class Part:
+    """Some of a segment, as host memory of a copy."""
+
+    __slots__ = ("address", "size", "view")
+
+    def __init__(self, address: int, size: int, view: memoryview) -> None:
+        self.address = address
+        self.size = size
+        self.view = view
+
+
+class Place(NamedTuple):
+    """`size` bytes of a segment, from `start` on: all that a transfer has. Who keeps one holds the segment."""
+
+    segment: Segment
+    start: int
+    size: int
+
+    def part(self, at: int, size: int) -> Part:
+        """So many bytes, from the transfer's byte `at` on."""
+        return Part(self.segment.address + self.start + at, size, self.view(at, size))
+
+    def view(self, at: int, size: int) -> memoryview:
+        """The same, to be read and written here."""
+        return self.segment.view[self.start + at : self.start + at + size]

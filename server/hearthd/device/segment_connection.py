@@ -1,4 +1,5 @@
-"""A client's own socket into the device process where it shares memory: SEGMENT and RELEASE come, SEGMENT and ABORT go.
+"""A client's own socket into the device process where it shares memory: SEGMENT and RELEASE come, SEGMENT and ABORT go;
+and UPLOAD and DOWNLOAD come, and go back, which say where the bytes of transfers are.
 
 Descriptors come beside the bytes: the system hands one over with the first byte of what was sent with it, and never
 reads on beyond that. So the first that has come and was not taken belongs to the first SEGMENT that has come and has
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,12 +22,14 @@ from queue import SimpleQueue
 from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT
 from typing import Any
 
-from hearth_proto.frames import Frame, FrameError, FrameReader, Kind, encode
+from hearth_proto.frames import PLACE, Frame, FrameError, FrameReader, Kind, encode
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.loop import Loop
-from hearthd.device.segment import Segment
+from hearthd.device.policy.segments import check_range
+from hearthd.device.segment import Place, Segment
 from hearthd.device.segments import Segments
 from hearthd.device.session import Session
+from hearthd.device.transfers import Transfers
 
 RECEIVE_BYTES = 64 << 10
 MAX_FRAME = 1 << 10
@@ -74,6 +78,7 @@ class SegmentConnection:
         session: Session,
         most: int,
         segments: Segments,
+        transfers: Transfers,
         closer: Closer,
         loop: Loop,
         over: Callable[[SegmentConnection, str], None],
@@ -83,6 +88,7 @@ class SegmentConnection:
         self._fd = end.fileno()
         self._most = most
         self._segments = segments
+        self._transfers = transfers
         self._closer = closer
         self._loop = loop
         self._over = over
@@ -161,6 +167,8 @@ class SegmentConnection:
             segment = self._own.pop(frame.id, None)
             if segment is not None:  # else it was refused
                 self._segments.release(segment)
+        elif frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD) and not (frame.channel or frame.flags):
+            self._place(frame)
         else:
             raise ValueError(
                 f"a frame of kind {frame.kind} with flags {frame.flags} for channel {frame.channel} is none of a "
@@ -180,6 +188,24 @@ class SegmentConnection:
         except Refusal as refusal:
             self._closer.close([file])
             self._refuse(ident, refusal)
+
+    def _place(self, frame: Frame) -> None:
+        """Where the bytes of a transfer lie, or go. Raises ValueError for what says nothing about that."""
+        try:
+            ident, start, size = PLACE.unpack(frame.payload)
+        except struct.error as error:
+            raise ValueError(f"the payload of frame {frame.kind} is no place: {error}") from None
+        try:
+            place = Place(self._segments.find(self.session, ident), start, size)
+            check_range(f"transfer {frame.id}", ident, place.segment.size, start, size)
+            if frame.kind == Kind.UPLOAD:
+                self._transfers.place_upload(self.session, frame.id, place)
+            else:
+                self._transfers.place_download(self.session, frame.id, place)
+        except Refusal as refusal:
+            self._refuse(frame.id, refusal)
+        else:
+            self._put(frame.kind, id=frame.id)
 
     # ---- to the client ----
 

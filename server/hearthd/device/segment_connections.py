@@ -38,6 +38,7 @@ class SegmentConnections:
     ) -> None:
         self._loop = loop
         self._segments = executor.segments
+        self._transfers = executor.transfers
         self._session_of = executor.session
         self._journal = journal
         self._closer = Closer()
@@ -98,7 +99,9 @@ class SegmentConnections:
             self._journal.warning(SEGMENTS, session=session.id, error=f"it has {len(there)} connections already")
             end.close()
             return
-        connection = SegmentConnection(end, session, most, self._segments, self._closer, self._loop, self._over)
+        connection = SegmentConnection(
+            end, session, most, self._segments, self._transfers, self._closer, self._loop, self._over
+        )
         there.append(connection)
         connection.begin()
 

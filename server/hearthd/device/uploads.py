@@ -19,13 +19,14 @@ from hearthd.device.bulk import Move, check_live, claim
 from hearthd.device.copies import Direct, locate
 from hearthd.device.flows import Upload
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.placed import PlacedUploads
 from hearthd.device.policy.layout import pieces
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
 from hearthd.device.striped_uploads import MAX_UNCLAIMED, StripedUploads, too_many, unclaimed
 
 
-class Uploads(StripedUploads):
+class Uploads(StripedUploads, PlacedUploads):
     """Bytes on their way in."""
 
     def upload_frame(self, session: Session, frame: Frame) -> None:
@@ -108,11 +109,15 @@ class Uploads(StripedUploads):
         def put(host: HostBuffer, at: int, size: int) -> None:
             self._copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
 
+        placed = upload.placed is not None
         if not self.receive(origin, command.transfer, upload, command.size, put, direct):
             return False
         if command.size == buffer.size:
             buffer.failure = None
-        origin.reply()
+        if placed:  # the client's memory is its own again when it has been read
+            self._device.tracks.on_complete(origin.stream.track, origin.reply)
+        else:
+            origin.reply()
         return True
 
     def receive(
@@ -124,16 +129,13 @@ class Uploads(StripedUploads):
         for bytes too few or too many.
         """
         session, track = origin.session, origin.stream.track
-        if upload.striped is not None and (upload.chunks or upload.ended):
+        if upload.chunks or upload.ended:
             upload.unstripe()  # its client could not go on with it
-        if upload.striped is not None and not self._receive_striped(origin, upload, upload.striped, size, put, direct):
+        if not self._receive_otherwise(origin, upload, size, put, direct):
             return False
         while upload.written < size:
             if not upload.chunks:
-                if upload.error is not None:
-                    raise upload.error
-                if upload.ended:
-                    raise self._too_short(origin, upload, size)
+                self._check_not_over(origin, upload, size)
                 return False
             data = upload.chunks[0]
             if upload.written + len(data) > size:
@@ -153,11 +155,27 @@ class Uploads(StripedUploads):
             raise self._too_long(origin, upload, size)
         session.uploads.pop(transfer, None)
         session.over.add(transfer, size)
-        self._device.telemetry.uploaded(size, striped=upload.striped is not None)
+        if upload.placed is None:
+            self._device.telemetry.uploaded(size, striped=upload.striped is not None)
         if upload.striped is not None:
             upload.striped.complete()
         upload.unstripe()
         return True
+
+    def _receive_otherwise(self, origin: Origin, upload: Upload, size: int, put: Move, direct: Direct | None) -> bool:
+        """The same of what lies in shared memory, or comes over stripes; True where neither is so."""
+        if upload.placed is not None:
+            return self._receive_placed(origin, upload, upload.placed, size, put, direct)
+        if upload.striped is not None:
+            return self._receive_striped(origin, upload, upload.striped, size, put, direct)
+        return True
+
+    def _check_not_over(self, origin: Origin, upload: Upload, size: int) -> None:
+        """Raises what ended it before its last byte."""
+        if upload.error is not None:
+            raise upload.error
+        if upload.ended:
+            raise self._too_short(origin, upload, size)
 
     @staticmethod
     def _too_short(origin: Origin, upload: Upload, size: int) -> Refusal:

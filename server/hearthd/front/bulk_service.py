@@ -132,6 +132,7 @@ class BulkService:
             valid_ns=int(LIFETIME * 1e9),
             path=self._lanes.path,
             max_segment_bytes=most,
+            transfers=True,
         )
 
     def _stripes(self, count: int, session: Session, channel: Channel, peer: str) -> device_pb2.OpenBulkResponse:
