@@ -134,7 +134,7 @@ class DeviceProcess:
         self._device = device
         device.staging.on_return = telemetry.transfer.observe
         self.loop.on_turn = telemetry.loop_turn.observe
-        tracks.on_launch_done = telemetry.launch_completion.observe
+        tracks.timing.on_done = telemetry.launch_completion.observe
         self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""

@@ -116,7 +116,7 @@ class Telemetry:
     queue_delay: Histogram = field(default_factory=Histogram)
     """Of commands that had to wait in the device process before they could be handed to the device."""
     launch_completion: Histogram = field(default_factory=Histogram)
-    """Of some launches; see `hearthd.device.tracks.Tracks.on_launch_done`."""
+    """Of some launches; see `hearthd.device.launch_timing`."""
     compile: Histogram = field(default_factory=Histogram)
     sync_wait: Histogram = field(default_factory=Histogram)
     transfer: Histogram = field(default_factory=Histogram)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection, Iterable
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.doubts import Callback, Doubts
+from hearthd.device.launch_timing import LaunchTiming
 from hearthd.device.policy import track_choice
 from hearthd.device.policy.forecast import Forecast
 from hearthd.device.policy.ordering import Ordering, Usage
 from hearthd.device.policy.spinning import Spinning
 from hearthd.device.resources import Event
 from hearthd.device.server import ComputeServer, KeepsCrashRecord
-from hearthd.device.track import NEVER, RESTS, TIME_NEXT, TIMED, WINDOW, WINDOWS, Probe, Track
+from hearthd.device.track import NEVER, TIME_NEXT, WINDOW, WINDOWS, Track
+from hearthd.device.watched_events import WatchedEvents
 
 __all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks"]
 
@@ -34,9 +36,7 @@ class Tracks:
         self._max = max_streams
         self.notified = server.on_progress(wake)
         """Whether the backend says when something is done; else it has to be asked."""
-        self._watched: list[tuple[Event, Callback, float, Callback]] = []
-        self._held: dict[Event, int] = {}
-        self._retired: set[Event] = set()
+        self._watched = WatchedEvents(server)
         self._spinning = Spinning()
         self.forecast = Forecast()
         """Of copies whose end somebody waits for."""
@@ -45,9 +45,7 @@ class Tracks:
         self._told = 0
         """How many of them a `poll` has told of. Whoever reaps one track on its own finds completions that others wait
         for: they are progress all the same."""
-        self.on_launch_done: Callable[[int], None] = lambda nanoseconds: None
-        """Told of some of the launches how long they took from their hand-over to their end: the first of each stream,
-        one in `WINDOW` commands, and one each `RESTS` times that a track has come to its end."""
+        self.timing = LaunchTiming()
         self.held = False
         self.ordering = Ordering()
         self.all: list[Track] = []
@@ -173,21 +171,12 @@ class Tracks:
             self.wait(track, origin)
 
     def _between(self, track: Track) -> None:
-        """Between two commands: the window ends here, or the one before is timed, or the one behind. What turns out to
-        be no launch is not, and the next one is."""
+        """Between two commands: the window ends here, or a launch is timed."""
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        probe = track.probe
-        if probe is not None and not probe.launch and _is_launch(track, probe):
-            probe.launch = True
-            if not window:
-                self.on_complete(track, _noticed)
-        if probe is not None and probe.launch:
-            track.timing = 0
-        else:
-            track.timing = TIMED
-            track.probe = Probe(self.ordering.position(track.index) + 1, time.perf_counter_ns())
+        if self.timing.between(track, self.ordering.position(track.index)) and not window:
+            self.on_complete(track, _noticed)
 
     def charge(self, track: Track, more: int) -> None:
         """What the track has been given under its last position counts as so many commands more."""
@@ -253,20 +242,18 @@ class Tracks:
         With `timeout` seconds: `on_timeout` instead, when it is not done by then. Who may `retire` the event meanwhile
         need not care.
         """
-        deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
-        self._hold(event)
-        self._watched.append((event, callback, deadline, on_timeout or callback))
+        self._watched.add(event, callback, timeout, on_timeout)
         self._spinning.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
         """`callback` when both events are done; neither is released before it has returned."""
         for event in (first, second):
-            self._hold(event)
+            self._watched.hold(event)
 
         def both() -> None:
             callback()
             for event in (first, second):
-                self._drop(event)
+                self._watched.drop(event)
 
         self.watch(first, lambda: self.watch(second, both))
 
@@ -276,20 +263,8 @@ class Tracks:
             if track.pending:
                 self.reap(track)
         if self._watched:
-            done = self._server.done
-            watched, self._watched = self._watched, []
-            now = time.perf_counter()
-            for watch in watched:
-                event, callback, deadline, on_timeout = watch
-                if done(event):
-                    self.completions += 1
-                    callback()
-                elif now > deadline:
-                    on_timeout()
-                else:
-                    self._watched.append(watch)
-                    continue
-                self._drop(event)
+            found = self._watched.poll()  # where others may be reaped
+            self.completions += found
         if self.completions == self._told:
             return False
         self._told = self.completions
@@ -315,7 +290,7 @@ class Tracks:
         for track in self.all:
             if track.pending and done(track.pending[0][1]):
                 return True
-        return bool(self._watched) and any(done(watch[0]) for watch in self._watched)
+        return self._watched.any_done
 
     @property
     def awaits(self) -> bool:
@@ -331,23 +306,7 @@ class Tracks:
 
     def retire(self, event: Event) -> None:
         """Releases an event, as soon as nobody watches it any more."""
-        if event in self._held:
-            self._retired.add(event)
-        else:
-            self._server.release_event(event)
-
-    def _hold(self, event: Event) -> None:
-        self._held[event] = self._held.get(event, 0) + 1
-
-    def _drop(self, event: Event) -> None:
-        left = self._held[event] - 1
-        if left:
-            self._held[event] = left
-            return
-        del self._held[event]
-        if event in self._retired:
-            self._retired.discard(event)
-            self._server.release_event(event)
+        self._watched.retire(event)
 
     def sleep(self) -> float | None:
         """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done.
@@ -359,7 +318,7 @@ class Tracks:
         if not self._pending:
             return None
         if self.notified:  # but a deadline comes without a notice
-            return WATCH_S if any(deadline != float("inf") for _, _, deadline, _ in self._watched) else None
+            return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
         return min(self._spinning.sleep(now), self.forecast.ahead(now))
 
@@ -376,21 +335,11 @@ class Tracks:
         self._server.release_event(event)
         track.done_position = position
         self.completions += 1
-        if track.probe is not None and position >= track.probe.position:
-            self._time(track, track.probe)
+        if track.probe is not None:
+            self.timing.reached(track, position)
         callback()
         if not track.pending:
-            track.rests += 1
-            if not track.rests % RESTS and not track.timing:
-                track.timing = TIME_NEXT
-
-    def _time(self, track: Track, probe: Probe) -> None:
-        track.probe = None
-        if probe.launch or _is_launch(track, probe):
-            track.timing = 0
-            self.on_launch_done(time.perf_counter_ns() - probe.begun_ns)
-        else:
-            track.timing = TIME_NEXT
+            self.timing.rested(track)
 
     def in_flight(self, session: str | None = None) -> list[str]:
         """Names of kernels that were launched, by one session or by any, and are not known to be done, oldest first."""
@@ -411,11 +360,6 @@ class Tracks:
         event = self._server.record(self.all[origin].stream)
         self._server.wait(track.stream, event)
         self._server.release_event(event)
-
-
-def _is_launch(track: Track, probe: Probe) -> bool:
-    """Whether the command that is timed is the last launch of the track."""
-    return bool(track.launched) and track.launched[-1][0] == probe.position
 
 
 def _noticed() -> None:

@@ -484,7 +484,7 @@ class Timed(Rig):
         self.now = 0
         self.told: list[int] = []
         monkeypatch.setattr("hearthd.device.tracks.time.perf_counter_ns", lambda: self.now)
-        self.tracks.on_launch_done = self.told.append
+        self.tracks.timing.on_done = self.told.append
         self.only = self.track[0]
         self.buffer = self.allocate(self.only)
 
