@@ -202,6 +202,7 @@ def carry_download(
     from hearth import striping
 
     size = len(into)
+    deadline = None if timeout is None else time.monotonic() + timeout
     download = striping.download(connection, attachment, reply, number, into, timeout)
     reply.on_error = download.cancel
     if reply.error is not None:
@@ -213,7 +214,7 @@ def carry_download(
     except BaseException:
         reply.abandon()
         raise
-    reply.wait()
+    reply.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     if received != size:
         raise transfer.short(received, size)
 

@@ -96,6 +96,13 @@ class Connection:
         return attachment is not None and attachment.alive
 
     @property
+    def outages(self) -> int:
+        """How often its Execute stream broke and was taken up again, in this attachment."""
+        attachment = self._attachment
+        execute = attachment.execute if attachment is not None else None
+        return execute.resumed if execute is not None else 0
+
+    @property
     def used(self) -> bool:
         """Whether there may be work under way, or an error that nobody has been told."""
         return self._attachment is not None or bool(self._deferred)

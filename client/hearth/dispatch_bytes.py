@@ -185,7 +185,7 @@ class DispatchBytes:
         for thread in threads:
             thread.start()
         try:
-            for output in large[:1] + small:
+            for output in small + large[:1]:  # what goes over stripes is over with the answer, which waits for all
                 self._fetch_one(output)
         except BaseException:
             self.cancel()

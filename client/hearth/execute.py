@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
-from hearth.patience import Patience
+from hearth.patience import Patience, may_go_on
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Execute:
     def __init__(self, driver: Driver, transport: Transport, token: str, device: int, lease: float) -> None:
         self.outages: deque[float] = deque(maxlen=_REMEMBERED)
         """How long the last ones were, from the break to the next attach, in seconds."""
+        self.resumed = 0
+        """How many there were."""
         self._driver = driver
         self._transport = transport
         self._token = token
@@ -116,7 +118,7 @@ class Execute:
         try:
             while True:
                 error = self._cause(self._receive(stream))
-                if not error.broken or not self._driver.session.attached or self._driver.over.is_set():
+                if not (may_go_on(error) and self._driver.session.attached) or self._driver.over.is_set():
                     break
                 stream = self._again(error)
         except HearthError as refused:
@@ -181,9 +183,10 @@ class Execute:
             try:
                 stream = self._try()
                 self.outages.append(time.monotonic() - began)
+                self.resumed += 1
                 return stream
             except HearthError as error:
-                if not error.broken or driver.over.is_set():
+                if not may_go_on(error) or driver.over.is_set():
                     raise
             if not self._transport.absent():
                 there = time.monotonic()

@@ -48,6 +48,7 @@ class HostCopies(Views):
         host, into = self._places(out)
         if self._nbytes:
             self._read(attachment, stream, into, timeout, progress, blocking or into is not host)
+            self._connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
         if into is not host:
             host[...] = into
         return host

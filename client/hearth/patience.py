@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hearth.errors import HearthError
 
 FIRST_S = 0.005
 MOST_S = 0.5
+
+
+def may_go_on(error: HearthError) -> bool:
+    """Whether another stream may go on for one that ended so: where its connection broke; and where an earlier one of
+    this client's, which an older connection brought late, has displaced it."""
+    return error.broken or error.reason == "HANDLE_IN_USE"
 
 
 class Patience:

@@ -32,6 +32,11 @@ REOPENINGS = 3
 """How often other stripes are opened without a byte of progress."""
 _LEAVE_S = 0.1
 """How long a thread may be in the caller's memory after the end, before its stripe is closed."""
+SILENT_S = 5.0
+"""How long nothing may come of a transfer once the command stream has been taken up again: what broke that without a
+word may stand before stripes, which have no pings, as well."""
+_LOOK_S = 0.25
+"""How often that is looked at."""
 _ANSWER_S = 1.0
 """How long the command's answer is waited for, where the daemon says that a transfer is over."""
 
@@ -61,6 +66,10 @@ class Striped:
         self._over = False
         self._error: HearthError | None = None
         self._fallback: Upload | Download | None = None
+        self._outages = connection.outages
+        self._furthest, self._since = 0, time.monotonic()
+        self._silent = False
+        """Its stripes were given up, and no others are opened."""
 
     def cancel(self) -> None:
         """Gives the transfer up, for good: who waits for it gets an error, and the daemon is told. Does not wait."""
@@ -97,7 +106,9 @@ class Striped:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         raise self._late()
-                    self._change.wait(left)
+                    if self._fell_silent():
+                        return False
+                    self._change.wait(_LOOK_S if left is None else min(left, _LOOK_S))
                 over, error, now, lines = self._over, self._error, self._bytes, bool(self._lines)
             if progress is not None and now > told:
                 progress(now, size)
@@ -115,6 +126,19 @@ class Striped:
             if not lines:
                 return self._answered(0.0)
 
+    def _fell_silent(self) -> bool:
+        """Whether nothing more is expected of the stripes, though none has ended; gives them up then. With the lock
+        held."""
+        now = time.monotonic()
+        if self._bytes != self._furthest or self._connection.outages == self._outages:
+            self._furthest, self._since = self._bytes, now
+        if now - self._since < SILENT_S:
+            return False
+        self._silent = True
+        for stripe in self._lines:
+            stripe.close()
+        return True
+
     def _answered(self, seconds: float) -> bool:
         """Whether the command says that all is well: what was on its way back when the stripes broke, was the end."""
         deadline = time.monotonic() + seconds
@@ -129,11 +153,18 @@ class Striped:
             if self._bytes > before:
                 opened, before = 0, self._bytes
             opened += 1
-            lines = self._stripes.open(self._generation, self._wanted) if opened <= REOPENINGS else []
-            if not lines:
+            if not self._begin_again(opened):
                 return False
-            self.begin(lines)
         return True
+
+    def _begin_again(self, times: int) -> bool:
+        """Goes on over other stripes, for so many times without progress; False: there are none to be had."""
+        if self._silent or times > REOPENINGS:
+            return False
+        lines = self._stripes.open(self._generation, self._wanted)
+        if lines:
+            self.begin(lines)
+        return bool(lines)
 
     _wanted = 1
 

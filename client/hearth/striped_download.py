@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hearth.striped import REOPENINGS, Striped
+from hearth.striped import Striped
 from hearth.transfer_streams import Download
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
@@ -67,13 +67,11 @@ class StripedDownload(Striped):
             with self._change:
                 if self._over or self._error is not None:
                     return True  # the answer says why
-                if self._lines:
+                if self._lines and not self._fell_silent():
                     continue
             opened += 1
-            lines = self._stripes.open(self._generation, self._wanted) if opened <= REOPENINGS else []
-            if not lines:
+            if not self._begin_again(opened):
                 return False
-            self.begin(lines)
 
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         with self._change:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hearth import transfer
 from hearth.errors import HearthError, TransferError
-from hearth.patience import Patience
+from hearth.patience import Patience, may_go_on
 from hearth_proto import chunks
 from hearth_proto.v1 import device_pb2
 
@@ -35,7 +35,7 @@ def give_up(connection: Connection, number: int) -> None:
     """Tells the daemon that the transfer of this number is given up, whether or not it has begun. Does not wait."""
     request = _about(connection, number)
     request.give_up = True
-    connection.transport.give_up(request)
+    connection.transport.give_up(request, connection.lease)
 
 
 def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequest:
@@ -89,7 +89,7 @@ class _Stream(Generic[_S]):
         """Waits before another stream is opened; raises `error` where none is to be."""
         if self._over.is_set():
             raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
-        pause = patience.pause() if error.broken and not self._connection.transport.absent() else None
+        pause = patience.pause() if may_go_on(error) and not self._connection.transport.absent() else None
         if pause is None:
             raise error
         self._over.wait(pause)

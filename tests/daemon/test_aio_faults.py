@@ -8,13 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hearth
-from hearth import aio
+from hearth import aio, bulk
+from hearth.transfer_streams import give_up
 
 from .conftest import StartDaemon
 from .cutter import Cutter
@@ -52,6 +55,36 @@ def test_a_device_that_is_lost(start_daemon: StartDaemon) -> None:
             with pytest.raises(hearth.BufferLostError):
                 await y.get()
             assert await gpu.generation() == 2
+
+    run(main)
+
+
+def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not bring the old bytes, as if nothing had happened: the upload's answer comes while it waits."""
+    begin, begun, over = bulk.begin_upload, list[int](), threading.Event()
+
+    def begin_upload(*arguments: Any) -> Any:
+        reply, number = begin(*arguments)
+        begun.append(number)
+        return reply, number
+
+    async def main() -> None:
+        async with aio.connect(daemon.unix) as node:
+            gpu = node.device(0)
+            x = gpu.zeros(LARGE)
+            await gpu.synchronize()
+            monkeypatch.setattr(bulk, "begin_upload", begin_upload)
+            monkeypatch.setattr(bulk, "carry_upload", lambda *_: over.wait(60))  # its bytes do not come
+            x.set(np.ones(LARGE))
+            reading = asyncio.ensure_future(x[:10].get())
+            session = gpu._connection._attachment.session  # type: ignore[union-attr]
+            while session.outstanding < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            give_up(gpu._connection, begun[0])
+            with pytest.raises(hearth.TransferError):
+                await reading
+            over.set()
+            assert (await x.get() == 0).all()
 
     run(main)
 

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import segments
+from hearth import bulk, segments
 from hearth.segment_pool import pool
+from hearth.shared_memory import Shared
+from hearth.transfer_streams import give_up
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, environment, wait_until
@@ -126,6 +128,31 @@ def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Calla
             assert [error.reason for error in errors] in ([], ["TRANSFER_ABORTED"])
     x.set(host)
     same(x.get(), host)
+
+
+@pytest.mark.parametrize("size", [1000, 5 * INLINE], ids=["inline", "shared"])
+def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """It does not bring the old bytes, as if nothing had happened: the copy fails while the read waits."""
+    values = noise(5 * INLINE)
+    x, y = gpu.asarray(values), gpu.asarray(values)
+    gpu.synchronize()
+    live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
+    assert live is not None
+    with ThreadPoolExecutor(1) as threads:
+        reply, number = bulk.begin_upload(connection, attachment, y._part(attachment, None), y.nbytes)
+        live._connection.close()  # and the daemon knows it before the client does
+        with monkeypatch.context() as patched:
+            patched.setattr(Shared, "alive", True)
+            x.set(values[::-1])  # in its turn: behind the upload whose bytes do not come
+        before = attachment.session.outstanding
+        moving = threads.submit(x[:size].get)
+        wait_until(lambda: attachment.session.outstanding > before, "the read")
+        give_up(connection, number)
+        with pytest.raises(hearth.TransferError):
+            moving.result(60)
+    reply.abandon()
+    gpu.synchronize()
+    same(x.get(), values)
 
 
 def test_a_lane_that_breaks_in_the_middle(gpu: hearth.Device) -> None:

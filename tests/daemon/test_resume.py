@@ -11,12 +11,15 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hearth
+from hearth import transfer_streams
 from hearth.transport import grpc as transport
+from hearth_proto.v1 import device_pb2
 
 from .conftest import StartDaemon
 from .cutter import Budget, Cutter, random_cuts
@@ -78,6 +81,12 @@ class Program:
                 read.append(x.get(stream=stream))
         gpu.synchronize()
         return read, [x.get() for x in arrays], launched, int(launches.get()[0])
+
+
+def connect_without_stripes(target: str) -> hearth.Node:
+    node = hearth.connect(target)
+    node._session.transport.stripes = 0
+    return node
 
 
 def outages(gpu: hearth.Device) -> list[float]:
@@ -307,6 +316,125 @@ def test_a_timeout_while_the_connection_is_away(cutter: Cutter) -> None:
             with pytest.raises(hearth.TimeoutError):
                 wait()
         assert time.monotonic() - began < 5
+        cutter.refuse(False)
+        counter.check()
+
+
+# ---- what an older connection brings late ----
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
+    """One that was given up for another stream, and that the daemon gets behind that one: it displaces it, and the
+    client goes on in a third."""
+    with hearth.connect(daemon.grpc) as node:
+        counter = Counter(node.device(0))
+        attachment = counter.gpu._connection.attachment()
+        session = attachment.session
+        for number in range(1, times + 1):
+            attach = device_pb2.Attach(
+                session_token=counter.gpu._connection.token, resumable=True, resume=True,
+                generation=session.generation, last_seq_acked=session.acked, received=session.receipts.responses,
+            )  # fmt: skip
+            late = device_pb2.ExecuteRequest(attach=attach).SerializeToString()
+            with contextlib.suppress(hearth.HearthError):  # displaced in its turn
+                list(node._session.transport.execute(iter([late])))
+            counter.check()
+            assert len(outages(counter.gpu)) == number and counter.gpu._connection.attachment() is attachment
+
+
+@pytest.mark.parametrize("way", [transfer_streams.Upload, transfer_streams.Download])
+def test_a_transfers_stream_that_comes_late(
+    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: type[transfer_streams._Stream[Any]]
+) -> None:
+    """The same: the bytes go on in a third stream."""
+    host = np.random.default_rng(1).integers(0, 256, 20 << 20, np.uint8)
+    opened = way._open
+    late: list[Any] = []
+    older = transport.GrpcTransport(daemon.grpc, loopback=True)
+
+    def open_twice(stream: Any, offset: int) -> Any:
+        wanted = opened(stream, offset)
+        if not late:
+            connection = stream._connection
+            with monkeypatch.context() as patched:
+                patched.setattr(connection, "transport", older)
+                late.append(opened(stream, offset))
+            with contextlib.suppress(hearth.HearthError):  # where it came first
+                late.append(late[0].result() if way is transfer_streams.Upload else next(iter(late[0])))
+        return wanted
+
+    monkeypatch.setattr(way, "_open", open_twice)
+    with connect_without_stripes(daemon.grpc) as node:
+        x = node.device(0).asarray(host)
+        assert (x.get() == host).all()
+        late[0].cancel()
+        older.close()
+
+
+# ---- what is given up ----
+
+
+@pytest.mark.parametrize("way", ["down", "up", "dispatch"])
+def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str) -> None:
+    """The daemon hears of it all the same: else its command would wait for the bytes for ever, and all behind it."""
+    host = np.arange(3 << 20, dtype=np.uint8)
+    with hearth.connect(cutter.address, lanes=False) as node:
+        gpu = node.device(0)
+        counter, x = Counter(gpu), gpu.asarray(host)
+        add = common(gpu, "add_one")
+        gpu.synchronize()
+        cutter.refuse()
+        cutter.cut()
+        if way == "down":
+            with pytest.raises(hearth.TimeoutError):
+                x.get(timeout=0.1)
+        elif way == "up":
+            main = threading.main_thread().ident
+            assert main is not None
+            timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                x.set(host[::-1].copy())
+            timer.join()
+        else:
+            pending = gpu.dispatch_async(add, 1, 1, ins=[host], outs=[], scalars=[np.int32(0)])
+            pending._job.give_up()
+        time.sleep(0.2)  # what is told once is told in vain
+        cutter.refuse(False)
+        gpu.synchronize(timeout=60)
+        counter.check()
+        assert way == "up" or (x.get() == host).all()
+
+
+def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of a large read have come, and the connection breaks that was to bring its answer."""
+    with hearth.connect(cutter.address, lanes=False) as node:
+        counter = Counter(node.device(0))
+        x = counter.gpu.asarray(np.arange(3 << 20, dtype=np.uint8))
+        attachment = counter.gpu._connection.attachment()
+        deliver, into, came = attachment.deliver, transfer_streams.Download.into, threading.Event()
+
+        def download(*arguments: Any) -> int:
+            size = into(*arguments)
+            came.set()
+            return size
+
+        def deaf(response: device_pb2.ExecuteResponse) -> hearth.HearthError | None:
+            if response.HasField("result") and response.result.HasField("read"):
+                assert came.wait(30)
+                cutter.refuse()
+                cutter.cut()
+                raise transport.reach.unreached("there", "a test")
+            return deliver(response)
+
+        monkeypatch.setattr(transfer_streams.Download, "into", download)
+        monkeypatch.setattr(attachment, "deliver", deaf)
+        began = time.monotonic()
+        with pytest.raises(hearth.TimeoutError):
+            x.get(timeout=2)
+        assert time.monotonic() - began < 20
+        monkeypatch.undo()
         cutter.refuse(False)
         counter.check()
 

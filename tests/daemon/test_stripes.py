@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth.striped_download import StripedDownload
 from hearth.striped_upload import StripedUpload
 from hearth.stripes import Stripes
+from hearth.transport import grpc as transport
 from hearth.transport.stripe import Stripe
 from hearth_proto.v1 import device_pb2
 
@@ -190,6 +192,29 @@ def test_a_dispatch_goes_over_them(gpu: hearth.Device, monkeypatch: pytest.Monke
     gpu.synchronize()
 
 
+COPIES = r"""
+extern "C" __global__ void copies(const unsigned char* a, unsigned char* x, unsigned char* y, unsigned char* z, int n,
+                                  int m, int k) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = a[i] + 1;
+    if (i < m) y[i] = a[i] + 2;
+    if (i < k) z[i] = a[i] + 3;
+}
+"""
+
+
+def test_a_dispatch_whose_outputs_go_by_different_ways(gpu: hearth.Device) -> None:
+    """Over stripes, by a stream of Download, and inside the answer: in any order of them."""
+    copies, a = gpu.RawKernel(COPIES, "copies"), values(10 * MIB)
+    for sizes in itertools.permutations((10 * MIB, 3 * MIB, 1000)):
+        pending = gpu.dispatch_async(
+            copies, a.size // 256, 256, ins=[a], outs=[(size, np.uint8) for size in sizes],
+            scalars=[np.int32(size) for size in sizes],
+        )  # fmt: skip
+        for more, out in enumerate(pending.result(60), 1):
+            assert (out == a[: out.size] + more).all()
+
+
 def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
     """Many writes to one buffer, each read behind it."""
     x = gpu.empty(10 * MIB, np.uint8)
@@ -328,6 +353,52 @@ def test_the_command_stream_breaks_beside_them(fresh: DaemonProcess) -> None:
         assert done.is_set() and cutter.cuts > 0
 
 
+@pytest.mark.parametrize("way", ["up", "down", "answer"])
+def test_they_fall_silent_with_all_the_rest(
+    fresh: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """What stands between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by
+    its pings, and stripes have none."""
+    times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
+    monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
+    monkeypatch.setattr("hearth.striped.SILENT_S", 0.5)
+    host = values(40 * MIB)
+    with Cutter(fresh.grpc) as front, connect(front.address) as node, Cutter(fresh.lanes) as cutter:
+        by_way_of(node, cutter)
+        gpu = node.device(0)
+        x = gpu.asarray(host)
+
+        def silence() -> None:
+            cutter.stall()
+            front.stall()
+
+        place, taken, placed = StripedDownload.place, StripedUpload.taken, StripedDownload.placed
+
+        def placing(download: StripedDownload, *arguments: Any) -> Any:
+            if len(download._done) == 3:
+                silence()
+            return place(download, *arguments)
+
+        def taking(upload: StripedUpload, *arguments: Any) -> None:
+            if len(upload._done) == 3:
+                silence()
+            taken(upload, *arguments)
+
+        def at_the_end(download: StripedDownload, *arguments: Any) -> None:
+            if len(download._done) == download._cut.count - 1:
+                silence()
+            placed(download, *arguments)
+
+        if way == "up":
+            monkeypatch.setattr(StripedUpload, "taken", taking)
+            x.set(host[::-1].copy())
+            assert (x.get() == host[::-1]).all()
+        else:
+            name = "place" if way == "down" else "placed"
+            monkeypatch.setattr(StripedDownload, name, placing if way == "down" else at_the_end)
+            assert (x.get() == host).all()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_cut_at_any_byte(fresh: DaemonProcess, by_way_of: Any, seed: int) -> None:
     """Each connection breaks sooner or later, in one direction or the other."""
@@ -379,7 +450,8 @@ def test_the_last_word_is_lost(
     hear, deaf = StripedUpload.taken, list[Stripe]()
 
     def taken(upload: StripedUpload, stripe: Stripe, offset: int) -> None:
-        if len(upload._done) == upload._cut.count - 1 and not deaf:
+        last = len(upload._done) == upload._cut.count - 1 or offset == upload._cut.size
+        if last and not deaf:
             deaf.append(stripe)
             stripe.close()
         if stripe not in deaf:

@@ -65,6 +65,7 @@ class DeviceArray(sync.DeviceArray):
                 await carrying.download(
                     connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=into is not out
                 )
+            connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
         if into is not host:
             host[...] = into
         return host

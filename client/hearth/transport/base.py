@@ -90,8 +90,9 @@ class Transport(Protocol):
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
         """What the daemon has of an upload. Raises `HearthError`."""
 
-    def give_up(self, request: device_pb2.TransferStatusRequest) -> None:
-        """Tells the daemon that a transfer is given up; waits for nothing, and never fails."""
+    def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
+        """Tells the daemon that a transfer is given up, for so many seconds where it does not hear; waits for nothing,
+        and never fails."""
 
     def absent(self) -> bool:
         """Whether it is certain that the daemon has ended."""

@@ -124,12 +124,14 @@ class Call:
                 asked = self._say(Kind.PING)
 
     def _say(self, kind: Kind) -> bool:
-        """Where something is being sent that the daemon does not take, no more is said: that is an answer, too."""
-        if self._sending.acquire(timeout=calls.ANSWER_S):
-            try:
-                self._socket.sendall(frames.encode(kind), _FLAGS)
-            finally:
-                self._sending.release()
+        """Whether that was said. Where something is being sent that the daemon does not take just now, it is not: the
+        daemon is there, and would not read it."""
+        if not self._sending.acquire(timeout=calls.ANSWER_S):
+            return False
+        try:
+            self._socket.sendall(frames.encode(kind), _FLAGS)
+        finally:
+            self._sending.release()
         return True
 
     def _broken(self, error: Exception) -> HearthError:

@@ -7,7 +7,6 @@ cancelled.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from hearth import errors, spans
 from hearth.errors import HearthError
 from hearth.transport import reach
 from hearth.transport.call import Call, send_beside
+from hearth.transport.giving_up import GivingUp
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.calls import Metadata, socket_path
 from hearth_proto.v1 import device_pb2
@@ -41,6 +41,7 @@ class FramedTransport:
         self._lock = threading.Lock()
         self._calls: set[Call] = set()
         self._closed = False
+        self._giving_up = GivingUp(self.transfer_status)
 
     # ---- calls with one answer ----
 
@@ -79,15 +80,9 @@ class FramedTransport:
             raise reach.unreached(self.target, late.message) from None
         return answer
 
-    def give_up(self, request: device_pb2.TransferStatusRequest) -> None:
-        """Tells the daemon that a transfer is given up; waits for nothing, and never fails."""
-
-        def tell() -> None:
-            with contextlib.suppress(HearthError):
-                self._unary(_DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, reach.GIVE_UP_S)
-
-        with contextlib.suppress(RuntimeError):  # the interpreter ends: so does the session
-            threading.Thread(target=tell, name="hearth-give-up", daemon=True).start()
+    def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
+        """Tells the daemon that a transfer is given up, for so many seconds; waits for nothing, and never fails."""
+        self._giving_up.add(request, seconds)
 
     # ---- streams ----
 

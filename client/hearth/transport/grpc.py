@@ -13,6 +13,7 @@ import grpc
 
 from hearth import errors, spans
 from hearth.transport import reach
+from hearth.transport.giving_up import GivingUp
 from hearth.transport.lane import Lane, open_lane
 from hearth.transport.line import Line
 from hearth_proto.v1 import device_pb2, status_pb2
@@ -58,7 +59,7 @@ class GrpcTransport:
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
         self._line = Line(self._open, target)
         self._bulk = Line(self._open, target)
-        self._background: set[Any] = set()  # calls that nobody waits for: gRPC ends those that nobody holds
+        self._giving_up = GivingUp(self.transfer_status)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService."""
@@ -162,19 +163,9 @@ class GrpcTransport:
             self._start(stub, request, timeout, spans.context()), self.target, partial(self._bulk.broke, channel)
         )
 
-    def give_up(self, request: device_pb2.TransferStatusRequest) -> None:
-        """Tells the daemon that a transfer is given up; waits for nothing, and never fails."""
-        try:
-            stub: Any = self._bulk.channel().unary_unary(
-                _DEVICE + "TransferStatus",
-                request_serializer=device_pb2.TransferStatusRequest.SerializeToString,
-                response_deserializer=_identity,
-            )
-            call = stub.future(request, timeout=reach.GIVE_UP_S, metadata=self.metadata)
-        except (errors.HearthError, ValueError):
-            return  # closed: everything of the session is given up
-        self._background.add(call)
-        call.add_done_callback(self._background.discard)
+    def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
+        """Tells the daemon that a transfer is given up, for so many seconds; waits for nothing, and never fails."""
+        self._giving_up.add(request, seconds)
 
     def absent(self) -> bool:
         """Whether nobody listens where the daemon was."""

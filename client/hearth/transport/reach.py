@@ -13,7 +13,6 @@ SAFE = frozenset({"Describe", "RenewSession", "CloseSession", "ListSessions", "L
 TRIES = 3
 STATUS_S = 3.0
 """How long the daemon may take to say what it has of a transfer."""
-GIVE_UP_S = 2.0
 _ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
 
 

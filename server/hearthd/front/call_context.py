@@ -138,9 +138,12 @@ class FramedCall(asyncio.Protocol):
             self.drop()
             return
         wait = calls.ASK_S
-        if silent and not self._paused and self.transport.is_reading():
-            self._send(Kind.PING, b"")
-            self._pinged, wait = True, calls.ANSWER_S
+        if not self._paused:
+            if not self.transport.is_reading():  # should the client ask, that is not read now either
+                self._send(Kind.PONG, b"")
+            elif silent:
+                self._send(Kind.PING, b"")
+                self._pinged, wait = True, calls.ANSWER_S
         self._timer = asyncio.get_running_loop().call_later(wait, self._look)
 
     # ---- what a handler sees ----
@@ -179,6 +182,9 @@ class FramedCall(asyncio.Protocol):
         if self.transport is not None and self._unread <= _MOST_UNREAD and not self.transport.is_reading():
             self.transport.resume_reading()
         return message if self.decode is None else self.decode(message)
+
+    async def send_initial_metadata(self, _: calls.Metadata) -> None:
+        """gRPC's: there is none here."""
 
     async def write(self, message: Any) -> None:
         """Sends a response; returns when there is room for another."""

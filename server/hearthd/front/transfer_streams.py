@@ -108,8 +108,6 @@ async def upload(
     why = _broken()
     try:
         await flow.carry(pass_on())
-        if patience:
-            channel.transfers.completed(head.transfer, flow.passed)
     except _Incomplete:
         raise
     except Refusal as refusal:
@@ -152,6 +150,7 @@ async def download(
     request: device_pb2.DownloadRequest, context: Context, channel: Channel, patience: float, on_bytes: OnBytes
 ) -> None:
     """Writes the chunks of a transfer to the client, as they come. `patience`: as in `upload`."""
+    await _open(context)
     if patience:
         flow = channel.transfers.resumable_download(request.transfer, patience, request.offset)
     else:
@@ -169,6 +168,12 @@ async def _really_over() -> None:
     """Returns where a client has half-closed its stream. One that was cancelled or cut off ends like that too, and its
     handler is cancelled a moment later, when gRPC's threads have said why: a part must not be taken for the whole."""
     await asyncio.sleep(_CUT_S)
+
+
+async def _open(context: Context) -> None:
+    """Whoever gives a call's first write up could not end the call any more: gRPC would have to send once more what it
+    begins with, and its client would wait for ever."""
+    await context.send_initial_metadata(())
 
 
 async def _write_chunks(flow: Download, context: Context, on_bytes: OnBytes) -> None:
@@ -261,6 +266,7 @@ def _wrong_size(sent: int, size: int) -> Refusal:
 
 async def read(request: device_pb2.ReadRequest, context: Context, channel: Channel, on_bytes: OnBytes) -> None:
     """The single call Read: a transfer of the front's, its chunks passed on as they are."""
+    await _open(context)
     transfer = next(_minted)
     command = build_command("read", request.command, request.target.stream)
     command.read.transfer = transfer

@@ -34,6 +34,10 @@ class Carrier(Protocol):
         """The transfer is over."""
         ...
 
+    def completed(self, transfer: int, size: int) -> None:
+        """All of a resumable upload is on its way; its client may not have heard."""
+        ...
+
 
 class Transfer:
     """What uploads and downloads share: one waiter, one stream at a time, one end."""
@@ -194,6 +198,8 @@ class Upload(Transfer):
         if not self._done:
             self._channel.link.send(Kind.UPLOAD, channel=self._channel.number, id=self._transfer, flags=Flag.LAST)
             self._done = True
+            if self.resumable:  # at once: a stream that breaks here leaves a client that would send all of it again
+                self._channel.completed(self._transfer, self.passed)
         await self._channel.link.drain()
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 
 import pytest
 
+from hearth.transport.call import Call, send_beside
+from hearth_proto import calls
+from hearthd.front.attach import EOF
 from hearthd.front.call_context import FramedCall
 
 
@@ -28,3 +33,47 @@ def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
         assert reader.cancelled()
 
     asyncio.run(scenario())
+
+
+MIB = 1 << 20
+STILL_S = 4.0
+
+
+@pytest.mark.parametrize("size", [6 * MIB, 40 * MIB], ids=["all sent", "half sent"])
+def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """An upload behind a kernel that runs for long: its client does not take the daemon for gone, though what it asks
+    is not read."""
+    monkeypatch.setattr(calls, "ASK_S", 0.3)
+    monkeypatch.setattr(calls, "ANSWER_S", 1.0)
+    path = str(tmp_path / "calls")
+    answers: list[bytes] = []
+
+    def client() -> None:
+        call = Call("unix:x", path, None)
+        call.start("/upload", (), b"head", more=True)
+        send_beside(call, iter([bytes(MIB)] * (size // MIB)), "sender")
+        answers.extend(call.messages())
+
+    async def scenario() -> None:
+        received = 0
+
+        async def serve(call: FramedCall) -> None:
+            nonlocal received
+            await asyncio.sleep(STILL_S)
+            while (message := await call.read()) is not EOF:
+                received += len(message)
+            await call.write(b"all of it")
+            call.end()
+
+        def starts(call: FramedCall, _head: bytes) -> None:
+            call.task = asyncio.create_task(serve(call))
+
+        server = await asyncio.get_running_loop().create_unix_server(lambda: FramedCall(starts, lambda _: True), path)
+        try:
+            await asyncio.to_thread(client)
+        finally:
+            server.close()
+        assert answers == [b"all of it"] and received == size + len(b"head")
+
+    asyncio.run(scenario())
+    assert all(thread.name != "sender" for thread in threading.enumerate())

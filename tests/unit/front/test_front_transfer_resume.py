@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from front_fixture import Front, ended, front, refused, run, until
 from test_front_execute import device_settles
@@ -61,6 +62,30 @@ def test_an_upload_goes_on(tmp_path: Path, offset: int) -> None:
             assert await status(f) == (True, len(DATA), True), "for a client that did not get the answer"
             assert (await f.devices.Upload(iter([chunk(f, DATA[:10])]))).received == len(DATA)
             assert bytes(f.device().uploads[5]) == DATA
+
+    run(scenario())
+
+
+def test_an_upload_whose_stream_breaks_behind_its_last_byte(tmp_path: Path) -> None:
+    """All of it is on its way, and the device process takes no more just now: it is not sent again."""
+
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            await f.open()
+            await half_way(f)
+            [session] = f.daemon.sessions
+            link: Any = session.channels[0].link
+            drain = link.drain
+            link.drain = asyncio.Event().wait
+            call = f.devices.Upload()
+            await call.write(chunk(f, DATA[4000:], 4000))
+            await until(lambda: 5 in f.device().finished)
+            call.cancel()
+            await until(lambda: 5 not in session.channels[0].transfers._flows)
+            link.drain = drain
+            assert await status(f) == (True, len(DATA), True)
+            assert (await f.devices.Upload(iter([chunk(f, DATA)]))).received == len(DATA)
+            assert bytes(f.device().uploads[5]) == DATA and not f.device().aborted
 
     run(scenario())
 
@@ -213,6 +238,26 @@ def test_a_download_goes_on(tmp_path: Path, offset: int) -> None:
             await stream.write(received(0, t5=len(data)))
             await until(lambda: not session.channels[0].transfers._flows)
             assert not f.device().aborted
+
+    run(scenario())
+
+
+def test_a_download_that_is_displaced_in_its_first_write(tmp_path: Path) -> None:
+    """Its client hears that: it may be the one that goes on, where the other stream is an old one that came late."""
+
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            f.launcher.chunk = 3 << 20  # more than gRPC sends to who does not read
+            data, _ = await prepared(f, 3 << 20)
+            old = download(f)
+            [session] = f.daemon.sessions
+            await until(lambda: (flow := session.channels[0].transfers._flows.get(5)) and flow._current)
+            assert await rest(download(f), 0) == data
+            async with asyncio.timeout(20):
+                with pytest.raises(grpc.aio.AioRpcError) as displaced:
+                    while await old.read() is not grpc.aio.EOF:
+                        pass
+            assert displaced.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
     run(scenario())
 
