@@ -9,7 +9,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
 comma := ,
 
 # A C++ compiler of the system, else the one that comes as a Python package.
