@@ -12,7 +12,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 
-from .harness import DaemonProcess, wait_until
+from .harness import DaemonProcess
 from .segments import Shared, Sharing
 from .test_segments import ANY_SIZE, MIB, PART, gated, gone, noise
 
@@ -203,21 +203,12 @@ def test_bytes_that_come_another_way_after_all(sharing: Sharing) -> None:
         request = ask(sharing, command(UP, buffer, 51, size, stream=gate.held))
         place(sharing.shared, UP, 51, 1, size)
         requests = [device_pb2.UploadRequest(session_token=raw.token, transfer=51, data=data)]
-        sent = raw.device.Upload.future(iter(requests), timeout=60)
-        wait_until(
-            lambda: (
-                raw.device.TransferStatus(
-                    device_pb2.TransferStatusRequest(session_token=raw.token, transfer=51), timeout=20
-                ).received
-                == size
-            )
-        )
+        assert raw.device.Upload(iter(requests), timeout=60).received == size  # they are on their way to the device
         first = [device_pb2.UploadRequest(session_token=raw.token, transfer=50, data=bytes(size))]
         raw.device.Upload(iter(first), timeout=60)
         gate.open()
         for each in (blocked, request):
             answer(sharing, each)
-    assert sent.result().received == size
     assert raw.read(buffer, size) == data
     np.testing.assert_array_equal(np.frombuffer(memory, np.uint8), np.frombuffer(noise(size, 9), np.uint8))
 
