@@ -9,7 +9,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 3
+JOBS ?= 2
 comma := ,
 
 # A C++ compiler of the system, else the one that comes as a Python package.
