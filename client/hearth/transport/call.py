@@ -125,11 +125,12 @@ class Call:
 
     def _say(self, kind: Kind) -> bool:
         """Whether that was said. Where something is being sent that the daemon does not take just now, it is not: the
-        daemon is there, and would not read it."""
+        daemon is there, and would not read it. Where it has hung up, who receives learns why: it may have answered."""
         if not self._sending.acquire(timeout=calls.ANSWER_S):
             return False
         try:
-            self._socket.sendall(frames.encode(kind), _FLAGS)
+            with contextlib.suppress(OSError):
+                self._socket.sendall(frames.encode(kind), _FLAGS)
         finally:
             self._sending.release()
         return True

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from pathlib import Path
 
 import pytest
 
 from hearth.transport.call import Call, send_beside
-from hearth_proto import calls
+from hearth_proto import calls, frames
+from hearth_proto.frames import Kind
 from hearthd.front.attach import EOF
 from hearthd.front.call_context import FramedCall
 
@@ -36,7 +38,7 @@ def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
 
 
 MIB = 1 << 20
-STILL_S = 4.0
+STILL_S = 5.0
 
 
 @pytest.mark.parametrize("size", [6 * MIB, 40 * MIB], ids=["all sent", "half sent"])
@@ -44,7 +46,7 @@ def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.
     """An upload behind a kernel that runs for long: its client does not take the daemon for gone, though what it asks
     is not read."""
     monkeypatch.setattr(calls, "ASK_S", 0.3)
-    monkeypatch.setattr(calls, "ANSWER_S", 1.0)
+    monkeypatch.setattr(calls, "ANSWER_S", 3.0)
     path = str(tmp_path / "calls")
     answers: list[bytes] = []
 
@@ -77,3 +79,18 @@ def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.
 
     asyncio.run(scenario())
     assert all(thread.name != "sender" for thread in threading.enumerate())
+
+
+def test_an_answer_that_came_before_a_question_could_be_asked(tmp_path: Path) -> None:
+    """The daemon has answered and hung up; what the client would have asked fails, and the answer is heard."""
+    path = str(tmp_path / "calls")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        call = Call("unix:x", path, None)
+        call.start("/unary", (), b"head", more=True)
+        daemon, _ = listener.accept()
+        daemon.recv(1 << 16)
+        daemon.sendall(frames.encode(Kind.PING) + frames.encode(Kind.MESSAGE, b"answer") + frames.encode(Kind.END))
+        daemon.close()
+        assert list(call.messages()) == [b"answer"]
