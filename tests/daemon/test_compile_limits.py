@@ -27,13 +27,13 @@ TIMEOUT_S = 2.0
 MEMORY = 256 << 20
 
 SLOW = """
-    DEVICE constexpr int turns(int n) {
-        int s = 0;
+    DEVICE constexpr unsigned turns(unsigned n) {
+        unsigned s = 0;
         for (int i = 0; i < 400; ++i) for (int j = 0; j < STEPS; ++j) s += i ^ j ^ n;
         return s;
     }
-    template <int N> struct F { static constexpr int v = turns(N) + F<N - 1>::v; };
-    template <> struct F<0> { static constexpr int v = 1; };
+    template <int N> struct F { static constexpr unsigned v = turns(N) + F<N - 1>::v; };
+    template <> struct F<0> { static constexpr unsigned v = 1; };
     extern "C" __global__ void f(int* x) { *x = F<DEEP>::v; }
     """
 for name, values in {"DEVICE": ("", "__device__"), "STEPS": ("4000", "500"), "DEEP": ("500", "190")}.items():
@@ -110,9 +110,10 @@ def test_others_go_on_beside_a_long_compile(start_daemon: StartDaemon) -> None:
     """One worker is all that is configured; another session's compile does not wait for it either."""
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     with daemon.connect() as busy, daemon.connect() as node:
+        gpu = node.device(0)
+        saxpy_works(gpu)  # what all kernels need has been compiled
         module = busy.device(0).RawModule(code=fresh(SLOW))
         worker = wait_until(lambda: _busy_worker(daemon.device_pid()), "a worker that compiles")
-        gpu = node.device(0)
         x = gpu.zeros(16, np.int32)
         add_one = common(gpu, "add_one")
         add_one((1,), (16,), (x, np.int32(16)))
