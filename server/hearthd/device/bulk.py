@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
+from typing import TypeVar
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -13,6 +14,15 @@ from hearthd.device.landing import Landing
 from hearthd.device.operation import Origin
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
+
+MAX_UNCLAIMED = 64
+"""Uploads of one session whose Write has not come yet."""
+
+MAX_ANNOUNCED = 1024
+"""The same of those that were announced on stripes, or placed in shared memory, which often overtakes the command; they
+bring nothing before it. Downloads and their Read likewise."""
+
+Flow = TypeVar("Flow", Upload, Download)
 
 Move = Callable[[HostBuffer, int, int], None]
 """Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
@@ -75,3 +85,35 @@ def claim(flow: Upload | Download, transfer: int, what: str) -> None:
             fix=f"mint a transfer number for each {what}",
         )
     flow.claimed = True
+
+
+def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
+    """The one of this number, a new one where its `command` has not come. Raises Refusal(QUOTA_EXCEEDED) where too many
+    wait for theirs."""
+    flow = flows.get(transfer)
+    if flow is None:
+        if unclaimed(flows) >= MAX_ANNOUNCED:
+            raise too_many(MAX_ANNOUNCED, f"{make.__name__.lower()}s", command)
+        flow = flows[transfer] = make()
+    return flow
+
+
+def unclaimed(flows: Mapping[int, Upload] | Mapping[int, Download]) -> int:
+    """How many wait for their command."""
+    return sum(not flow.claimed for flow in flows.values())
+
+
+def too_many(most: int, what: str, command: str) -> Refusal:
+    return Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{most} {what} are waiting for their {command}",
+        fix=f"send the {command} before",
+    )
+
+
+def another_way(transfer: int) -> Refusal:
+    return Refusal(
+        Reason.HANDLE_IN_USE,
+        f"transfer {transfer} goes by Upload or Download already",
+        fix="choose one way for each transfer, or mint a new number",
+    )

@@ -10,7 +10,7 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.buffer import Buffer
-from hearthd.device.bulk import Bulk, Move, check_live
+from hearthd.device.bulk import Bulk, Move, announced, another_way, check_live
 from hearthd.device.copies import Direct, refused_read
 from hearthd.device.doubts import Verdict, both
 from hearthd.device.flows import Download, Upload
@@ -18,7 +18,6 @@ from hearthd.device.operation import Origin
 from hearthd.device.policy.segments import step
 from hearthd.device.segment import Place
 from hearthd.device.session import Session
-from hearthd.device.striped_uploads import MAX_ANNOUNCED, another_way, too_many, unclaimed
 
 
 class _Placed(Bulk):
@@ -36,11 +35,7 @@ class PlacedUploads(_Placed):
     def place_upload(self, session: Session, transfer: int, place: Place) -> None:
         """They lie there, and stay as they are until the command is answered. Raises Refusal."""
         check_live(session, transfer, session.downloads)
-        upload = session.uploads.get(transfer)
-        if upload is None:
-            if unclaimed(session.uploads) >= MAX_ANNOUNCED:
-                raise too_many(MAX_ANNOUNCED, "uploads", "Write")
-            upload = session.uploads[transfer] = Upload()
+        upload = announced(session.uploads, transfer, Upload, "Write")
         if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
             raise another_way(transfer)
         upload.placed = place
@@ -82,11 +77,7 @@ class PlacedDownloads(_Placed):
     def place_download(self, session: Session, transfer: int, place: Place) -> None:
         """They go there; the client looks when the command is answered. Raises Refusal."""
         check_live(session, transfer, session.uploads)
-        download = session.downloads.get(transfer)
-        if download is None:
-            if unclaimed(session.downloads) >= MAX_ANNOUNCED:
-                raise too_many(MAX_ANNOUNCED, "downloads", "Read")
-            download = session.downloads[transfer] = Download()
+        download = announced(session.downloads, transfer, Download, "Read")
         if download.placed is not None or download.striped is not None or download.open:
             raise another_way(transfer)
         download.placed = place

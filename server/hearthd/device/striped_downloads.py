@@ -7,7 +7,7 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.buffer import Buffer
-from hearthd.device.bulk import Bulk, Move, check_live
+from hearthd.device.bulk import Bulk, Move, announced, another_way, check_live
 from hearthd.device.copies import Direct, refused_read
 from hearthd.device.doubts import Verdict, both
 from hearthd.device.flows import Download
@@ -16,7 +16,7 @@ from hearthd.device.operation import Origin
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
 from hearthd.device.striped import StripedDownload, StripeLike
-from hearthd.device.striped_uploads import MAX_ANNOUNCED, another_way, check_chunk, check_same, too_many, unclaimed
+from hearthd.device.striped_uploads import check_chunk, check_same
 
 
 class StripedDownloads(Bulk):
@@ -26,11 +26,7 @@ class StripedDownloads(Bulk):
         """The client takes it over this stripe, among others. Raises Refusal."""
         check_live(session, transfer, session.uploads)
         check_chunk(chunk)
-        download = session.downloads.get(transfer)
-        if download is None:
-            if unclaimed(session.downloads) >= MAX_ANNOUNCED:
-                raise too_many(MAX_ANNOUNCED, "downloads", "Read")
-            download = session.downloads[transfer] = Download()
+        download = announced(session.downloads, transfer, Download, "Read")
         if download.striped is None:
             if download.open:
                 raise another_way(transfer)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import MIN_CHUNK, taken
-from hearthd.device.bulk import Bulk, Move, check_live
+from hearthd.device.bulk import Bulk, Move, announced, another_way, check_live
 from hearthd.device.copies import Direct
-from hearthd.device.flows import Download, Upload
+from hearthd.device.flows import Upload
 from hearthd.device.landing import Loose
 from hearthd.device.operation import Origin
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
 from hearthd.device.striped import StripedUpload, StripeLike
-
-MAX_UNCLAIMED = 64
-"""Uploads of one session whose Write has not come yet."""
-
-MAX_ANNOUNCED = 1024
-"""The same of those that were announced on stripes, which often overtake the command; they bring nothing before it.
-Downloads and their Read likewise."""
 
 
 class StripedUploads(Bulk):
@@ -34,11 +25,7 @@ class StripedUploads(Bulk):
             return
         check_live(session, transfer, session.downloads)
         check_chunk(chunk)
-        upload = session.uploads.get(transfer)
-        if upload is None:
-            if unclaimed(session.uploads) >= MAX_ANNOUNCED:
-                raise too_many(MAX_ANNOUNCED, "uploads", "Write")
-            upload = session.uploads[transfer] = Upload()
+        upload = announced(session.uploads, transfer, Upload, "Write")
         if upload.striped is None:
             if upload.chunks or upload.written or upload.ended:
                 raise another_way(transfer)
@@ -113,19 +100,6 @@ class StripedUploads(Bulk):
         return True
 
 
-def unclaimed(flows: Mapping[int, Upload] | Mapping[int, Download]) -> int:
-    """How many wait for their command."""
-    return sum(not flow.claimed for flow in flows.values())
-
-
-def too_many(most: int, what: str, command: str) -> Refusal:
-    return Refusal(
-        Reason.QUOTA_EXCEEDED,
-        f"{most} {what} are waiting for their {command}",
-        fix=f"send the {command} before",
-    )
-
-
 def check_chunk(chunk: int) -> None:
     """Raises Refusal(INVALID_ARGUMENT)."""
     if chunk < MIN_CHUNK:
@@ -146,11 +120,3 @@ def check_same(transfer: int, chunk: int, before: int) -> None:
             fix="announce the same on every stripe",
             details={"requested": chunk, "allowed": before},
         )
-
-
-def another_way(transfer: int) -> Refusal:
-    return Refusal(
-        Reason.HANDLE_IN_USE,
-        f"transfer {transfer} goes by Upload or Download already",
-        fix="choose one way for each transfer, or mint a new number",
-    )

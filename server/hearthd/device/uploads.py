@@ -15,7 +15,7 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.buffer import Buffer
-from hearthd.device.bulk import Move, check_live, claim
+from hearthd.device.bulk import MAX_UNCLAIMED, Move, check_live, claim, too_many, unclaimed
 from hearthd.device.copies import Direct, locate
 from hearthd.device.flows import Upload
 from hearthd.device.operation import Operation, Origin
@@ -23,7 +23,7 @@ from hearthd.device.placed import PlacedUploads
 from hearthd.device.policy.layout import pieces
 from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
-from hearthd.device.striped_uploads import MAX_UNCLAIMED, StripedUploads, too_many, unclaimed
+from hearthd.device.striped_uploads import StripedUploads
 
 
 class Uploads(StripedUploads, PlacedUploads):
