@@ -47,6 +47,8 @@ class GivingUp:
                 self._tell(request)
             except HearthError as error:
                 pause = patience.pause() if error.broken else None
+            except ValueError:
+                pass  # gRPC's, of a channel that was closed meanwhile: everything of the session is given up
             if pause is None:
                 self._left.popleft()
             else:
