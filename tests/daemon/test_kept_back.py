@@ -23,12 +23,25 @@ WAIT_S = 20.0
 """Far more than anything here takes, and far less than for ever."""
 
 
-class Session:
-    """One connection with kernels that end when the gate is opened, and not before."""
+class Guest:
+    """One connection that copies and launches nothing: CUDA loads no module while a kernel runs."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self.node = daemon.connect()
         self.gpu = self.node.device(0)
+
+    def works(self, stream: hearth.Stream | None = None) -> None:
+        """Copies on the stream come to their end."""
+        x = self.gpu.zeros(8, np.int32, stream)
+        x.set(np.arange(8, dtype=np.int32), stream=stream)
+        assert x.get(stream=stream, timeout=WAIT_S).tolist() == [*range(8)]
+
+
+class Session(Guest):
+    """One with kernels that end when the gate is opened, and not before."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        super().__init__(daemon)
         module = self.gpu.RawModule(code=COMMON + ENDLESS)
         self.endless, self.add_one = module.get_function("endless"), module.get_function("add_one")
         self.gate, self.begun = module.get_global("gate", np.int32), module.get_global("begun", np.int32)
@@ -57,6 +70,13 @@ class Session:
 
 
 @contextmanager
+def guest(daemon: DaemonProcess) -> Iterator[Guest]:
+    made = Guest(daemon)
+    with made.node:
+        yield made
+
+
+@contextmanager
 def sessions(daemon: DaemonProcess, count: int) -> Iterator[list[Session]]:
     with ExitStack() as stack:
         made = [Session(daemon) for _ in range(count)]
@@ -74,7 +94,7 @@ def test_neither_the_next_stream_nor_the_next_session_is_given_it(start_daemon: 
         streams = [session.gpu.stream() for session in (one, other) for _ in range(3)]
         for session, stream in zip((one,) * 3 + (other,) * 3, streams, strict=True):
             session.works(stream)
-        with sessions(daemon, 1) as (late,):
+        with guest(daemon) as late:
             late.works()
         wait_until(lambda: daemon.gauge("streams_kept_back") == 1, "a second")
         assert 'hearth_streams_kept_back{device="0",tenant="default"} 1.0' in daemon.get("/metrics").body
@@ -95,7 +115,7 @@ def test_with_as_many_as_there_may_be(start_daemon: StartDaemon) -> None:
         one.leaves_one()
         one.leaves_one()
         one.works(one.gpu.stream())
-        with sessions(daemon, 1) as (late,):
+        with guest(daemon) as late:
             late.works()
             late.works(late.gpu.stream())
         wait_until(lambda: daemon.gauge("streams_kept_back") == 2, "a second")
@@ -123,5 +143,5 @@ def test_when_all_are_kept_back_it_is_told(start_daemon: StartDaemon) -> None:
         error = caught.value
         assert error.reason == "QUEUE_FULL" and error.details["max_streams"] == "1" and error.fix and error.retry_after
         del refused
-        with sessions(daemon, 1) as (late,):
+        with guest(daemon) as late:
             late.works()  # a session gets its first stream always

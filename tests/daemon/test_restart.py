@@ -114,7 +114,7 @@ def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary:
     with second.connect() as fresh:
         for gpu in fresh.devices:
             saxpy_works(gpu)
-        if BACKEND == "cuda":
+        if BACKEND == "cuda" and "PYTEST_XDIST_WORKER" not in os.environ:  # whose daemons have some of it as well
             again = [device["memory"]["used_bytes"] for device in second.status()["devices"]]
             assert all(now < before + (256 << 20) for now, before in zip(again, used, strict=True))
     assert second.stop() == 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+import hearth
 from hearth_proto import reasons
 from hearth_proto.v1 import status_pb2
 from tests.daemon.harness import DaemonProcess
@@ -240,6 +241,8 @@ def _unix(path: Path) -> socket.socket:
 def fuzzing(cache: Path, seed: int = 0) -> Iterator[Fuzz]:
     """With what is held compared at the end."""
     with Fuzz(cache, seed) as fuzz:
+        with hearth.Group(fuzz.node.devices) as group:  # what NCCL takes for good is none of what stays
+            group.barrier(60)
         before: Any = fuzz.at_rest()
         yield fuzz
         if fuzz.daemon.process.poll() is None:

@@ -150,8 +150,9 @@ def test_a_trace_has_the_devices_times(start: Start) -> None:
     assert len(short) == 300 and sorted(event.device_ns for event in short)[150] < 0.2 * MS
     ends = [event.ended_ns for event in events if event.stream == 0 and event.device_ns]
     assert ends == sorted(ends)
-    (read,) = (event for event in events if event.name == "read")
-    assert read.bytes == 64 << 20 and read.started_ns >= long.ended_ns - 2000
+    reads = [event for event in events if event.name == "read"]  # through shared memory, piece by piece
+    assert sum(read.bytes for read in reads) == 64 << 20
+    assert all(read.started_ns >= long.ended_ns - 2000 for read in reads)
 
 
 # ---- printf ----

@@ -162,6 +162,7 @@ def test_a_flood_does_not_raise_latency_more_than_twofold_and_a_kernel(
             time.sleep(0.5)
             beside = p99()
     print(f"{isolation} {length} ns: alone {alone}, beside {beside} (p50, p99)")
-    # A process gives its sessions slices of a millisecond; the GPU gives two processes some of its own, of about two.
-    slices = 0.001 if isolation == "shared" else 0.004
+    # A process gives its sessions slices of a millisecond, which may run over by half; the GPU gives two processes some
+    # of its own, of about two.
+    slices = 0.0015 if isolation == "shared" else 0.004
     assert beside[1] <= 2 * alone[1] + length / 1e9 + slices
