@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -44,14 +45,21 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[str, str]]:
+    """What was measured when SIGTERM or SIGINT came, and what was not."""
     rows: list[Row] = []
     failed: dict[str, str] = {}
+    stopped = ""
     for name, module in GROUPS.items():
         if only and name not in only:
+            continue
+        if stopped:
+            failed[name] = stopped
             continue
         started = time.monotonic()
         try:
             rows += importlib.import_module(f"tests.bench.rows.{module}").measure(context)
+        except KeyboardInterrupt:
+            failed[name] = stopped = "interrupted"
         except Exception as error:  # the other rows are worth having
             failed[name] = "; ".join(filter(None, (f"{type(error).__name__}: {error}", context.daemon.obituary())))
         state = "failed" if name in failed else "measured"
@@ -62,6 +70,7 @@ def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[
 def main() -> int:
     """1 where something could not be measured; a ratio below its bound is no failure."""
     options = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
         folder = Path(name)
