@@ -55,16 +55,22 @@ class Answers(Outgoing):
 
     def receive_serialized(self, data: bytes) -> None:
         """Takes one response as it came. That a request is done, which most say, is read without making a message."""
+        if not self.receive_done(data):
+            self.receive(device_pb2.ExecuteResponse.FromString(data))
+
+    def receive_done(self, data: bytes) -> bool:
+        """The same, where it says that a request is done for which somebody waits; False, with nothing done, for any
+        other."""
         request = wire.done_request(data)
         reply = self._replies.get(request) if request else None
         if reply is None or self.error is not None:
-            self.receive(device_pb2.ExecuteResponse.FromString(data))
-            return
+            return False
         covered = self._barriers.get(request)
         if covered is not None and covered > self._settled:
             self._settled = covered
         reply.set_result(_DONE)
         self._counted_off(request)
+        return True
 
     def _counted_off(self, request: int) -> None:
         """Its answer is where it belongs."""

@@ -189,6 +189,9 @@ class Attachment(LaneUser):
                 if laned is not None:
                     laned.push_request(command, request, reply, barrier)
                     return reply
+                if session.add_ready(command, request, reply, barrier):
+                    self._wake_sender()
+                    return reply
             self._add(command, request, reply, barrier)
             return reply
         except BaseException:  # KeyboardInterrupt: it may have gone out, and nobody will take the answer
@@ -302,11 +305,12 @@ class Attachment(LaneUser):
             while True:
                 if session.error is not None or stream != self._stream:
                     return None
-                if self._receipt_opens:
-                    return session.receipts.request()
-                if self._await_lane():
-                    continue
-                if session.attached:
+                if self._held_until or self._laned is not None:
+                    if self._receipt_opens:
+                        return session.receipts.request()
+                    if self._await_lane():
+                        continue
+                if self._dead and session.attached:
                     self.bury()
                 request = session.next_request(idle)
                 if request is not None:
@@ -324,6 +328,16 @@ class Attachment(LaneUser):
                 self._wake_sender()
                 self.changed()
             return self.session.fail_later
+
+    def early(self, response: bytes) -> bool:
+        session = self.session
+        with self._lock:
+            if not session.receive_done(response):
+                return False
+            if self._sender_waits and session.receipts.due:
+                self._wake_sender()
+            self.changed()
+        return True
 
     def suspend(self, error: HearthError) -> None:
         with self._lock:

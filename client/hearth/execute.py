@@ -46,6 +46,9 @@ class Driver(Protocol):
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
         """Takes a response; what it ends the attachment with, if it does."""
 
+    def early(self, response: bytes) -> bool:
+        """Takes a serialized response that says that a request is done; False for any other."""
+
     def suspend(self, error: HearthError) -> None:
         """The stream broke."""
 
@@ -100,7 +103,7 @@ class Execute:
         """Opens a stream. Raises `HearthError`."""
         number = self._driver.begin()
         attach = self._driver.session.attach(self._token, self._device)
-        responses = self._transport.execute(self._requests(number, attach))
+        responses = self._transport.execute(self._requests(number, attach), self._early)
         with self._lock:
             self._responses = responses
         if self._driver.over.is_set():  # since `cancel` looked
@@ -151,6 +154,11 @@ class Execute:
         if error is None and self._offer is not None and self._driver.quiet():
             self._open_lane(self._offer)
         return error
+
+    def _early(self, response: bytes) -> bool:
+        """Takes a serialized response, if it says that a request is done and nothing else is going on; it comes in its
+        turn. Called by the transport's thread."""
+        return self._laned is None and self._offer is None and self._driver.early(response)
 
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
         self._offer = None

@@ -42,7 +42,7 @@ class Session(Answers):
         self._unacked_bytes = 0
         self._moving: tuple[tuple[int, bytes], Move, int] | None = None
         """The batch that is being taken from the queue, what it leaves, and `_unacked_bytes` with it."""
-        self.again: deque[tuple[int, bytes]] = deque()  # of those, what the daemon did not get
+        self.again: deque[tuple[int, bytes]] = deque()  # of those, what is to be sent, perhaps once more
         self._owed: set[int] = set()  # requests that the daemon had when the stream broke
         self._had = 0
         self._broken_by: HearthError | None = None
@@ -169,6 +169,22 @@ class Session(Answers):
         self.queued = self.queued_bytes = self.extra = 0
         self._unacked_bytes, self.next_seq, self._moving = moving[2], seq + 1, None
         return numbered
+
+    def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
+        """`add`, with the batch made here where `next_with` can: who sends has only to take it. Whether it was added;
+        False where somebody else has to be looked after first."""
+        before = self.next_seq
+        try:
+            numbered = self.next_with(command, request, reply, barrier)
+            if numbered is None:
+                return False
+            self.again.append(numbered)
+        except BaseException:  # a Ctrl-C: nothing follows a number that was never sent
+            self.interrupted()
+            if self.next_seq != before and not self.again:
+                self.again.append(self._unacked[-1])
+            raise
+        return True
 
     def next_batch(self) -> bytes | None:
         """The next batch: one that has to be sent again, or as much of the queue as fits."""

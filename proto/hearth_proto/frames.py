@@ -62,7 +62,7 @@ class Kind(enum.IntEnum):
 
     # towards the front
     READY = 32  # payload: DeviceProperties
-    RESPONSE = 33  # channel; payload: an ExecuteResponse
+    RESPONSE = 33  # channel; payload: an ExecuteResponse; id, where it is not 0: as that of an ACK before it
     ACK = 34  # channel, id: every batch up to this one has been executed; id 0: one had been sent again
     RESULT = 35  # channel, id: the call; payload: a Result
     CHUNK = 36  # channel, id: the transfer; payload: a DownloadResponse

@@ -338,7 +338,7 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
             )  # fmt: skip
             late = device_pb2.ExecuteRequest(attach=attach).SerializeToString()
             with contextlib.suppress(hearth.HearthError):  # displaced in its turn
-                list(node._session.transport.execute(iter([late])))
+                list(node._session.transport.execute(iter([late]), lambda _: False))
             counter.check()
             assert len(outages(counter.gpu)) == number and counter.gpu._connection.attachment() is attachment
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hearth.transport.lane import Lane
     from hearth_proto.v1 import device_pb2
+
+
+Early = Callable[[bytes], bool]
 
 
 class Responses(Protocol):
@@ -75,8 +78,9 @@ class Transport(Protocol):
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
         """Asks for connections for bulk data. Raises `HearthError`, `UnsupportedError` where there are none."""
 
-    def execute(self, requests: Iterator[bytes]) -> Responses:
-        """Opens an Execute stream that sends `requests`."""
+    def execute(self, requests: Iterator[bytes], early: Early) -> Responses:
+        """Opens an Execute stream that sends `requests`. A response that `early` takes, called with it as it came by
+        whatever thread has it first, is not among those that are iterated."""
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
         """Opens a lane beside an Execute stream; None where that does not work. Waits for it, but not long."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hearth import errors, spans
 from hearth.errors import HearthError
@@ -19,6 +19,9 @@ from hearth.transport.giving_up import GivingUp
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.calls import Metadata, socket_path
 from hearth_proto.v1 import device_pb2
+
+if TYPE_CHECKING:
+    from hearth.transport.base import Early
 
 _DEVICE = "/hearth.v1.DeviceService/"
 _NODE = "/hearth.v1.NodeService/"
@@ -86,8 +89,8 @@ class FramedTransport:
 
     # ---- streams ----
 
-    def execute(self, requests: Iterator[bytes]) -> _Responses:
-        """Opens an Execute stream."""
+    def execute(self, requests: Iterator[bytes], early: Early) -> _Responses:
+        """Opens an Execute stream. Who iterates has each response first."""
         call = self._start(_DEVICE + "Execute", next(requests), None, more=True)
         send_beside(call, requests, "hearth-send")
         return _Responses(self, call)

@@ -20,6 +20,7 @@ from hearth_proto.v1 import device_pb2, status_pb2
 
 if TYPE_CHECKING:
     from hearth.errors import HearthError
+    from hearth.transport.base import Early
 
 _DEVICE = "/hearth.v1.DeviceService/"
 _NODE = "/hearth.v1.NodeService/"
@@ -36,6 +37,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
 """How gRPC says, under codes that mean other things as well, that the connection or the stream in it was cut."""
+_RESULT = b"\x1a"
+"""First byte of an ExecuteResponse that carries a result: field 3, length-delimited."""
+_TAKEN = object()
 _OPEN_BULK_S = 5.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
@@ -43,6 +47,14 @@ _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 def _identity(message: bytes) -> bytes:
     return message
+
+
+def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | object:
+    """Called by gRPC's own thread, which then wakes the one that iterates: what is taken here saves who waits for it
+    that other thread's turn."""
+    if message[:1] == _RESULT and early(message):
+        return _TAKEN
+    return device_pb2.ExecuteResponse.FromString(message)
 
 
 class GrpcTransport:
@@ -123,13 +135,13 @@ class GrpcTransport:
         )
         return answer
 
-    def execute(self, requests: Iterator[bytes]) -> _Stream[device_pb2.ExecuteResponse]:
+    def execute(self, requests: Iterator[bytes], early: Early) -> _Stream[device_pb2.ExecuteResponse]:
         """Opens an Execute stream."""
         channel = self._line.channel()
         stub: Callable[..., Any] = channel.stream_stream(
             _DEVICE + "Execute",
             request_serializer=_identity,
-            response_deserializer=device_pb2.ExecuteResponse.FromString,
+            response_deserializer=partial(_read_early, early),
         )
         return _Stream(self._start(stub, requests), self.target, partial(self._line.broke, channel))
 
@@ -206,7 +218,9 @@ class _Stream(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         try:
-            yield from self._call
+            for message in self._call:
+                if message is not _TAKEN:
+                    yield message
             return
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self._target)

@@ -19,7 +19,8 @@ MAX_VECTORS = 64
 
 COPY_S = 1e-3
 """Copies of what went over a lane wait so long for company: the client has what they say, and each message wakes the
-front. So do acks that go over one, as they do on an Execute stream: what the client waits for is the result behind."""
+front. So do acks, whichever way they go, as they do on an Execute stream: what the client waits for is the result
+behind."""
 
 SMALL = 4 << 10
 """A payload as short as this is put into one piece with its header."""
@@ -29,7 +30,7 @@ ACK, RESPONSE, RECEIVED = int(Kind.ACK), int(Kind.RESPONSE), int(Kind.RECEIVED)
 """Looked up once: each time costs 0.3 us (Python 3.11)."""
 
 LANES = frozenset((ACK, RESPONSE))
-"""What goes over lanes."""
+"""What goes over lanes, and what an ack may go along with."""
 
 
 class Vectors:
@@ -93,6 +94,9 @@ class Outbox:
         self._parts = self._vectors.parts
         self._urgent = False
         self._due = 0.0
+        self._ack: tuple[int, int] | None = None
+        """Channel and batch of an ack for the front, the last that was put here: a response that follows takes it
+        along."""
         self.lanes: dict[int, Lane] = {}
         """Those of the channels that have one."""
         self._stirred: dict[Lane, None] = {}
@@ -113,12 +117,29 @@ class Outbox:
                         self._stirred[lane] = None
                 self._copy(HEADER.pack(len(payload), kind, flags | LANED, channel, id), payload)
                 return
+        ack = self._ack
+        if ack is not None and (channel != ack[0] or kind not in LANES):
+            self._put_ack()
+        if kind == ACK:  # all before it are executed, too: it may take the place of another
+            if not self._parts and ack is None:
+                self._due = time.perf_counter() + COPY_S
+            self._ack = channel, id
+            return
+        if self._ack is not None:
+            id, self._ack = self._ack[1], None
         head = header(kind, len(payload), channel=channel, id=id, flags=flags)
         if kind == RECEIVED:
             self._copy(head, payload)
         else:
             self._urgent = True
             self._vectors.put(head, payload)
+
+    def _put_ack(self) -> None:
+        """What comes now goes behind it."""
+        if self._ack is not None:
+            channel, seq = self._ack
+            self._ack = None
+            self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
 
     def straight(self, lane: Lane, seq: int, payload: bytes) -> None:
         """A response, now, where nothing else has to go before it, with the ack of its batch: the last one that has
@@ -131,15 +152,25 @@ class Outbox:
         ack = HEADER.pack(0, ACK, LANED, channel, seq)
         self._copy(ack + HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
 
+    def straight_linked(self, channel: int, seq: int, payload: bytes) -> None:
+        """The same for a batch that the front has passed on."""
+        self._put_ack()
+        self._parts.append(HEADER.pack(len(payload), RESPONSE, 0, channel, seq) + payload)
+        self._urgent = True
+        self.send()
+
     def _copy(self, head: bytes, payload: bytes) -> None:
         """For the front, when there is company."""
-        if not self._parts:
+        if self._ack is not None:
+            self._put_ack()
+        elif not self._parts:
             self._due = time.perf_counter() + COPY_S
         self._vectors.put(head, payload)
 
     def put_chunk(self, head: bytes, data: bytes, *, channel: int, id: int, flags: int) -> None:
         """A CHUNK whose payload is `head` and `data`, sent from where they lie."""
         self._urgent = True
+        self._put_ack()
         frame = header(Kind.CHUNK, len(head) + len(data), channel=channel, id=id, flags=flags)
         self._vectors.put(frame + head, data)
 
@@ -150,6 +181,7 @@ class Outbox:
         lane = self.lanes.get(channel)
         if not seq:
             self._urgent = True
+            self._put_ack()
             self._parts.append(header(ACK, 0, channel=channel))
         elif lane is not None:
             self._stirred[lane] = None
@@ -175,7 +207,7 @@ class Outbox:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if not self._parts or self._watching or self._pressing():
+        if self._watching or not (self._parts or self._ack) or self._pressing():
             return asleep
         return sooner(COPY_S, asleep)  # a shorter one would cost more than it is worth
 
@@ -194,7 +226,7 @@ class Outbox:
         """Sends what fits; the rest goes when the socket takes more. Lanes before copies of what they carry, for
         somebody waits at their ends; but what the front alone is told goes first: a client may be about to hear that it
         has been done, and nothing is done for sure before the front knows (that a durable copy is complete)."""
-        pressing = bool(self._parts) and self._pressing()
+        pressing = bool(self._parts or self._ack) and self._pressing()
         if pressing and self._owing:
             for lane in self._owing:
                 lane.put_ack()
@@ -214,6 +246,7 @@ class Outbox:
             lane.settle()
 
     def _send_link(self) -> None:
+        self._put_ack()
         crowded, parts = self.crowded, self._parts
         try:
             self._vectors.send(self._link)
@@ -232,6 +265,7 @@ class Outbox:
         for lane in tuple(self.lanes.values()):
             lane.put_ack()
             lane.settle()
+        self._put_ack()
         self._link.settimeout(1.0)
         try:
             while self._parts:

@@ -44,6 +44,7 @@ from hearthd.device.tracks import Tracks
 from hearthd.spec import DeviceSpec
 
 HEAD = HEADER.size
+BATCH = int(Kind.BATCH)
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 2 << 20
 """While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""
@@ -256,6 +257,13 @@ class DeviceProcess:
             frames = self._reader.feed(data)
         except FrameError as error:
             self._die(f"the front's link has lost its framing: {error}")
+        if (
+            len(frames) == 1
+            and frames[0].kind == BATCH
+            and not self._reader.pending
+            and self._executor.straight.take_linked(frames[0].channel, frames[0].payload)
+        ):
+            return
         for frame in frames:
             self._frame(frame)
 

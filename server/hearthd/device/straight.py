@@ -1,4 +1,5 @@
-"""Launches and the wait for them that go straight through: from the lane to the device, and the answer back, in one go.
+"""Launches and the wait for them that go straight through: from the lane, or from the front, to the device, and the
+answer back, in one go.
 
 Whoever launches and waits, again and again, pays for every step between. So where nothing else is going on (nobody else
 has work, nothing of the session waits, nothing looks at its commands), a plain batch is not queued, nor taken apart
@@ -53,13 +54,21 @@ class Straight:
 
     def take(self, lane: Lane, seq: int, payload: bytes) -> bool:
         """A batch has come over a lane on which nothing waits. False, with nothing done, where it goes the long way."""
+        session = self._executor.session(lane.channel)
+        return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
+
+    def take_linked(self, channel: int, payload: bytes) -> bool:
+        """The same for one that the front has passed on, with no other frame beside it."""
+        session = self._executor.session(channel)
+        if session is None or channel in self._device.outbox.lanes:  # else what has come over the lane goes before it
+            return False
+        return self._take(session, None, payload)
+
+    def _take(self, session: Session, lane: Lane | None, payload: bytes) -> bool:
         if not payload.endswith(plain_batch.ENDS):  # of launches alone, for which somebody waits later
             return False
-        session = self._executor.session(lane.channel)
         if (
-            session is None
-            or seq != session.last_seq + 1
-            or session.batches
+            session.batches
             or session.deferred
             or session.trace is not None
             or session.permissions is not None
@@ -72,18 +81,26 @@ class Straight:
         if backlog is None:
             return False
         began = time.perf_counter_ns()
+        seq = session.last_seq + 1
         batch = plain_batch.read(payload, seq)
         if batch is None:
             return False
         stream = session.streams.items.get(batch.stream)
         if stream is None or stream.capture is not None or stream.flights:
             return False
-        lane.came(seq, len(payload))
+        if lane is not None:
+            lane.came(seq, len(payload))
         self._run(lane, session, backlog, stream, batch, began)
         return True
 
     def _run(
-        self, lane: Lane, session: Session, backlog: Backlog, stream: LogicalStream, batch: PlainBatch, began: int
+        self,
+        lane: Lane | None,
+        session: Session,
+        backlog: Backlog,
+        stream: LogicalStream,
+        batch: PlainBatch,
+        began: int,
     ) -> None:
         device, launches = self._device, self._launches
         telemetry, tracks = device.telemetry, device.tracks
@@ -156,7 +173,7 @@ class _Wait:
         self,
         device: Device,
         replies: Replies,
-        lane: Lane,
+        lane: Lane | None,
         session: Session,
         stream: LogicalStream,
         batch: PlainBatch,
@@ -186,7 +203,11 @@ class _Wait:
             failed = (stream,)
         if self._origin is None:
             if not (failed or device.output.suspects):
-                device.outbox.straight(self._lane, self._seq, plain_batch.done(self._batch.request))
+                answer = plain_batch.done(self._batch.request)
+                if self._lane is not None:
+                    device.outbox.straight(self._lane, self._seq, answer)
+                else:
+                    device.outbox.straight_linked(self._session.channel, self._seq, answer)
                 device.telemetry.sync_wait.observe(time.perf_counter_ns() - self._began)
                 return
             self.take_its_time()

@@ -228,7 +228,7 @@ class Attachment:
     # ---- in ----
 
     async def _pump_in(self) -> None:
-        read, take = self._context.read, self._intake.take
+        read, intake = self._context.read, self._intake
         most, eof = self._window.max_batch_bytes, EOF
         while self._end is None:
             message: bytes = await read()
@@ -245,8 +245,9 @@ class Attachment:
                     return
             if len(message) > most:
                 raise refusals.too_large("A message of Execute", len(message), most, "max_batch_bytes")
-            await take(message)
-        await self._intake.finish()
+            if not intake.passed(message):
+                await intake.take(message)
+        await intake.finish()
 
     def _on_received(self, message: bytes) -> bool:
         """Lets go of what has come, where the message says so; else the device process answers it as what is no batch.

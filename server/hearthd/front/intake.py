@@ -36,8 +36,7 @@ class Intake:
         It is read on, for behind the batches the client says what came, and others may wait for that. A client that
         keeps to its window has no more under way than is taken here.
         """
-        if not self.held and not self._blocked():
-            self._pass_on(message)
+        if self.passed(message):
             return
         self.held.append(message)
         self._held_bytes += len(message)
@@ -48,6 +47,13 @@ class Intake:
             or (batches.bytes + self._held_bytes > window.max_unacked_bytes and len(held) > 1)
         ):
             await self._change()
+
+    def passed(self, message: bytes) -> bool:
+        """Whether a batch could be passed on at once; else `take` holds it back."""
+        if self.held or self._blocked():
+            return False
+        self._pass_on(message)
+        return True
 
     async def finish(self) -> None:
         """Returns when nothing is held back that could still be passed on: the client sends no more."""

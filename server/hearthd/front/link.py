@@ -193,6 +193,8 @@ class DeviceLink(FrameSocket):
     def _on_response(self, frame: Frame) -> None:
         channel = self.channels.get(frame.channel)
         if channel is not None:
+            if frame.id:
+                channel.on_ack(frame.id)
             channel.on_response(frame.payload, bool(frame.flags & _LANED))
 
     def _on_received(self, frame: Frame) -> None:

@@ -111,6 +111,39 @@ def asking(step: int) -> bool:
     return hit
 
 
+def test_asking_of_who_sends() -> None:
+    """A batch that is made ready for another thread goes out, or was never numbered: the stream goes on."""
+    step = 1
+    while readying(step):
+        step += 1
+    assert step > 12
+
+
+def readying(step: int) -> bool:
+    core, reply = session(), Reply(reports=True)
+    records = [bytes((number,)) * 40 for number in range(5)]
+    for record in records:
+        core.launch(record)
+
+    hit = interrupting(lambda: core.add_ready(b"\x08\x07", 7, reply, True), step)
+    asked = bool(core.outstanding)
+    assert asked == bool(core._barriers)
+    core.launch(b"x" * 40)
+    sent: list[tuple[int, bytes]] = []
+    while (numbered := core.next_numbered()) is not None:
+        sent.append(numbered)
+    seqs, launches, _ = carried(sent)
+    assert seqs == list(range(1, len(sent) + 1)) and core.next_seq == len(sent) + 1
+    assert launches == b"".join(records) + b"x" * 40
+    assert asked or hit
+    if asked:
+        core.receive_serialized(bytes.fromhex("1a0408071a00"))
+    core.acknowledge(len(sent))
+    assert core.fail_later is None and reply.answered is asked
+    assert core.idle and not core.queued_bytes and not core._unacked_bytes and not core._run_bytes
+    return hit
+
+
 @pytest.mark.parametrize("failing", [False, True])
 def test_receiving(failing: bool) -> None:
     """What was not counted is said again."""

@@ -69,6 +69,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.recorders: list[Recorder] = []
         self.sent_requests: set[int] = set()
         self.failed = False
+        self.ready = 0
+        """How many of those submitted are in a batch that only has to be sent."""
 
     @initialize()
     def attach(self) -> None:
@@ -89,15 +91,18 @@ class SessionMachine(RuleBasedStateMachine):
         self.submitted.append(command.SerializeToString())
 
     @precondition(lambda self: not self.failed)
-    @rule(reports=st.booleans())
-    def request(self, reports: bool) -> None:
+    @rule(reports=st.booleans(), at_once=st.booleans())
+    def request(self, reports: bool, at_once: bool) -> None:
         self.requests += 1
-        command = commands_pb2.Command(request=self.requests, sync=commands_pb2.Sync())
+        command = commands_pb2.Command(request=self.requests, sync=commands_pb2.Sync()).SerializeToString()
         recorder = Recorder(reports)
-        self.session.add(command.SerializeToString(), self.requests, recorder, barrier=reports)
+        self.submitted.append(command)
+        if at_once and self.session.add_ready(command, self.requests, recorder, reports):
+            self.ready = len(self.submitted) - len(self.sent)
+        else:
+            self.session.add(command, self.requests, recorder, barrier=reports)
         self.waiting[self.requests] = recorder
         self.recorders.append(recorder)
-        self.submitted.append(command.SerializeToString())
 
     @rule()
     def send(self) -> None:
@@ -105,6 +110,7 @@ class SessionMachine(RuleBasedStateMachine):
         if sent is None:
             assert self.failed or len(self.sent) == len(self.submitted) or self.sent_seq - self.acked == WINDOW
             return
+        self.ready = 0
         self.sent_seq += 1
         assert sent.seq == self.sent_seq
         assert len(sent.SerializeToString()) <= MAX_BATCH
@@ -149,7 +155,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert all(len(recorder.outcomes) <= 1 for recorder in self.recorders)
         assert self.session.outstanding == (0 if self.failed else len(self.waiting))
         if not self.failed:
-            assert self.session.queued == len(self.submitted) - len(self.sent)
+            assert self.session.queued == len(self.submitted) - len(self.sent) - self.ready
             assert (self.session.queued_bytes == 0) == (self.session.queued == 0)
 
     def teardown(self) -> None:

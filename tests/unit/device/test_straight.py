@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lane_rig import Client, Laned, add, batch, summed, sync
 from rig import Command
 
-from hearth_proto.frames import Flag, Frame, Kind
+from hearth_proto.frames import Flag, Frame, Kind, encode
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
@@ -48,6 +48,15 @@ class Passing(Laned):
             return taken
 
         self.process._executor.straight.take = take  # type: ignore[method-assign]
+        linked = self.process._executor.straight.take_linked
+
+        def take_linked(*what: Any) -> bool:
+            self.offered += 1
+            taken = self.straight and linked(*what)
+            self.taken += taken
+            return taken
+
+        self.process._executor.straight.take_linked = take_linked  # type: ignore[method-assign]
 
 
 @pytest.fixture(params=[CpuServer, Polled])
@@ -233,6 +242,44 @@ def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
     copies = rig.copies()
     assert [frame.id for frame in copies if frame.kind == Kind.ACK] == list(range(1, 300))
     assert len([frame for frame in copies if frame.kind == Kind.RESPONSE]) == 299
+
+
+def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) -> None:
+    """One frame says that it is done and that the batch has been executed: the front wakes up once."""
+    for number in range(1, 100):
+        rig.batch(Command(launches=launch(number)), Command(request=number, sync=c.Sync(all_streams=bool(number % 2))))
+        answer = rig.until(Kind.RESPONSE)
+        assert answer.id == number and not answer.flags
+        assert device_pb2.ExecuteResponse.FromString(answer.payload).result.request == number
+    assert rig.taken == 99
+    assert not [frame for frame in rig.copies() if frame.kind == Kind.ACK]
+    assert rig.sum() == summed(*range(1, 100))
+    assert rig.counters()["batches"] == 99
+
+
+def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    assert client.response().result.request == 1
+    rig.batch()  # number 1, which the lane has brought
+    rig.barrier()
+    taken = rig.taken
+    rig.batch(add(2), sync(2))
+    assert client.response().result.request == 2
+    assert rig.taken == taken and rig.sum() == summed(1, 2)
+
+
+def test_what_comes_together_takes_the_long_way(rig: Passing) -> None:
+    data = b""
+    for number in range(1, 4):
+        message = device_pb2.ExecuteRequest(batch=c.Batch(seq=number, commands=[add(number), sync(number)]))
+        data += encode(Kind.BATCH, message.SerializeToString(), channel=1)
+    rig.sock.sendall(data)
+    answers = [rig.until(Kind.RESPONSE) for _ in range(3)]
+    rig.barrier()
+    assert rig.taken == 0 and rig.sum() == summed(1, 2, 3)
+    acks = [frame.id for frame in (*answers, *rig.copies()) if frame.id]
+    assert max(acks) == 3
 
 
 def test_who_waits_for_all_streams_waits_for_each(rig: Passing) -> None:

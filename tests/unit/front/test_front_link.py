@@ -170,3 +170,30 @@ def test_a_late_result_of_a_call_that_was_given_up() -> None:
             assert not link._calls
 
     run(scenario())
+
+
+def test_a_response_may_acknowledge_as_well() -> None:
+    async def scenario() -> None:
+        async with linked() as (link, peer):
+            channel = link.open_channel({"session": "s"})
+            heard: list[object] = []
+
+            class Sink:
+                def on_response(self, payload: bytes) -> None:
+                    heard.append(payload)
+
+                def on_ack(self, seq: int) -> None:
+                    heard.append(seq)
+
+                def on_lost(self, refusal: Refusal, event: bytes) -> None: ...
+
+            channel.sink = Sink()  # type: ignore[assignment]
+            for _ in range(3):
+                channel.send_batch(b"batch")
+            peer.send(frames.encode(Kind.RESPONSE, b"one", channel=channel.number, id=2))
+            peer.send(frames.encode(Kind.RESPONSE, b"two", channel=channel.number))
+            peer.send(frames.encode(Kind.RESPONSE, b"three", channel=channel.number, id=3))
+            await channel.settled()
+            assert heard == [2, b"one", b"two", 3, b"three"] and channel.batches.acked == 3
+
+    run(scenario())

@@ -1,0 +1,91 @@
+"""What is said to the front: in order, in as few frames as may be, and no later than it should be."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from hearth_proto.frames import FrameReader, Kind
+from hearthd.device.outbox import COPY_S, Outbox
+
+Said = list[tuple[int, int, int]]
+
+
+class Peer:
+    """The front's end of an outbox's link."""
+
+    def __init__(self) -> None:
+        ours, self.end = socket.socketpair()
+        ours.setblocking(False)
+        self.end.setblocking(False)
+        self._ours = ours
+        self.outbox = Outbox(ours, lambda wanted: None)
+
+    def said(self) -> Said:
+        """Kind, channel and id of what has come."""
+        try:
+            data = self.end.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        return [(frame.kind, frame.channel, frame.id) for frame in FrameReader().feed(data)]
+
+    def close(self) -> None:
+        self._ours.close()
+        self.end.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    made = Peer()
+    yield made
+    made.close()
+
+
+def test_a_response_takes_the_ack_before_it_along(peer: Peer) -> None:
+    peer.outbox.put(Kind.ACK, channel=3, id=7)
+    peer.outbox.put(Kind.RESPONSE, b"done", channel=3)
+    peer.outbox.put(Kind.RESPONSE, b"done", channel=3)
+    peer.outbox.send()
+    assert peer.said() == [(Kind.RESPONSE, 3, 7), (Kind.RESPONSE, 3, 0)]
+
+
+def test_an_ack_stands_for_those_before_it(peer: Peer) -> None:
+    for seq in (1, 2, 5):
+        peer.outbox.put(Kind.ACK, channel=3, id=seq)
+    peer.outbox.put(Kind.RESPONSE, b"of another", channel=4)
+    peer.outbox.send()
+    assert peer.said() == [(Kind.ACK, 3, 5), (Kind.RESPONSE, 4, 0)]
+
+
+@pytest.mark.parametrize("kind", [Kind.PONG, Kind.RESULT, Kind.CLOSED, Kind.CHUNK, Kind.RECEIVED, Kind.ACK])
+def test_what_else_is_said_stays_behind_the_ack(peer: Peer, kind: Kind) -> None:
+    peer.outbox.put(Kind.ACK, channel=3, id=7)
+    if kind == Kind.CHUNK:
+        peer.outbox.put_chunk(b"head", b"data", channel=3, id=9, flags=0)
+    elif kind == Kind.ACK:
+        peer.outbox.repeated(3, 0)
+    else:
+        peer.outbox.put(kind, channel=3, id=9)
+    peer.outbox.send_all()
+    assert peer.said() == [(Kind.ACK, 3, 7), (kind, 3, 0 if kind == Kind.ACK else 9)]
+
+
+def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("hearthd.device.outbox.time.perf_counter", lambda: now[0])
+    outbox = peer.outbox
+    assert outbox.sleep(None) is None
+    outbox.put(Kind.ACK, channel=3, id=1)
+    outbox.send()
+    assert not peer.said() and outbox.sleep(None) == COPY_S and outbox.sleep(0.0) == 0.0
+    now[0] += COPY_S / 2
+    outbox.put(Kind.ACK, channel=3, id=2)  # others that follow do not put it off
+    outbox.put(Kind.ACK, channel=4, id=1)
+    outbox.send()
+    assert not peer.said()
+    now[0] += COPY_S / 2
+    outbox.send()
+    assert peer.said() == [(Kind.ACK, 3, 2), (Kind.ACK, 4, 1)]
+    assert outbox.sleep(None) is None
