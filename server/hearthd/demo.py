@@ -131,7 +131,7 @@ class Steps:
         try:
             self._gpu.RawModule(code='extern "C" __global__ void f(int* p) { *p = q; }').compile()
         except hearth.CompileError as error:
-            return f"as it should: {str(error).splitlines()[0][:60]}"
+            return f"as it should: {str(error).splitlines()[0]}"
         raise AssertionError("source with an error compiled")
 
 

@@ -91,7 +91,7 @@ def session_not_found(session_id: str) -> Refusal:
     return Refusal(
         Reason.INVALID_HANDLE,
         f"There is no session {session_id[:64]!r} here.",
-        fix="Use a session_id that NodeService.ListSessions lists.",
+        fix="Use the id of a session that is open: `hearth sessions`, node.sessions(), NodeService.ListSessions.",
         details={"requested": session_id[:64]},
     )
 
