@@ -84,7 +84,8 @@ class RawModule:
         self._handle_on(self._connection.attachment())
 
     def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
-        """Waits until it is compiled and loaded; the compiler's messages go to `log_stream`. Raises `CompileError`."""
+        """Waits until it is compiled and loaded; the compiler's messages go to `log_stream`. Raises `CompileError`;
+        `QuotaExceededError` where a kernel that does not end kept it from being loaded: later, it is tried again."""
         with logged(log_stream) as log:
             log.append(self._describe(timeout).log)
 

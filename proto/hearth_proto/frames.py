@@ -57,7 +57,7 @@ class Kind(enum.IntEnum):
     FORGET = 19  # channel, id; payload: JSON, a snapshot or publication that is over
     LANE_END = 20  # towards the device process; channel, id: end the channel's lane; answered by LANE_ENDED
     # towards the device process; payload: JSON, other settings from now on: of a session as OPEN has them, or, where
-    # channel is 0, {log_level, log_format, launch_timeout}
+    # channel is 0, {log_level, log_format, launch_timeout, load_timeout}
     CHANGE = 21
 
     # towards the front

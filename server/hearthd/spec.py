@@ -33,6 +33,8 @@ class DeviceSpec:
     """Memory is cleared before it is handed to anybody: there are tenants."""
     launch_timeout: float = 0.0
     """A kernel that runs longer ends the device process; 0: none."""
+    load_timeout: float = 60.0
+    """So long a module may wait to be loaded for kernels to end, where the backend has it wait; 0: for ever."""
     collective_timeout: float = 30.0
     max_streams: int = 128
     staging_bytes: int = 256 << 20

@@ -14,6 +14,8 @@ _NAMES_MOST = (28, 16, 8)
 """Columns for a device's name: the first with which the table fits, else the last."""
 _TENANT_MOST = 16
 _BAR_CELLS = 10
+_LOAD_S = 1.0
+"""A load that has waited less for kernels to end is not worth a line."""
 
 
 class Line(NamedTuple):
@@ -63,7 +65,19 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
         lines.append(Line(text, () if device.get("state") == "serving" else (output.RED,)))
         if device.get("detail"):
             lines.append(Line(f"        {printable(device['detail'])}", (output.RED,)))
+        if waiting := _loads(device):
+            lines.append(Line(f"        {waiting}", (output.YELLOW,)))
     return lines
+
+
+def _loads(device: Mapping[str, Any]) -> str:
+    """Modules that wait to be loaded; empty: there are none, or for no time that anybody would notice."""
+    gauges = device.get("gauges") or {}
+    count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
+    if not count or longest < _LOAD_S:
+        return ""
+    what = "1 load waits" if count == 1 else f"{count} loads wait"
+    return f"{what} for kernels to end, the longest for {units.duration(longest)}"
 
 
 def _fits(texts: list[str], columns: int) -> bool:

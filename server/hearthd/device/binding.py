@@ -86,6 +86,7 @@ class Binder:
             raise Refusal(Reason.MALFORMED_MESSAGE, why, fix="pack records as launches.py says") from error
         stream = session.streams.find(record.stream)
         entry = session.functions.find(record.function)
+        entry.module.wanted()
         given = [place for place in unpack_layout(record.layout) if place.pointer]
         pointers: list[Pointer] = []
         unknown: list[Refusal] = []

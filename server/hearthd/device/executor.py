@@ -48,6 +48,7 @@ class Executor:
         self.collectives, self.transfers, self.segments = families.collectives, families.transfers, families.segments
         self.snapshots, self.publishing = families.snapshots, families.publishing
         device.telemetry.know(self._handlers)
+        device.quiet.tenant_of = self._tenant_of
         self.sharing = Sharing(device, Arrivals(device, families.launches, self), self._perform)
         self.straight = Straight(device, self, families.launches, self.sharing)
         self._at_once: dict[int, Callable[[Session, Frame], None]] = {
@@ -89,6 +90,11 @@ class Executor:
 
     def session(self, channel: int) -> Session | None:
         return self._sessions.get(channel)
+
+    def _tenant_of(self, ident: str) -> str | None:
+        """Of a session by its id, as long as anything of it runs; None: there is none."""
+        each = (*self._sessions.values(), *self._leaving.values())
+        return next((session.tenant for session in each if session.id == ident), None)
 
     def kick(self, session: Session | None) -> None:
         """Deferred commands of the session (None: of all) are tried again before the loop sleeps."""
@@ -143,6 +149,7 @@ class Executor:
             "commands_waiting": sum(len(session.deferred) for session in sessions),
             "streams": len(self._device.tracks.all),
             "streams_kept_back": len(self._device.tracks.kept_back),
+            **self._device.quiet.gauges(),
             "memory_in_use_bytes": sum(session.bytes_in_use for session in sessions),
             "memory_reserved_bytes": info.reserved,
             "memory_free_bytes": info.free,

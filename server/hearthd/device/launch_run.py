@@ -9,6 +9,7 @@ from hearthd.device.context import Device
 from hearthd.device.dynamic_grid import DynamicGrid
 from hearthd.device.grants import Plea
 from hearthd.device.operation import Origin
+from hearthd.device.quiet import Waiting
 from hearthd.device.tracks import WINDOW
 from hearthd.device.validation import Validation
 
@@ -27,8 +28,10 @@ class LaunchRun:
         self._bound: BoundLaunch | None = None
         self._left = 0
         self._grid: DynamicGrid | None = None
-        self._rested: bool | Refusal | None = None
-        """None: nobody has asked whether the device has to rest; else whether it has, or what came of it."""
+        self._rested: bool | Refusal = False
+        """Whether the device has rested, or need not have; or what came of it."""
+        self._waiting: Waiting | None = None
+        """What waits, or has waited, for its rest."""
         self._plea = Plea(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
@@ -36,6 +39,8 @@ class LaunchRun:
             self._grid = DynamicGrid(device, origin, parsed.grid_buffer, extension.grid_offset)
 
     def step(self) -> bool:
+        if isinstance(self._rested, Refusal):
+            raise self._rested  # whatever else it would have to wait for
         parsed = self._parsed
         stream = parsed.stream
         if parsed.entry.module.pending or stream.track.closed:
@@ -68,21 +73,44 @@ class LaunchRun:
 
     def _rests(self, bound: BoundLaunch) -> bool:
         """Gives the first launch of some kernels to the driver while no other runs: it would wait for them."""
-        if self._rested is None:
-            if not self._device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
-                self._rested = True
-                return True
-            self._rested = False
-            self._device.quiet.run(lambda: self._issue_at_rest(bound))
+        if self._rested is False:
+            self._look_for_rest(bound)
         if isinstance(self._rested, Refusal):
             raise self._rested
         return self._rested
 
+    def _look_for_rest(self, bound: BoundLaunch) -> None:
+        device = self._device
+        if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
+            if self._waiting is not None:  # somebody else's launch has brought about what this one waited for
+                device.quiet.drop(self._waiting)
+            self._rested = True
+            return
+        refused = self._parsed.entry.refused
+        if refused is not None and not refused[1]():
+            self._rested = refused[0]
+        elif self._waiting is None:
+            what = f"the first launch of {bound.plan.name}"
+            self._waiting = device.quiet.load(
+                self._origin.session, what, lambda: self._issue_at_rest(bound), self._refuse
+            )
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._device.telemetry.loads_refused += 1
+        self._parsed.entry.refused = refusal, self._device.quiet.hopeful()
+        self._rested = refusal
+        self._device.kick(self._origin.session)
+
     def give_up(self, _refusal: Refusal) -> None:
         """The launch will not run: its session has ended, say."""
         self._left = 0
+        if self._waiting is not None:
+            self._device.quiet.drop(self._waiting)
+        if self._bound is not None and self._rested is not True:
+            self._parsed.entry.plans.clear()  # the next launch is looked at again, for it may be the first then
 
     def _issue_at_rest(self, bound: BoundLaunch) -> None:
+        self._device.server.first_launch_made(bound.plan.function, bound.module.prints is not None)
         self._rested = True
         if not self.validates and self._left:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Refusal
@@ -17,6 +18,7 @@ class ModuleEntry:
     """A client's module: waiting for its compile, loaded, or failed."""
 
     __slots__ = (
+        "again",
         "cached",
         "compile_ns",
         "error",
@@ -37,6 +39,8 @@ class ModuleEntry:
         """The session that gets what its kernels print; None where none of them can."""
         self.module: Module | None = None
         self.error: Refusal | None = None
+        self.again: Callable[[], None] | None = None
+        """Tries to load it, where that was refused because the device did not rest."""
         self.log = ""
         self.cached = False
         self.compile_ns = 0
@@ -45,6 +49,11 @@ class ModuleEntry:
         self.released = False
         self.variables: dict[str, Buffer] = {}
         """Those that were asked for, by name: one buffer each, under as many handles as there were questions."""
+
+    def wanted(self) -> None:
+        """Somebody is about to wait for it: what may come about by now is tried again."""
+        if self.again is not None:
+            self.again()
 
     def loaded(self) -> Module:
         """The module; raises what its compile or load failed with."""
@@ -57,7 +66,7 @@ class ModuleEntry:
 class FunctionEntry:
     """A client's function; resolved at its first use. `plans` are the launches that have been checked."""
 
-    __slots__ = ("function", "handle", "module", "name", "plans")
+    __slots__ = ("function", "handle", "module", "name", "plans", "refused")
 
     def __init__(self, handle: int, module: ModuleEntry, name: str) -> None:
         self.handle = handle
@@ -65,6 +74,8 @@ class FunctionEntry:
         self.name = name
         self.function: Function | None = None
         self.plans: dict[bytes, Plan] = {}
+        self.refused: tuple[Refusal, Callable[[], bool]] | None = None
+        """Why its first launch was not made, and whether that is worth another try."""
 
     def resolve(self) -> Function:
         if self.function is None:

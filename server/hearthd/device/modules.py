@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
@@ -15,6 +16,7 @@ from hearthd.device.context import Device
 from hearthd.device.module import FunctionEntry, ModuleEntry
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.output import prints
+from hearthd.device.quiet import Waiting
 from hearthd.device.session import Session
 
 
@@ -25,6 +27,8 @@ class ModuleCommands:
         self._device = device
         self._waiting: dict[ModuleEntry, tuple[Job, Callback]] = {}
         """Modules whose code is still being made."""
+        self._resting: dict[ModuleEntry, Waiting] = {}
+        """Those whose code waits to be loaded, until no kernel runs."""
 
     def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
         session = origin.session
@@ -108,11 +112,34 @@ class ModuleCommands:
         if prints(outcome.image.code):
             entry.prints = session
         entry.log = outcome.image.log
-        image = outcome.image
-        self._device.quiet.run(lambda: self._bring_in(session, entry, image))
+        self._at_rest(session, entry, outcome.image)
+
+    def _at_rest(self, session: Session, entry: ModuleEntry, image: Image) -> None:
+        """Into the context when no kernel runs. Where that takes too long, whoever waits for it is refused, and who
+        comes later waits anew."""
+
+        quiet = self._device.quiet
+
+        def again(hopeful: Callable[[], bool]) -> None:
+            if hopeful():
+                entry.pending, entry.error, entry.again = True, None, None
+                self._at_rest(session, entry, image)
+
+        def refuse(refusal: Refusal) -> None:
+            del self._resting[entry]
+            self._device.telemetry.loads_refused += 1
+            entry.pending, entry.error, entry.again = False, refusal, partial(again, quiet.hopeful())
+            self._device.kick(session)
+
+        waiting = quiet.load(
+            session, f"the load of module {entry.handle}", lambda: self._bring_in(session, entry, image), refuse
+        )
+        if waiting is not None:
+            self._resting[entry] = waiting
 
     def _bring_in(self, session: Session, entry: ModuleEntry, image: Image) -> None:
         """Into the context, unless nobody wants it any more."""
+        self._resting.pop(entry, None)
         entry.pending = False
         if entry.released and not entry.holders:
             return
@@ -162,6 +189,10 @@ class ModuleCommands:
         waiting = self._waiting.pop(entry, None)
         if waiting is not None:
             self._device.compiler.abandon(*waiting)
+        entry.again = None
+        resting = self._resting.pop(entry, None)
+        if resting is not None:
+            self._device.quiet.drop(resting)
         module, entry.module = entry.module, None
         if module is not None:
             server = self._device.server
@@ -175,6 +206,8 @@ class ModuleCommands:
         return self._describe(origin, origin.session.modules.find(command.module))
 
     def _describe(self, origin: Origin, entry: ModuleEntry) -> Operation:
+        entry.wanted()
+
         def answer() -> commands_pb2.Result:
             module = entry.loaded()
             result = commands_pb2.ModuleResult(
@@ -200,6 +233,7 @@ class ModuleCommands:
 
     def _describe_function(self, origin: Origin, entry: FunctionEntry) -> Operation:
         optin = self._device.limits.shared_mem_per_block_optin
+        entry.module.wanted()
 
         def answer() -> commands_pb2.Result:
             function = entry.resolve()
@@ -222,6 +256,7 @@ class ModuleCommands:
         session = origin.session
         entry = session.modules.find(command.module)
         session.buffers.check_new(command.buffer)
+        entry.wanted()
         buffer = entry.variables.get(command.name)
         if buffer is None:
             buffer = entry.variables[command.name] = Buffer(command.buffer, 0)
@@ -233,6 +268,7 @@ class ModuleCommands:
                 return False
             try:
                 variable.address, variable.size = entry.loaded().global_(command.name)
+                variable.lost = None  # where it was not to be had before
             except Refusal as refusal:
                 variable.lost = refusal
                 raise

@@ -118,7 +118,7 @@ class DeviceProcess:
             outbox=self._outbox,
             telemetry=telemetry,
             output=output,
-            quiet=Quiet(server, tracks, lambda: self._kick(None)),
+            quiet=Quiet(server, tracks, lambda: self._kick(None), journal, spec.load_timeout),
             limits=Limits(
                 properties.max_threads_per_block,
                 _dim(properties.max_block_dim),
@@ -191,6 +191,7 @@ class DeviceProcess:
             return  # of a session that has ended
         news = json.loads(frame.payload)
         self._device.spec = dataclasses.replace(self._device.spec, launch_timeout=news["launch_timeout"])
+        self._device.quiet.limit = news["load_timeout"]
         log.configure(news["log_level"], news["log_format"])
 
     def _kick(self, session: Session | None) -> None:

@@ -216,6 +216,10 @@ class ComputeServer(Protocol):
         """Whether launching it for the first time would wait for every kernel that runs. `prints`: it may print."""
         ...
 
+    def first_launch_made(self, function: Any, prints: bool) -> None:
+        """It is about to be launched, while no kernel runs: what that launch brings about is there from now on."""
+        ...
+
     def load(self, image: Image) -> Module:
         """Refusal(MODULE_INVALID) for code that this device cannot load."""
         ...

@@ -82,6 +82,8 @@ class Telemetry:
     timed_wait_ns: int = 0
     modules_loaded: int = 0
     modules_unloaded: int = 0
+    loads_refused: int = 0
+    """Loads that would have waited for the device to rest for too long."""
     compile_cache_hits: int = 0
     compile_cache_misses: int = 0
     compile_failures: int = 0

@@ -62,6 +62,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             memory_limit=config.devices.memory_limit,
             max_streams=config.devices.max_streams,
             launch_timeout=config.launch.timeout,
+            load_timeout=config.launch.load_timeout,
             collective_timeout=config.collectives.timeout,
             max_inline_bytes=config.limits.max_inline_bytes,
             chunk_bytes=config.limits.max_chunk_bytes,

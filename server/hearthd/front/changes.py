@@ -30,6 +30,8 @@ from hearthd.front.tenants import Caller, Directory
 from hearthd.spec import DeviceSpec
 
 _FIX = "Open a new session with a credential that is good, which the daemon's operator gives you"
+_TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")
+"""What of its specification a device process is told again."""
 _PATIENCE = 2.0
 """Seconds that a reload waits for what it ended to be given back; it ends all the same."""
 
@@ -63,7 +65,7 @@ class Changes:
         self._supervisor.policy = policy
         for device in self._supervisor:
             device.policy = policy
-        if changed & {"log.level", "log.format", "launch.timeout"}:
+        if changed & {"log.level", "log.format", "launch.timeout", "launch.load_timeout"}:
             log.configure(config.log.level, config.log.format)
             self._tell_processes(config)
         return await self._change_tenants(directory) if "tenants" in changed else 0
@@ -72,10 +74,8 @@ class Changes:
         """What device processes were started with and can be told again; those to come are started with it."""
         for spec in self._specify(config):
             device = self._supervisor.devices[spec.ordinal]
-            news = {"log_level": spec.log_level, "log_format": spec.log_format, "launch_timeout": spec.launch_timeout}
-            device.spec = dataclasses.replace(
-                device.spec, log_level=spec.log_level, log_format=spec.log_format, launch_timeout=spec.launch_timeout
-            )
+            news: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
+            device.spec = dataclasses.replace(device.spec, **news)
             for worker in device.running:
                 if worker.link is not None:
                     worker.link.send(Kind.CHANGE, json.dumps(news).encode())

@@ -23,6 +23,7 @@ RELOADABLE: dict[str, str] = {
     "sessions.lease": "for sessions opened from then on",
     "sessions.max": "for sessions opened from then on",
     "launch.timeout": "for sessions that begin on a device from then on",
+    "launch.load_timeout": "at once, for modules that wait already, too",
     "log.level": "at once",
     "log.format": "at once",
     "auth.max_failures": "at once",

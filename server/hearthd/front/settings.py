@@ -103,6 +103,7 @@ class Lanes(Section):
 
 class Launch(Section):
     timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
+    load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for others' kernels; 0: for ever
 
 
 class Cache(Section):

@@ -144,6 +144,19 @@ def test_a_gpu_shows_what_nvml_reads() -> None:
     assert text[3].split()[-2:] == ["TEMP", "POWER"] and "42 C  312 W" in text[4] and "no sessions" in text[-1]
 
 
+def test_loads_that_wait_have_a_line() -> None:
+    def waiting(count: int, seconds: float) -> list[Line]:
+        gauges = {"loads_waiting": count, "load_wait_longest_ns": int(seconds * 1e9)}
+        return frame(None, document(9, [device(0, gauges=gauges), device(1)], []), at=0.0, columns=200)
+
+    (line,) = (each for each in waiting(2, 65.0) if "kernels to end" in each.text)
+    assert line.text.strip() == "2 loads wait for kernels to end, the longest for 1 min 5 s"
+    assert line.codes == (output.YELLOW,)
+    assert any("1 load waits for" in each.text for each in waiting(1, 3.0))
+    for count, seconds in ((1, 0.1), (0, 0.0)):
+        assert not any("kernels to end" in each.text for each in waiting(count, seconds))
+
+
 def test_a_daemon_that_is_gone_is_said_to_be() -> None:
     lines = frame(None, NOW, gone=Gone("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
     assert "box: gone since" in lines[0].text and lines[0].text.endswith("(1 min 5 s)") and output.RED in lines[0].codes

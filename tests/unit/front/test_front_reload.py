@@ -297,7 +297,7 @@ def test_what_device_processes_are_told(tmp_path: Path) -> None:
             fake = next(each for each in served.launcher.started if each.opened)
             file.write_text(
                 f'[[tenants]]\nname = "alice"\ntokens = ["{A}"]\nweight = 3\npriority = -1\nrights = ["read"]\n'
-                '[tenants.quotas]\ndevice_bytes = "1MiB"\n[launch]\ntimeout = "5s"\n'
+                '[tenants.quotas]\ndevice_bytes = "1MiB"\n[launch]\ntimeout = "5s"\nload_timeout = "9s"\n'
             )
             reloader.ask()
             await reloader.settled()
@@ -305,6 +305,7 @@ def test_what_device_processes_are_told(tmp_path: Path) -> None:
             (zero, general), (number, mine) = sorted(fake.changes, key=lambda change: change[0])
             assert fake.spec.scrub, "a second tenant may come: what one leaves is not for it"
             assert zero == 0 and general["launch_timeout"] == 5 and general["log_level"] == "info"
+            assert general["load_timeout"] == 9 and device.spec.load_timeout == 9
             assert number == channel.number and mine["weight"] == 3 and mine["priority"] == -1
             assert mine["rights"] == ["read"] and mine["device_bytes"] == 1 << 20
             assert session.tenant.weight == 3 and session.caller.tenant is session.tenant

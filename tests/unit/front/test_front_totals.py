@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from hearthd.front import device_metrics
+from hearthd.front import device_metrics, gauges
 from hearthd.front.totals import Counts, Totals
 
 
@@ -34,6 +34,14 @@ def test_a_new_process_counts_on_top_of_the_last() -> None:
     assert counts.counters["launches"] == 8 and counts.operations == {"launch": 8, "sync": 2}
     assert counts.errors == {"launch": 3}
     assert counts.histograms["sync_wait"].counts == [8, 0, 2] and counts.histograms["sync_wait"].sum_ns == 8
+
+
+def test_the_longest_wait_of_several_processes_is_that_of_one() -> None:
+    each = [
+        {"loads_waiting": 1, "load_wait_longest_ns": 5, "memory_free_bytes": 9},
+        {"loads_waiting": 2, "load_wait_longest_ns": 3, "memory_free_bytes": 8},
+    ]
+    assert gauges.together(each) == {"loads_waiting": 3, "load_wait_longest_ns": 5, "memory_free_bytes": 8}
 
 
 def test_late_words_of_an_older_process_are_ignored() -> None:

@@ -91,6 +91,9 @@ class LaunchOperations:
     def first_launch_waits(self, _function: Function, _prints: bool) -> bool:
         return False
 
+    def first_launch_made(self, _function: Function, _prints: bool) -> None:
+        pass
+
     def load(self, image: Image) -> Module:
         if not image.code.startswith(ELF_MAGIC):
             raise Refusal(

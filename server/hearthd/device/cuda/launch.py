@@ -174,12 +174,12 @@ class LaunchOperations:
 
     def first_launch_waits(self, function: Function, prints: bool) -> bool:
         """The driver waits for all kernels when it makes room for more local memory a thread than any kernel before
-        had, and when it makes the buffer that kernels print to (measured with CUDA 13 on an H200). Answered with yes
-        only once: the launch that follows brings it about."""
-        waits = function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
+        had, and when it makes the buffer that kernels print to (measured with CUDA 13 on an H200)."""
+        return function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
+
+    def first_launch_made(self, function: Function, prints: bool) -> None:
         self._local_bytes = max(self._local_bytes, function.attributes.local_bytes)
         self._printed = self._printed or prints
-        return waits
 
     def load(self, image: Image) -> Module:
         """With all its kernels: the driver would put off each until it is first asked for, and wait then for whatever

@@ -1,0 +1,79 @@
+"""A module that is to be loaded while another session's kernel does not end, by the driver's own rules.
+HEARTH_TEST_BACKEND=cuda; `tests/daemon/test_loads.py` has more of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hearth
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from daemon.harness import BACKEND, DaemonProcess, wait_until
+from daemon.kernels import COMMON, Gate, saxpy_works
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
+
+WAIT_S = 30.0
+PRINTS = """
+extern "C" __global__ void says(int* x) { printf("here\\n"); x[0] = 1; }
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    process = DaemonProcess(tmp_path, {"launch": {"load_timeout": "1s"}})
+    yield process
+    process.stop()
+    left = process.left_behind()
+    process.remove()
+    assert not left
+
+
+def module(gpu: hearth.Device, number: int) -> hearth.RawModule:
+    return gpu.RawModule(code=f"{COMMON}\n__device__ int number = {number};")
+
+
+def adds(gpu: hearth.Device, number: int) -> None:
+    """A module of its own is loaded, and its kernel runs."""
+    x = gpu.zeros(8, np.int32)
+    module(gpu, number).get_function("add_one")((1,), (8,), (x, np.int32(8)))
+    assert (x.get(timeout=WAIT_S) == 1).all()
+
+
+def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> None:
+    with daemon.connect() as one, daemon.connect() as another:
+        gpu, guest = one.device(0), another.device(0)
+        saxpy_works(guest)
+        says = guest.RawModule(code=PRINTS).get_function("says")
+        assert says.max_threads_per_block > 0  # it is loaded; the buffer that it prints to is made at its first launch
+        before = guest.zeros(8, np.int32)
+        gate, stream = Gate(gpu), gpu.stream()
+        gate.hold(stream=stream)
+        gpu.flush()
+        with pytest.raises(hearth.QuotaExceededError, match="hold of session") as caught:
+            (late := module(guest, 1)).get_global("number", np.int32)
+        error = caught.value
+        assert error.reason == "QUEUE_FULL" and error.retryable and error.details["sessions"] == one.session_id
+        for _ in range(2):  # the driver would wait in it
+            says((1,), (1,), (before,))
+            with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
+                guest.synchronize(timeout=WAIT_S)
+        assert daemon.counter("loads_refused", 0) == 2 and daemon.gauge("loads_waiting") == 0
+        other = guest.zeros(4, np.int32)  # copies and what is loaded go on beside it
+        assert (other.get(timeout=WAIT_S) == 0).all()
+        with daemon.connect(isolation="dedicated") as apart:
+            adds(apart.device(0), 1)
+        gate.open()
+        wait_until(lambda: gpu.synchronize(timeout=WAIT_S) is None, "the kernel's end")
+        assert late.get_global("number", np.int32).get(timeout=WAIT_S)[0] == 1, "who asks again later has it"
+        adds(guest, 2)
+        result = guest.zeros(8, np.int32)
+        says((1,), (1,), (result,))
+        assert result.get(timeout=WAIT_S)[0] == 1
+        assert not daemon.status()["devices"][0]["restarts"], "no process was lost for it"

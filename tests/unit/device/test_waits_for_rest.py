@@ -1,0 +1,422 @@
+"""Who waits for the device to rest, in any order of loads, launches, ends of kernels, closings and time: each load is
+answered once, none is done while a kernel runs, and launches are let through in the end."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.policy.quiet import FIRST_S, LONGEST_S, PATIENCE_S
+from hearthd.device.policy.rest_line import TELL_S
+from hearthd.device.quiet import BESIDE_S, Quiet, Waiting
+from hearthd.device.running import AGAIN_S
+from hearthd.device.tracks import Track, Tracks
+
+LIMIT = 30.0
+
+
+class Event:
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+
+class Stream:
+    """Kernels and events in order; what is behind a kernel waits for it to `end`."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Event | str] = deque()
+
+    def end(self) -> None:
+        """The kernel that runs ends, if there is one."""
+        if self.queue:
+            self.queue.popleft()
+        while self.queue and isinstance(self.queue[0], Event):
+            self.queue.popleft().done = True  # type: ignore[union-attr]
+
+    @property
+    def running(self) -> bool:
+        return bool(self.queue)
+
+
+class Server:
+    loading_waits = True
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+
+    def on_progress(self, _wake: Any) -> bool:
+        return True
+
+    def create_stream(self, _priority: int = 0) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    def record(self, stream: Stream, *, timing: bool = False) -> Event:
+        event = Event(not stream.queue)
+        if stream.queue:
+            stream.queue.append(event)
+        return event
+
+    def done(self, event: Event) -> bool:
+        return event.done
+
+    def release_event(self, event: Event) -> None: ...
+
+    @property
+    def running(self) -> bool:
+        return any(stream.running for stream in self.streams)
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.lines.append({"event": event, **fields})
+
+
+class Rest:
+    """A Quiet with two tracks, on a clock of the test's own."""
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self.server = Server()
+        self.tracks = Tracks(self.server, 4, lambda: None)  # type: ignore[arg-type]
+        self.two = [self.tracks.acquire(), self.tracks.acquire()]
+        self.now = 100.0
+        self.kicks = 0
+        self.journal = Journal()
+        self.quiet = Quiet(
+            self.server, self.tracks, self._kick, self.journal, limit, lambda: self.now  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.quiet.tenant_of = {"a": "one", "b": "one", "c": "two"}.get
+
+    def _kick(self) -> None:
+        self.kicks += 1
+
+    def launch(self, track: Track, name: str = "endless", session: str = "a") -> None:
+        self.tracks.before(track, ())
+        track.launched.append((self.tracks.ordering.position(track.index), name, session))
+        track.stream.queue.append(name)
+
+    def end(self, track: Track) -> None:
+        track.stream.end()
+        self.poll()
+
+    def poll(self) -> float | None:
+        self.tracks.poll()
+        return self.quiet.poll()
+
+    def load(
+        self, session: str, done: Callable[[], None], refuse: Callable[[Refusal], None], what: str = "the load"
+    ) -> Waiting | None:
+        who: Any = SimpleNamespace(id=session, tenant=self.quiet.tenant_of(session))
+        return self.quiet.load(who, what, done, refuse)
+
+
+class Orders(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = Rest()
+        self.answers: dict[int, list[str]] = {}
+        self.waiting: dict[int, tuple[str, float, Waiting]] = {}
+        self.patient = self.urgent = 0
+        self.done = 0
+        self.beside: list[Callable[[], None]] = []
+        self._poll = self.rest.quiet.poll
+        self.rest.quiet.poll = self._checked  # type: ignore[method-assign]
+
+    def _checked(self) -> float | None:
+        """Nobody waits longer than the limit but who waits for kernels of its own alone."""
+        before = [(who, place, place.excused) for who, _, place in self.waiting.values()]
+        ahead = self._poll()
+        for who, place, excused in before:
+            assert place.excused == excused or self.rest.tracks.suspects() == [who]
+        return ahead
+
+    def _loaded(self, number: int) -> None:
+        assert not self.rest.server.running, "loaded while a kernel runs"
+        self._answer(number, "loaded")
+
+    def _answer(self, number: int, answer: str) -> None:
+        self.answers[number].append(answer)
+        self.waiting.pop(number, None)
+
+    @rule(session=st.sampled_from("abc"), launches=st.booleans())
+    def load(self, session: str, launches: bool) -> None:
+        number = len(self.answers)
+        self.answers[number] = []
+
+        def done() -> None:
+            self._loaded(number)
+            if launches:  # the first launch of a kernel that has to be made at rest
+                self.rest.launch(self.rest.two[0], "first", session)
+
+        def refuse(refusal: Refusal) -> None:
+            assert refusal.reason is Reason.QUEUE_FULL and refusal.retry_after_s
+            self._answer(number, "refused")
+
+        place = self.rest.load(session, done, refuse)
+        assert (place is None) == (self.answers[number] == ["loaded"])
+        if place is not None:
+            self.waiting[number] = session, self.rest.now, place
+
+    @rule()
+    def unload(self) -> None:
+        def done() -> None:
+            assert not self.rest.server.running
+            self.done += 1
+
+        self.patient += 1
+        self.rest.quiet.run(done, urgent=False)
+
+    @rule(urgent=st.booleans())
+    def free_beside(self, urgent: bool) -> None:
+        def begin(done: Callable[[], None]) -> None:
+            assert not self.rest.server.running
+            self.done += 1
+            self.urgent -= urgent
+            self.beside.append(done)
+
+        self.patient += 1
+        self.urgent += urgent
+        self.rest.quiet.beside(begin, urgent=urgent)
+
+    @precondition(lambda self: self.beside)
+    @rule()
+    def freed(self) -> None:
+        self.beside.pop(0)()
+
+    @rule(which=st.integers(0, 1), session=st.sampled_from("abc"))
+    def launch(self, which: int, session: str) -> None:
+        track = self.rest.two[which]
+        if not track.closed:
+            self.rest.launch(track, session=session)
+
+    @rule(which=st.integers(0, 1))
+    def end(self, which: int) -> None:
+        self.rest.end(self.rest.two[which])
+
+    @rule(session=st.sampled_from("abc"))
+    def close(self, session: str) -> None:
+        for number, (who, _, place) in list(self.waiting.items()):
+            if who == session:
+                self.rest.quiet.drop(place)
+                self._answer(number, "dropped")
+
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.5, TELL_S, 7.0, LIMIT]))
+    def wait(self, seconds: float) -> None:
+        self.rest.now += seconds
+        self.rest.poll()
+
+    @rule()
+    def sleep(self) -> None:
+        """As long as the loop would, where nothing else happens."""
+        ahead = self.rest.poll()
+        if ahead is not None:
+            self.rest.now += ahead + 1e-6
+            self.rest.poll()
+
+    @invariant()
+    def nobody_is_answered_twice(self) -> None:
+        assert all(len(answers) <= 1 for answers in self.answers.values())
+        gauges = self.rest.quiet.gauges()
+        assert gauges["loads_waiting"] == len(self.waiting) == sum(not each for each in self.answers.values())
+        if all(place.excused == -math.inf for _, _, place in self.waiting.values()):
+            assert gauges["load_wait_longest_ns"] <= (LIMIT + 8) * 1e9
+
+    @invariant()
+    def nobody_waits_for_too_long(self) -> None:
+        self.rest.poll()
+        for _, since, place in self.waiting.values():
+            assert self.rest.now < max(since + LIMIT, place.excused)
+        if not (self.waiting or self.urgent or self.beside):
+            assert not any(track.held for track in self.rest.two), "nobody waits for the device's rest"
+
+    def teardown(self) -> None:
+        """No load is left that waits for others, whether kernels end or not; then launches go on, and the rest is done
+        when they have."""
+        for _ in range(20):
+            self.rest.now += LONGEST_S
+            self.rest.poll()
+        assert all(self.rest.tracks.suspects() == [who] for who, _, _ in self.waiting.values())
+        for done in self.beside:
+            done()
+        self.beside.clear()
+        for _ in range(1000):
+            for track in self.rest.two:
+                self.rest.end(track)
+            while self.beside:
+                self.beside.pop()()
+        assert self.done == self.patient
+        assert not self.waiting and all(len(answers) == 1 for answers in self.answers.values())
+        self.rest.now += BESIDE_S
+        assert self.rest.poll() is None and not any(track.held for track in self.rest.two)
+
+
+TestOrders = Orders.TestCase
+TestOrders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+# ---- what is told ----
+
+
+def nothing() -> None:
+    raise AssertionError("it was done")
+
+
+def refusals(rest: Rest, session: str = "b") -> list[Refusal]:
+    """A load of the session behind what runs; what it is refused with."""
+    found: list[Refusal] = []
+    assert rest.load(session, nothing, found.append, "the load of module 7") is not None
+    return found
+
+
+def test_a_load_that_waits_for_too_long_is_told_for_what() -> None:
+    rest = Rest()
+    rest.launch(rest.two[0], "endless", "a")
+    found = refusals(rest)
+    rest.now += LIMIT - 0.01
+    rest.poll()
+    assert not found
+    rest.now += 0.02
+    rest.poll()
+    (refusal,) = found
+    assert refusal.reason is Reason.QUEUE_FULL and refusal.retry_after_s
+    assert "the load of module 7" in refusal.message and "within 30 s" in refusal.message
+    assert "kernel endless of session a" in refusal.message and "hearth sessions end a" in refusal.fix
+    assert 'isolation="dedicated"' in refusal.fix and "launch.timeout" in refusal.fix
+    assert refusal.details == {
+        "waited_s": "30.010", "load_timeout_s": "30", "kernels": "endless", "sessions": "a",
+    }  # fmt: skip
+    assert rest.poll() is None and not rest.two[0].held
+
+
+def test_another_tenants_kernels_and_sessions_are_not_named() -> None:
+    rest = Rest()
+    rest.launch(rest.two[0], "secret", "c")
+    rest.launch(rest.two[1], "known", "a")
+    found = refusals(rest)
+    rest.now += LIMIT
+    rest.poll()
+    refusal = found[0]
+    assert "kernel known of session a and work of another tenant's session" in refusal.message
+    assert 'devices.isolation = "tenant"' in refusal.fix and refusal.details["kernels"] == "known"
+    assert "secret" not in str(refusal) + str(refusal.details) and "session c" not in str(refusal)
+
+
+def test_who_waits_for_its_own_kernels_waits_as_long_as_they_take() -> None:
+    rest = Rest()
+    rest.launch(rest.two[0], "mine", "b")
+    rest.launch(rest.two[0], "mine", "b")
+    found = refusals(rest)
+    for _ in range(10):
+        rest.now += LIMIT
+        ahead = rest.poll()
+        assert not found and ahead is not None and ahead > 0, "it is looked at again, though not at once"
+    rest.launch(rest.two[1], "endless", "a")
+    rest.now += AGAIN_S
+    rest.poll()
+    assert "kernel mine of this session and kernel endless of session a" in found[0].message
+    assert "synchronize" in found[0].fix and "hearth sessions end a" in found[0].fix
+
+
+def test_what_has_no_name() -> None:
+    bare = Rest()
+    bare.tracks.before(bare.two[0], ())
+    bare.two[0].stream.queue.append("a graph")
+    found = refusals(bare)
+    bare.now += LIMIT
+    bare.poll()
+    assert "no kernel's name" in found[0].message
+
+
+def test_many_kernels_are_not_all_named() -> None:
+    rest = Rest()
+    for number in range(12):
+        rest.launch(rest.two[0], f"k{number}", "a")
+    found = refusals(rest)
+    rest.now += LIMIT
+    rest.poll()
+    assert found[0].details["kernels"] == "k0, k1, k2, k3, k4, k5, k6, k7, ..."
+
+
+def test_the_log_is_told_once_of_each_wait() -> None:
+    rest = Rest()
+    rest.launch(rest.two[0], "endless", "c")
+    refusals(rest, "a")
+    refusals(rest, "b")
+    for _ in range(5):
+        rest.now += TELL_S
+        rest.poll()
+    (line,) = rest.journal.lines
+    assert line["event"] == "loads_wait" and line["loads"] == 2 and line["sessions"] == ["a", "b"]
+    assert line["kernels"] == ["endless"] and line["sessions_of_kernels"] == ["c"] and line["waited_s"] == TELL_S
+    refusals(rest, "b")
+    rest.now += TELL_S
+    rest.poll()
+    assert [each["loads"] for each in rest.journal.lines] == [2, 1], "a later wait is one of its own"
+
+
+@pytest.mark.parametrize("over", ["taken back", "refused"])
+def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> None:
+    rest = Rest()
+    rest.launch(rest.two[0])
+    found: list[Refusal] = []
+    place = rest.load("b", nothing, found.append)
+    assert place is not None
+    rest.quiet.run(lambda: None, urgent=False)
+    rest.poll()
+    rest.now += PATIENCE_S + FIRST_S / 2
+    rest.poll()
+    assert rest.two[1].held
+    before = rest.kicks
+    if over == "refused":
+        rest.quiet.limit = FIRST_S / 2  # a reload
+        rest.poll()
+        assert len(found) == 1
+    else:
+        rest.quiet.drop(place)
+    assert not rest.two[1].held and rest.kicks > before
+    assert rest.poll() is None, "nobody waits for what is left"
+    rest.now += 1e6
+    rest.poll()
+    assert not rest.two[1].held
+
+
+def test_without_a_limit_a_load_waits_for_ever() -> None:
+    rest = Rest(limit=0.0)
+    rest.launch(rest.two[0])
+    loaded: list[bool] = []
+    assert rest.load("b", lambda: loaded.append(True), lambda _refusal: nothing()) is not None
+    rest.now += 1e9
+    rest.poll()
+    assert rest.quiet.gauges() == {"loads_waiting": 1, "load_wait_longest_ns": 10**18}
+    rest.end(rest.two[0])
+    assert loaded == [True] and rest.quiet.gauges() == {"loads_waiting": 0, "load_wait_longest_ns": 0}
+
+
+def test_what_was_launched_at_rest_is_waited_for_by_the_next() -> None:
+    """The first launch of a kernel and a load, both for the same rest: the load comes after that kernel."""
+    rest = Rest()
+    rest.launch(rest.two[0])
+    done: list[str] = []
+
+    def first() -> None:
+        done.append("first")
+        rest.launch(rest.two[1], "first", "b")
+
+    rest.load("b", first, lambda _refusal: nothing())
+    rest.load("c", lambda: done.append("load"), lambda _refusal: nothing())
+    rest.end(rest.two[0])
+    assert done == ["first"] and rest.server.running
+    rest.end(rest.two[1])
+    assert done == ["first", "load"]

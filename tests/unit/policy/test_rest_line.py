@@ -1,0 +1,92 @@
+"""The line of those who wait for the device to rest: who is too late, who is worth a word, since when it matters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.rest_line import PATIENT_MOST, TELL_S, RestLine
+
+
+def test_in_order_and_since_the_first_that_matters() -> None:
+    line: RestLine[str] = RestLine()
+    assert line.first is None and line.since is None and not line
+    patient = line.add("unload", 1.0, urgent=False)
+    assert line.since is None and line.limited == 0
+    urgent = line.add("free", 2.0, urgent=True)
+    load = line.add("load", 3.0, urgent=False, limited=True)
+    assert line.first is patient and line.since == 2.0 and (len(line), line.limited) == (3, 1)
+    assert line.drop(urgent) and line.since == 3.0
+    assert line.drop(load) and line.since is None and line.limited == 0
+    assert line.drop(patient) and not line.drop(patient) and line.first is None
+
+
+def test_the_patient_are_urgent_where_they_are_many() -> None:
+    line: RestLine[int] = RestLine()
+    places = [line.add(number, float(number), urgent=False) for number in range(PATIENT_MOST + 3)]
+    assert line.since == PATIENT_MOST, "since there was one too many"
+    line.add(-1, 1000.0, urgent=True)
+    assert line.since == PATIENT_MOST
+    for place in places[:3]:
+        line.drop(place)
+    assert line.since == 1000.0
+
+
+def test_nobody_is_too_late_but_loads() -> None:
+    line: RestLine[str] = RestLine()
+    line.add("free", 0.0, urgent=True)
+    load = line.add("load", 1.0, urgent=True, limited=True)
+    late = line.add("late", 5.0, urgent=True, limited=True)
+    assert line.expired(10.9, 10.0) == [] and line.expired(11.0, 10.0) == [load]
+    assert line.expired(15.0, 10.0) == [load, late] and line.expired(1e9, 0.0) == []
+    assert line.longest(15.0) == 14.0
+    line.drop(load)
+    line.drop(late)
+    assert line.expired(1e9, 10.0) == [] and line.longest(15.0) == 0.0
+
+
+def test_each_is_told_of_once() -> None:
+    line: RestLine[str] = RestLine()
+    first = line.add("first", 0.0, urgent=True, limited=True)
+    second = line.add("second", 0.5, urgent=True, limited=True)
+    line.add("free", 0.0, urgent=True)
+    assert line.untold(TELL_S - 0.1) == []
+    assert line.untold(TELL_S) == [first] and line.untold(TELL_S) == []
+    assert line.untold(TELL_S + 1) == [second] and line.untold(1e9) == []
+
+
+def test_when_to_look_again() -> None:
+    line: RestLine[str] = RestLine()
+    line.add("free", 0.0, urgent=True)
+    assert line.wake(5.0, 10.0) is None
+    line.add("load", 1.0, urgent=True, limited=True)
+    assert line.wake(1.0, 10.0) == TELL_S and line.wake(1.0, 0.5) == 0.5
+    line.untold(1.0 + TELL_S)
+    assert line.wake(3.0, 10.0) == 8.0 and line.wake(99.0, 10.0) == 0.0 and line.wake(3.0, 0.0) is None
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(0.1, 50), st.floats(0, 200))
+def test_who_sleeps_until_then_misses_nothing(gaps: list[float], limit: float, later: float) -> None:
+    line: RestLine[int] = RestLine()
+    now = 0.0
+    for number, gap in enumerate(gaps):
+        now += gap
+        line.add(number, now, urgent=True, limited=True)
+    now += later
+    for place in line.expired(now, limit):
+        line.drop(place)
+    line.untold(now)
+    ahead = line.wake(now, limit)
+    assert (ahead is None) == (line.limited == 0)
+    if ahead is not None:
+        before, after = now + ahead * 0.99 - 1e-6, now + ahead + 1e-6
+        assert before < now or not line.expired(before, limit)
+        assert line.expired(after, limit) or line.untold(after)
+
+
+@pytest.mark.parametrize("urgent", [True, False])
+def test_a_load_is_urgent_whatever_it_says(urgent: bool) -> None:
+    line: RestLine[str] = RestLine()
+    line.add("load", 4.0, urgent=urgent, limited=True)
+    assert line.since == 4.0
