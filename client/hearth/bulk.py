@@ -124,7 +124,7 @@ def read(
     Raises what failed on the stream before, `BufferLostError`, `TransferError`, or `TimeoutError`.
     """
     size = len(into)
-    connection.raise_deferred()
+    connection.raise_deferred(part.stream, part.buffer)
     inline = transfer.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
     if shared and size >= transfer.SHARED_LEAST:

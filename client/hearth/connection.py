@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from hearth.attachment import Attachment, closed
+from hearth.deferred import Deferred
 from hearth.durable import Durables
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
 from hearth.group_order import Turns
@@ -26,6 +26,7 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hearth.deferred import Whose
     from hearth.memory import Memory
     from hearth.outgoing import Limits
     from hearth.reply import Reply
@@ -68,7 +69,7 @@ class Connection:
         self._attaching = threading.Lock()
         self._stripes: Stripes | None = None
         self._shared_memory: SharedMemory | None = None
-        self._deferred: deque[HearthError] = deque(maxlen=64)
+        self._deferred = Deferred()
 
     # ---- attachments ----
 
@@ -118,7 +119,7 @@ class Connection:
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
-                fresh = Attachment(self.limits, self._ended, self._deferred.append, self.prints, self._requests)
+                fresh = Attachment(self.limits, self._ended, self._deferred.keep, self.prints, self._requests)
                 try:
                     fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
                     break
@@ -146,7 +147,7 @@ class Connection:
         if attachment.session.device_lost and attachment.space is not None:
             attachment.space.lost = True
         if report and attachment.space is not None and not isinstance(error, ClosedError):
-            self._deferred.append(error)
+            self._deferred.keep(error)
 
     def arrived(self, transfer: int, size: int) -> None:
         """So many bytes of a download have come; the daemon, which keeps them for a stream that breaks, is told."""
@@ -215,17 +216,20 @@ class Connection:
         self, command: commands_pb2.Command, *, attachment: Attachment | None = None, barrier: bool = False
     ) -> Reply:
         """The same, for who waits for several."""
-        self.raise_deferred()
+        self.raise_deferred(None if barrier else command.stream)
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
-    def defer(self, error: HearthError) -> None:
+    def defer(self, error: HearthError, whose: Whose | None = None) -> None:
         """Keeps an error that nobody was waiting for. Takes no lock."""
-        self._deferred.append(error)
+        self._deferred.keep(error, whose)
 
-    def raise_deferred(self) -> None:
-        """Raises, once, an error that nobody was waiting for when it came."""
+    def raise_deferred(self, stream: int | None = None, buffer: int = 0) -> None:
+        """Raises, once, an error that nobody was waiting for when it came, and that concerns who asks for this stream
+        (None: for all), or this buffer."""
         if self._deferred:
-            raise self._deferred.popleft().again()
+            error = self._deferred.take(stream, buffer)
+            if error is not None:
+                raise error.again()
 
     def check(self, memory: Memory, what: object) -> Attachment:
         """The attachment on which `memory` can be used. Raises what stands against it, about `what`."""

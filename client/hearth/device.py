@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth import spans
 from hearth.creation import Creation
+from hearth.deferred import NO_STREAM
 from hearth.dispatch import Dispatching
 from hearth.durable import Durability
 from hearth.errors import ArgumentError
@@ -168,7 +169,7 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def _flushing(self, stream: Stream | None) -> Reply:
         connection = self._connection
-        connection.raise_deferred()
+        connection.raise_deferred(NO_STREAM)  # which one it is, is known when the device is attached
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
         return connection.reporting(command, attachment=attachment)

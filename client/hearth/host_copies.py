@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth import bulk, progress, spans, stream, transfer
+from hearth.deferred import NO_STREAM
 from hearth.errors import ArgumentError, DtypeError
 from hearth.views import Views
 
@@ -43,12 +44,13 @@ class HostCopies(Views):
         `timeout` in seconds. `progress`: True for a bar on a terminal or in a notebook, or `f(done, total)` in bytes.
         Raises what failed on the stream, `BufferLostError`, `DeviceLostError`, `TimeoutError`.
         """
-        self._connection.raise_deferred()
+        self._connection.raise_deferred(NO_STREAM)  # which stream it is, is known when it can be used
         attachment = self._usable()
         host, into = self._places(out)
         if self._nbytes:
             self._read(attachment, stream, into, timeout, progress, blocking or into is not host)
-            self._connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
+            if self._connection._deferred:  # a copy that was sent before may have failed since: its answer has come
+                self._connection.raise_deferred(self._stream(stream, attachment), self._memory.handle)
         if into is not host:
             host[...] = into
         return host

@@ -14,7 +14,7 @@ import numpy as np
 
 from hearth import shapes, spans
 from hearth.array import DeviceArray
-from hearth.errors import ArgumentError, BufferLostError, DtypeError, HearthError, UnsupportedError
+from hearth.errors import ArgumentError, BufferLostError, ConnectError, DtypeError, HearthError, UnsupportedError
 from hearth.memory import Memory
 from hearth_proto.v1 import commands_pb2, device_pb2
 
@@ -28,13 +28,17 @@ class Published:
     """The part of `Device` that publishes and attaches."""
 
     _connection: Connection
+    _unanswered: dict[tuple[str, str], int] | None = None
+    """Handles of what may have been attached, for all that is known: the answer was lost with its connection. By name
+    and tenant; whoever asks again asks for the same."""
 
     @spans.traced("hearth.publish", spans.of_name)
     def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
         """Lets other sessions attach the array under `name`, once the work before is done: those of this tenant, and
         those of `tenants` (``"*"``: of all).
 
-        The array stays usable, read-only. Its name holds the memory: freeing the array does not end it.
+        The array stays usable, read-only. Its name holds the memory: freeing the array does not end it. To publish it
+        so once more changes nothing: whoever lost the connection before the answer came can ask again.
         Raises what failed before, and `InvalidHandleError` (``NAME_IN_USE``), `ArgumentError`, `UnsupportedError`.
         """
         if not isinstance(array, DeviceArray):
@@ -89,12 +93,18 @@ class Published:
         connection = self._connection
         given = (None if shape is None else shapes.shape_of(shape), None if dtype is None else shapes.dtype_of(dtype))
         attachment = connection.attachment()
-        handle = connection.mint()
-        answer = self._call(
-            "AttachBuffer",
-            device_pb2.AttachBufferRequest(target=self._target(), buffer=handle, name=name, tenant=tenant or ""),
-            device_pb2.AttachBufferResponse,
-        )
+        asked = name, tenant or ""
+        handle = (self._unanswered or {}).pop(asked, 0) or connection.mint()
+        try:
+            answer = self._call(
+                "AttachBuffer",
+                device_pb2.AttachBufferRequest(target=self._target(), buffer=handle, name=name, tenant=tenant or ""),
+                device_pb2.AttachBufferResponse,
+            )
+        except HearthError as error:
+            if error.broken or isinstance(error, ConnectError):
+                self._unanswered = {**(self._unanswered or {}), asked: handle}
+            raise
         space = attachment.space
         if space is None or answer.generation != space.generation:
             raise BufferLostError(

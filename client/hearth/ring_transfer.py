@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth.copying import crew, threads
+from hearth.deferred import ours
 from hearth.errors import HearthError, TimeoutError
 from hearth.one_way import Ending, heard_otherwise, lost_on_the_way
 from hearth.ring import SLOT_BYTES, SLOTS, Cut, Piece, Slot, piece_bytes
@@ -43,6 +44,7 @@ class _Transfer:
         self, connection: Connection, shared: Shared, part: Part, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
+        self._whose = ours(part)
         self._shared = shared
         self._part = part
         self._host = host
@@ -191,7 +193,8 @@ class Upload(_Transfer):
             first, over = self._error is None, self._over
         self._stop(error)
         if first and over and not heard_otherwise(self._shared.attachment, error):
-            self._connection.defer(lost_on_the_way(error) if self._shared.lost(error) else error)
+            error = lost_on_the_way(error) if self._shared.lost(error) else error
+            self._connection.defer(error, self._whose)
 
 
 class Download(_Transfer):
@@ -297,7 +300,7 @@ class Download(_Transfer):
         if self._shared.lost(error):
             return  # nothing failed: what the other pieces would have brought comes another way, or nobody waits for it
         if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
-            self._connection.defer(error)
+            self._connection.defer(error, self._whose)
 
     def _stop(self, error: BaseException | None = None) -> None:
         super()._stop(error)

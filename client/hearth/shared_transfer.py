@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hearth.deferred import ours
 from hearth.errors import HearthError
 from hearth.one_way import Ending, heard_otherwise, lost_on_the_way
 from hearth.segments import address_of, known
@@ -18,6 +19,7 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
+    from hearth.deferred import Whose
     from hearth.progress import Progress
     from hearth.reply import Reply
     from hearth.segments import Place, Segment
@@ -109,7 +111,7 @@ def _write_pinned(
                 return 0
             raise
     else:
-        end = partial(_write_ended, connection, shared, place.segment)
+        end = partial(_write_ended, connection, shared, place.segment, ours(part))
         shared.attachment.hear(command, Ending(end, data), one_way=True)
     if progress is not None:
         progress(size, size)
@@ -140,7 +142,7 @@ def _read_pinned(
         if result.read.size != size:
             raise short(result.read.size, size)
     else:
-        end = partial(_read_ended, connection, shared, place.segment, size)
+        end = partial(_read_ended, connection, shared, place.segment, ours(part), size)
         shared.attachment.hear(command, Ending(end, into), one_way=True)
     if progress is not None:
         progress(size, size)
@@ -166,6 +168,7 @@ def _write_ended(
     connection: Connection,
     shared: Shared,
     segment: Segment,
+    whose: Whose,
     _: commands_pb2.Result | None,
     error: HearthError | None,
 ) -> None:
@@ -173,13 +176,14 @@ def _write_ended(
         return
     _unanswered(shared, segment, memoryview(b""))
     if not heard_otherwise(shared.attachment, error):
-        connection.defer(lost_on_the_way(error) if shared.lost(error) else error)
+        connection.defer(lost_on_the_way(error) if shared.lost(error) else error, whose)
 
 
 def _read_ended(
     connection: Connection,
     shared: Shared,
     segment: Segment,
+    whose: Whose,
     size: int,
     result: commands_pb2.Result | None,
     error: HearthError | None,
@@ -190,4 +194,4 @@ def _read_ended(
         return
     _unanswered(shared, segment, memoryview(b""))
     if shared.attachment.session.error is not error:
-        connection.defer(lost_on_the_way(error) if shared.lost(error) else error)
+        connection.defer(lost_on_the_way(error) if shared.lost(error) else error, whose)

@@ -123,11 +123,11 @@ class Stream:
         Raises what failed on the stream since it was last asked, or `TimeoutError`; the work goes on after that.
         """
         self._synchronizing().wait(timeout)
-        self._connection.raise_deferred()  # of what was sent before, all answers have come before
+        self._connection.raise_deferred(self._handle)  # of what was sent before, all answers have come before
 
     def _synchronizing(self) -> Reply:
         connection = self._connection
-        connection.raise_deferred()
+        connection.raise_deferred(self._handle)
         attachment = connection.attachment()
         handle = self._handle_on(attachment)
         if self._sync[0] != handle:

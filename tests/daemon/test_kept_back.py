@@ -142,6 +142,18 @@ def test_when_all_are_kept_back_it_is_told(start_daemon: StartDaemon) -> None:
             gpu.flush()
         error = caught.value
         assert error.reason == "QUEUE_FULL" and error.details["max_streams"] == "1" and error.fix and error.retry_after
-        del refused
+        says_so_whenever_it_is_used(refused)
+        with pytest.raises(hearth.QuotaExceededError, match=r"record_event: stream \d+ was not made"):
+            gpu.flush()
+        del refused  # which is no failure, though it never was
+        gpu.flush()
         with guest(daemon) as late:
             late.works()  # a session gets its first stream always
+
+
+def says_so_whenever_it_is_used(refused: hearth.Stream) -> None:
+    for use in (refused.synchronize, refused.synchronize, lambda: refused.record().synchronize()):
+        with pytest.raises(hearth.HearthError, match=r"stream \d+ was not made: .*all 2 .* are kept back") as caught:
+            use()
+        assert caught.value.reason == "QUEUE_FULL" and caught.value.fix
+        assert caught.value.retry_after is None, "that stream will not be there later either"

@@ -130,12 +130,22 @@ def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Calla
     same(x.get(), host)
 
 
+def make_slots(gpu: hearth.Device, x: hearth.DeviceArray, values: np.ndarray) -> None:
+    """The ring has as many as the array takes at once, however soon each comes back."""
+    order = gpu.zeros(1, np.int32)
+    with gated(gpu) as gate:
+        gate.hold(order)
+        x.set(values)
+        gate.open()
+    whole(gpu)
+
+
 @pytest.mark.parametrize("size", [1000, 5 * INLINE], ids=["inline", "shared"])
 def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """It does not bring the old bytes, as if nothing had happened: the copy fails while the read waits."""
     values = noise(5 * INLINE)
     x, y = gpu.asarray(values), gpu.asarray(values)
-    gpu.synchronize()
+    make_slots(gpu, x, values)
     live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
@@ -152,6 +162,35 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
             moving.result(60)
     reply.abandon()
     gpu.synchronize()
+    same(x.get(), values)
+
+
+@pytest.mark.parametrize("own_stream", [True, False], ids=["its stream", "its thread"])
+def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
+    gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, own_stream: bool
+) -> None:
+    """Of two threads, each with a stream of its own, the one whose copy it was hears of it, whoever asks first."""
+    values = noise(5 * INLINE)
+    x, y, z = (gpu.asarray(values) for _ in range(3))
+    mine, theirs = gpu.stream(), gpu.stream()
+    make_slots(gpu, x, values)
+    live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
+    assert live is not None
+    with ThreadPoolExecutor(1) as threads:
+        reply, number = bulk.begin_upload(connection, attachment, z._part(attachment, mine), z.nbytes)
+        live._connection.close()
+        with monkeypatch.context() as patched:
+            patched.setattr(Shared, "alive", True)
+            threads.submit(x.set, values[::-1], mine).result(60)  # behind the upload whose bytes do not come
+        give_up(connection, number)
+        reply.abandon()
+        wait_until(lambda: connection._deferred, "the loss")
+        same(y.get(stream=theirs), values)
+        theirs.synchronize()
+        gpu.flush(theirs)
+        with pytest.raises(hearth.TransferError, match="was lost with the connection"):
+            threads.submit(mine.synchronize if own_stream else x.get).result(60)
+    gpu.synchronize()  # nothing more is told
     same(x.get(), values)
 
 

@@ -27,10 +27,27 @@ if TYPE_CHECKING:
     from hearth.transfer import Part
 
 
-def in_loop(home: Home, report: Progress | None) -> Progress | None:
+class _Carried:
+    """One array, and what its command is answered with."""
+
+    def __init__(
+        self,
+        connection: LoopConnection,
+        attachment: LoopAttachment,
+        reply: Reply,
+        number: int,
+        report: Progress | None,
+    ) -> None:
+        self._connection = connection
+        self._attachment = attachment
+        self._reply = reply
+        self._number = number
+        self._report = None if report is None else _in_loop(connection.home, report)
+        self._lock = threading.Lock()
+
+
+def _in_loop(home: Home, report: Progress) -> Progress:
     """Called in whichever thread, it reports in the loop."""
-    if report is None:
-        return None
     return lambda done, total: home.later(partial(report, done, total))
 
 
@@ -52,11 +69,11 @@ def upload(
     except BaseException:
         connection.put_down(size)
         raise
-    up = _Upload(connection, attachment, reply, number, data, in_loop(connection.home, report))
+    up = _Upload(connection, attachment, reply, number, report, data)
     connection.home.uploads.run(up.carry)
 
 
-class _Upload:
+class _Upload(_Carried):
     """The session, which waits for the answer, holds it, and it the bytes."""
 
     def __init__(
@@ -65,17 +82,12 @@ class _Upload:
         attachment: LoopAttachment,
         reply: Reply,
         number: int,
-        data: memoryview,
         report: Progress | None,
+        data: memoryview,
     ) -> None:
-        self._connection = connection
-        self._attachment = attachment
-        self._reply = reply
-        self._number = number
+        super().__init__(connection, attachment, reply, number, report)
         self._data: memoryview | None = data
         self._size = len(data)
-        self._report = report
-        self._lock = threading.Lock()
         reply.on_late_error = partial(_told, connection, attachment)
         reply.abandon()  # so that its error is known before the answer of a synchronize that comes behind it
         reply.on_answer = self._answered
@@ -114,7 +126,7 @@ def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthE
 # ---- down ----
 
 
-class _Download:
+class _Download(_Carried):
     """Goes to its end whether or not anybody waits for it: the daemon keeps the bytes until they are taken, and what
     comes behind the read waits for that."""
 
@@ -124,21 +136,16 @@ class _Download:
         attachment: LoopAttachment,
         reply: Reply,
         number: int,
-        into: memoryview,
         report: Progress | None,
+        into: memoryview,
         *,
         ours: bool,
     ) -> None:
-        self._connection = connection
-        self._attachment = attachment
-        self._reply = reply
-        self._number = number
+        super().__init__(connection, attachment, reply, number, report)
         self._into = into
-        self._report = report
         self._ours = ours
         self._from: memoryview | None = None
         """Where the bytes come to, before they are copied to the caller's memory; the device's, while it is shared."""
-        self._lock = threading.Lock()
         self._dropped = self._landing = False
 
     def begin(self) -> bool:
@@ -211,7 +218,7 @@ async def download(
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
     reply, number = bulk.begin_download(connection, attachment, part, len(into))
-    down = _Download(connection, attachment, reply, number, into, in_loop(home, report), ours=ours)
+    down = _Download(connection, attachment, reply, number, report, into, ours=ours)
     work: Work[bool] | Work[None] = home.downloads.run(down.begin)
     shared = False
     try:
@@ -253,7 +260,7 @@ async def fill(
     the next await that reports errors. Where the device cannot, returns when the memory is filled."""
     home = connection.home
     reply, number = bulk.begin_download(connection, attachment, part, len(into))
-    down = _Download(connection, attachment, reply, number, into, in_loop(home, report), ours=True)
+    down = _Download(connection, attachment, reply, number, report, into, ours=True)
     work = home.downloads.run(down.fill)
     try:
         await home.over(work, timeout)

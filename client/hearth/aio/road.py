@@ -166,7 +166,7 @@ class LoopConnection(Connection):
             if attachment is not None and attachment.session.device_lost and self._space is not None:
                 self._space.lost = True  # as `_ended` will say in a moment
             self._last = fresh = LoopAttachment(
-                self.limits, self._ended, self._deferred.append, self.prints, self._requests
+                self.limits, self._ended, self._deferred.keep, self.prints, self._requests
             )
             if self._space is None or (self._space.lost and not self.durables.any()):
                 self._space = space = Space(0)  # nothing of another one is left: its generation can wait

@@ -84,6 +84,10 @@ class Rows:
         del self._sent[:-UNANSWERED]
         return True
 
+    def forget(self, channel: int) -> None:
+        """The session is over."""
+        self._sent = [key for key in self._sent if key.channel != channel]
+
     def settle(self) -> bool:
         """Sends what is not worth keeping, or may not be kept; whether that was anything."""
         if not self._rows or (self._kept() and self._clock() < self._since + KEEP_S):

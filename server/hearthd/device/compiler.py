@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
@@ -150,7 +151,8 @@ class CompileService:
             with self._changed:
                 self._queue.done(owner)
                 self._changed.notify_all()  # what was held back may run now
-            self._post(lambda flight=flight, outcome=outcome: self._landed(flight, outcome))  # type: ignore[misc]
+            self._post(partial(self._landed, flight, outcome))
+            del taken, flight, outcome  # so that those who waited are not kept until the next job
 
     def _next(self) -> tuple[Hashable, _Flight] | None:
         with self._changed:

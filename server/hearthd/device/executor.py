@@ -9,7 +9,7 @@ from typing import Any
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.device import permissions
+from hearthd.device import creations, permissions
 from hearthd.device.arrivals import Arrivals
 from hearthd.device.context import Device
 from hearthd.device.families import Families
@@ -285,11 +285,24 @@ class Executor:
             elif origin.record is not None:
                 origin.record.settle()
         except Refusal as refusal:
-            origin.fail(refusal)
+            self._refuse(origin, kind, command, refusal)
         except DeviceFault:
             raise
         except Exception as error:
             origin.fail(internal_error(origin.name, error))
+
+    @staticmethod
+    def _refuse(origin: Origin, kind: str, command: commands_pb2.Command, refusal: Refusal) -> None:
+        """It did not run; the end of what was never made is no failure."""
+        named = getattr(command, kind, None)
+        if creations.never_was(origin.session, kind, named):
+            origin.reply()
+            if origin.record is not None:
+                origin.record.settle()
+            return
+        origin.fail(refusal)
+        if not origin.answered:  # whoever waited knows that there is nothing
+            creations.refused(origin.session, kind, named, refusal)
 
     def _close(self, session: Session, _frame: Frame) -> None:
         """Frees all that the session held, behind its work that is under way; then says so."""

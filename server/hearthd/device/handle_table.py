@@ -10,6 +10,9 @@ from hearthd.device.policy.recall import Recall
 
 T = TypeVar("T")
 
+REFUSED = 1024
+"""Handles of one kind that were never made and whose reason is known; the oldest are forgotten first."""
+
 
 class Table(Generic[T]):
     """Objects of one kind by handle."""
@@ -19,6 +22,8 @@ class Table(Generic[T]):
         self._recall = recall
         self.items: dict[int, T] = {}
         self.get = self.items.get
+        self._refused: dict[int, Refusal] = {}
+        """Why there is nothing behind handles whose creation was refused, until they are destroyed."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -30,6 +35,10 @@ class Table(Generic[T]):
         return found
 
     def unknown(self, handle: int) -> Refusal:
+        """What is said of a handle that stands for nothing: why it was not made, where it was to be."""
+        refused = self._refused.get(handle)
+        if refused is not None:
+            return refused
         return Refusal(
             Reason.INVALID_HANDLE,
             f"{self.kind} {handle} is not live in this session on this device",
@@ -52,6 +61,26 @@ class Table(Generic[T]):
                 fix="mint a handle that was not used before",
                 details={"kind": self.kind, "handle": handle},
             )
+        if self._refused:
+            self._refused.pop(handle, None)
+
+    def never_made(self, handle: int, refusal: Refusal) -> None:
+        """The creation of a handle was refused: so is whatever is asked of it. It may still be made. Nothing changes
+        for one that is there."""
+        if handle == 0 or handle in self.items:
+            return
+        self._refused[handle] = Refusal(
+            refusal.reason,
+            f"{self.kind} {handle} was not made: {refusal.message}",
+            fix=refusal.fix,
+            details=refusal.details,  # but not when to ask again: what is there no more does not come back by that
+        )
+        if len(self._refused) > REFUSED:
+            del self._refused[next(iter(self._refused))]
+
+    def forget(self, handle: int) -> bool:
+        """Whether it was never made, which from now on is not known any more."""
+        return self._refused.pop(handle, None) is not None
 
     def add(self, handle: int, item: T) -> T:
         self.check_new(handle)
@@ -73,7 +102,7 @@ class Table(Generic[T]):
             item = items.pop(handle, None)
             if item is not None:
                 found.append(item)
-            elif wrong is None:
+            elif not self.forget(handle) and wrong is None:
                 wrong = handle
         self._recall.forget()
         return found, None if wrong is None else self.unknown(wrong)

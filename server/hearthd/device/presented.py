@@ -273,6 +273,7 @@ class Presented:
         """The session is over; what it had here has been abandoned."""
         self._standing.pop(session, None)
         self._failing.discard(session)
+        self._rows.forget(session.channel)
         self._forget(lambda key: key.channel == session.channel)
 
     def _forget(self, whose: Callable[[Key], bool]) -> None:

@@ -91,6 +91,8 @@ class Publishing:
         try:
             if what == "publish":
                 self._publish(frame, number, body["buffer"], body["name"])
+            elif what == "published":
+                self._answer(Kind.EXPORTED, frame.id, {"same": self._published(frame.channel, number, body["buffer"])})
             elif what == "export":
                 self._exporting.export(frame.id, number, body["file"])
             elif what == "forget":
@@ -120,6 +122,13 @@ class Publishing:
         origin.capture = None  # it is no part of what the stream records
         run = partial(self._name, frame.id, session, buffer, number, name)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
+
+    def _published(self, channel: int, number: int, handle: int) -> bool:
+        """Whether it is this buffer of the session that is published under the number."""
+        session, shared = self._session_of(channel), self._known.get(number)
+        if session is None or shared is None:
+            return False
+        return shared.publisher is session and session.buffers.get(handle) is shared.buffer
 
     def _name(self, call: int, session: Session, buffer: Buffer, number: int, name: str) -> bool:
         """Behind all that was asked of the buffer before; nobody can write to it from now on."""
@@ -198,8 +207,13 @@ class Publishing:
         session, number, size, handle = self._session_of(frame.channel), body["memory"], body["size"], body["buffer"]
         if session is None:
             raise closed()
-        session.buffers.check_new(handle)
         shared = self._known.get(number)
+        there = session.buffers.get(handle)
+        if there is not None and there in self._attachments and there.place.number == number:
+            # Asked again: the answer was lost with its connection.
+            self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(there.place), "again": True})
+            return
+        session.buffers.check_new(handle)
         if shared is None:
             if "file" not in body:
                 self._answer(Kind.IMPORTED, frame.id, {"missing": True})
@@ -214,8 +228,7 @@ class Publishing:
         self._attachments[buffer] = body["attachment"]
         session.buffers.add(handle, buffer)
         session.shares = True
-        protected = place.shared is not None and place.shared.protected
-        self._answer(Kind.IMPORTED, frame.id, {"protected": protected})
+        self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(place)})
 
     # ---- the end ----
 
@@ -262,3 +275,7 @@ class Publishing:
     def _tell(self, **news: list[int]) -> None:
         """What has ended here by itself: attachments, names, or all that the process had of a memory."""
         self._answer(Kind.IMPORTED, 0, news)
+
+
+def _protected(place: Place) -> bool:
+    return place.shared is not None and place.shared.protected

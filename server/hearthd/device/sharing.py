@@ -237,6 +237,8 @@ class Sharing:
         for frame in backlog.drop():
             if frame.kind == Kind.CALL:
                 self._device.outbox.put(Kind.RESULT, error, channel=backlog.session.channel, id=frame.id)
+            elif frame.kind != BATCH:  # somebody may wait for its answer; what comes of it ends with the session
+                self._perform(backlog.session, frame)
 
     # ---- one session alone ----
 

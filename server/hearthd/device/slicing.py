@@ -80,6 +80,12 @@ class Slicing:
         self._fair.forget(backlog)
         self._want(backlog, False)
         self._stirred.pop(backlog, None)
+        self._let_go(backlog)
+
+    def _let_go(self, backlog: Backlog) -> None:
+        """Who comes next does not wait for its turn any more, once that is done."""
+        if self._holder is backlog and not backlog.slices:
+            self._holder = None
 
     def stir(self, backlog: Backlog) -> None:
         """Something has come for it or gone: it is to be looked at."""
@@ -306,7 +312,10 @@ class Slicing:
         if not backlog.slices and backlog.open is None:
             backlog.owes = math.inf
             self._beside.discard(backlog)
-        self.stir(backlog)
+        if backlog.ended:
+            self._let_go(backlog)
+        else:
+            self.stir(backlog)
 
     def _charge(self, backlog: Backlog, seconds: float) -> None:
         if self.on and not backlog.forgiven:

@@ -31,6 +31,9 @@ AHEAD = 4
 GENERATIONS = 32
 """Keys of copies are numbers of this process above its generation, so that no two processes' are the same."""
 
+Answer = Callable[[dict[str, Any], Refusal | None], None]
+"""Told what the front says, or why it refuses."""
+
 
 class SnapshotCommands:
     """Belongs to the device-handle thread."""
@@ -50,7 +53,8 @@ class SnapshotCommands:
         self._allowance = Allowance(device.spec.staging_bytes)
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
         self._ids = itertools.count(1)
-        self._answers: dict[int, Callable[[dict[str, Any], Refusal | None], None]] = {}
+        self._answers: dict[Session, dict[int, Answer]] = {}
+        """What waits for the front, by the number of the question."""
         self._file_of = SessionFiles(self._files, lambda: device.kick(None))
         self._shared: Track | None = None
         self._spare: list[Track] = []
@@ -208,11 +212,14 @@ class SnapshotCommands:
 
     # ---- the front ----
 
-    def answered(self, _session: Session, frame: Frame) -> None:
+    def answered(self, session: Session, frame: Frame) -> None:
         """The front's answer to what was asked under the frame's id."""
-        answer = self._answers.pop(frame.id, None)
+        waiting = self._answers.get(session, {})
+        answer = waiting.pop(frame.id, None)
         if answer is None:
             return
+        if not waiting:
+            del self._answers[session]
         body = json.loads(frame.payload)
         error = body.get("error")
         refusal = from_text(error) if error else None
@@ -240,11 +247,9 @@ class SnapshotCommands:
         durable = buffer.durable = Durable(key, session, buffer, self._ended)
         return durable
 
-    def _ask(
-        self, session: Session, body: dict[str, Any], answer: Callable[[dict[str, Any], Refusal | None], None]
-    ) -> None:
+    def _ask(self, session: Session, body: dict[str, Any], answer: Answer) -> None:
         ident = next(self._ids)
-        self._answers[ident] = answer
+        self._answers.setdefault(session, {})[ident] = answer
         payload = json.dumps(body, separators=(",", ":")).encode()
         self._device.outbox.put(Kind.SNAPSHOT, payload, channel=session.channel, id=ident)
 
@@ -283,4 +288,5 @@ class SnapshotCommands:
             if snapshot.track is not None:
                 session.touch(snapshot.track)  # the session is over when the last of its copies is
             snapshot.give_up(gone)
+        self._answers.pop(session, None)  # its frames are not looked at any more
         self._file_of.close(session.channel)

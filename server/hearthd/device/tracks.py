@@ -1,55 +1,34 @@
-"""Tracks: the CUDA streams of a device process, how far each has come, and who waits for which.
+"""Tracks: the CUDA streams of a device process, and who gets which.
 
-Logical streams map onto at most `max_streams` tracks. Completions are events in order on each track; they are polled
-for, never waited for, on the device-handle thread.
+Logical streams map onto at most `max_streams` tracks. What they are given, and how far each has come, is the concern of
+`hearthd.device.track_work`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.doubts import Callback, Doubts
-from hearthd.device.launch_timing import LaunchTiming
+from hearthd.device.doubts import Callback
 from hearthd.device.policy import track_choice
-from hearthd.device.policy.forecast import Forecast
-from hearthd.device.policy.ordering import Ordering, Usage
-from hearthd.device.policy.spinning import Spinning
-from hearthd.device.resources import Event
 from hearthd.device.server import ComputeServer, KeepsCrashRecord
 from hearthd.device.track import NEVER, TIME_NEXT, WINDOW, WINDOWS, Track
-from hearthd.device.watched_events import WatchedEvents
+from hearthd.device.track_work import TrackWork
 
 __all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks"]
 
-WATCH_S = 1e-3
 NAMED = 8
 """Kernels that a refusal names."""
 
 
-class Tracks:
+class Tracks(TrackWork):
     """All tracks of one device process."""
 
     def __init__(self, server: ComputeServer, max_streams: int, wake: Callable[[], None]) -> None:
-        self._server = server
+        super().__init__(server, wake)
         self._max = max_streams
-        self.notified = server.on_progress(wake)
-        """Whether the backend says when something is done; else it has to be asked."""
-        self._watched = WatchedEvents(server)
-        self._spinning = Spinning()
-        self.forecast = Forecast()
-        """Of copies whose end somebody waits for."""
-        self.completions = 0
-        """Counts what has completed: whoever waits for room or an end looks again when it grows."""
-        self._told = 0
-        """How many of them a `poll` has told of. Whoever reaps one track on its own finds completions that others wait
-        for: they are progress all the same."""
-        self.timing = LaunchTiming()
         self.held = False
-        self.ordering = Ordering()
-        self.all: list[Track] = []
-        self.doubts = Doubts()
 
     def acquire(self, priority: int = 0, *, bounded: bool = False) -> Track:
         """A track for a logical stream: one that is free, else a new one, else the one with the fewest users; never one
@@ -85,12 +64,22 @@ class Tracks:
         own.users = 1
         return own
 
+    def _add(self, priority: int) -> Track:
+        track = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
+        track.held = self.held
+        if isinstance(self._server, KeepsCrashRecord):
+            self._server.note_launches(track.stream, track.launched)
+        self.all.append(track)
+        return track
+
     def release(self, track: Track) -> None:
         """One of its users is gone. Nobody new gets it before all is done that it has been given."""
         track.users -= 1
         track.own = False
         if not self.done(track):
             self.on_complete(track, self.keep((track,)))
+
+    # ---- kept back ----
 
     def keep(self, tracks: Collection[Track]) -> Callback:
         """Nobody new gets these until what it returns is called: what one of them runs may never end."""
@@ -131,13 +120,7 @@ class Tracks:
             retry_after_s=track_choice.PATIENCE_S,
         )
 
-    def _add(self, priority: int) -> Track:
-        track = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
-        track.held = self.held
-        if isinstance(self._server, KeepsCrashRecord):
-            self._server.note_launches(track.stream, track.launched)
-        self.all.append(track)
-        return track
+    # ---- launches that have to wait ----
 
     def hold(self, held: bool) -> None:
         """Whether launches have to wait from now on, on every track."""
@@ -151,216 +134,3 @@ class Tracks:
         track.held = barred or self.held
         track.stop = track.given + most if most != NEVER else NEVER
         track.asked = 0
-
-    def done(self, track: Track) -> bool:
-        """Whether all that it has been given is known to be done."""
-        return track.done_position >= self.ordering.position(track.index)
-
-    def idle(self, track: Track) -> bool:
-        """Whether it is known to be done with all, and nobody is still to be called back for it."""
-        return not track.pending and self.done(track)
-
-    def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> None:
-        """Takes a position for a command and makes the track wait for whoever used its buffers."""
-        if self.doubts.open:
-            self.doubts.spread(writes, reads)
-        track.budget -= 1
-        if track.timing or not track.budget % WINDOW:
-            self._between(track)  # before the position is taken: the command itself is still to be given
-        for origin in self.ordering.plan(track.index, writes, reads):
-            self.wait(track, origin)
-
-    def _between(self, track: Track) -> None:
-        """Between two commands: the window ends here, or a launch is timed."""
-        window = not track.budget % WINDOW
-        if window:
-            self.mark(track)
-        if self.timing.between(track, self.ordering.position(track.index)) and not window:
-            self.on_complete(track, _noticed)
-
-    def charge(self, track: Track, more: int) -> None:
-        """What the track has been given under its last position counts as so many commands more."""
-        windows = -(-track.budget // WINDOW)
-        track.budget -= more
-        for _ in range(windows + (-track.budget // WINDOW)):
-            self.mark(track)
-
-    def mark(self, track: Track) -> None:
-        """Gives the track its window back when what it has been given so far is done."""
-
-        def restore() -> None:
-            track.budget += WINDOW
-            track.returned += WINDOW
-
-        self.on_complete(track, restore)
-
-    def fence(self, track: Track, origin: Track) -> None:
-        """`track` waits, on the device, for all that `origin` has been given."""
-        if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
-            self.wait(track, origin.index)
-
-    def follow(self, track: Track, event: Event) -> None:
-        """`track` waits for the event, and so does whoever is fenced behind the track from now on."""
-        self.before(track, ())
-        self._server.wait(track.stream, event)
-
-    def settle(self, track: Track, usage: Usage) -> None:
-        """`track` waits for every other use of a buffer that is about to be given back."""
-        for index, position in usage.tracks().items():
-            if self.ordering.fence(track.index, index, position):
-                self.wait(track, index)
-
-    def on_complete(self, track: Track, callback: Callback, *, still_to_come: int = 0) -> None:
-        """`callback` when all that the track has been given so far is done.
-
-        `still_to_come`: how many of the positions taken belong to commands that have not been given to it yet.
-        """
-        event = self._server.record(track.stream)
-        track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
-        self._spinning.begin(time.perf_counter())
-
-    def after_all(self, tracks: Iterable[Track], callback: Callback) -> None:
-        """`callback` once, when all that these tracks have been given so far is done."""
-        left = 1
-
-        def one() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                callback()
-
-        for track in tracks:
-            left += 1
-            self.on_complete(track, one)
-        one()
-
-    def watch(
-        self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
-    ) -> None:
-        """`callback` when this event is done, whatever its track has been given since; the event stays the caller's.
-
-        With `timeout` seconds: `on_timeout` instead, when it is not done by then. Who may `retire` the event meanwhile
-        need not care.
-        """
-        self._watched.add(event, callback, timeout, on_timeout)
-        self._spinning.begin(time.perf_counter())
-
-    def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
-        """`callback` when both events are done; neither is released before it has returned."""
-        for event in (first, second):
-            self._watched.hold(event)
-
-        def both() -> None:
-            callback()
-            for event in (first, second):
-                self._watched.drop(event)
-
-        self.watch(first, lambda: self.watch(second, both))
-
-    def poll(self) -> bool:
-        """Calls back for what is done; whether anything was, now or since the last poll."""
-        for track in self.all:
-            if track.pending:
-                self.reap(track)
-        if self._watched:
-            found = self._watched.poll()  # where others may be reaped
-            self.completions += found
-        if self.completions == self._told:
-            return False
-        self._told = self.completions
-        self._spinning.came(time.perf_counter())
-        return True
-
-    def ask(self, track: Track, seconds: float) -> None:
-        """Asks one track again and again for its end, so long at the most and only while that is worth it."""
-        done, pending, spins = self._server.done, track.pending, self._spinning.spins
-        until = time.perf_counter() + seconds
-        while pending:
-            if done(pending[0][1]):
-                self._complete(track)
-            elif (now := time.perf_counter()) > until or not spins(now):
-                return
-
-    @property
-    def news(self) -> bool:
-        """Whether a `poll` would find something. Cheap to ask for again and again."""
-        if self.completions != self._told:
-            return True
-        done = self._server.done
-        for track in self.all:
-            if track.pending and done(track.pending[0][1]):
-                return True
-        return self._watched.any_done
-
-    @property
-    def awaits(self) -> bool:
-        """Whether something is under way that may be done in a moment, and will not say so by itself."""
-        if self.notified:
-            return False
-        now = time.perf_counter()
-        return (self._spinning.spins(now) or self.forecast.near(now)) and self._pending
-
-    @property
-    def _pending(self) -> bool:
-        return bool(self._watched) or any(track.pending for track in self.all)
-
-    def retire(self, event: Event) -> None:
-        """Releases an event, as soon as nobody watches it any more."""
-        self._watched.retire(event)
-
-    def sleep(self) -> float | None:
-        """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done.
-
-        Less than a millisecond is better spent asking for `news` as long as this `spins`.
-        """
-        if self.completions != self._told:
-            return 0.0
-        if not self._pending:
-            return None
-        if self.notified:  # but a deadline comes without a notice
-            return WATCH_S if self._watched.any_deadline else None
-        now = time.perf_counter()
-        return min(self._spinning.sleep(now), self.forecast.ahead(now))
-
-    def reap(self, track: Track) -> bool:
-        """Calls back for what is done on one track; whether it takes more commands."""
-        done, queue = self._server.done, track.pending
-        while queue and done(queue[0][1]):
-            self._complete(track)
-        return track.budget > 0
-
-    def _complete(self, track: Track) -> None:
-        """The first that is pending is done."""
-        position, event, callback = track.pending.popleft()
-        self._server.release_event(event)
-        track.done_position = position
-        self.completions += 1
-        if track.probe is not None:
-            self.timing.reached(track, position)
-        callback()
-        if not track.pending:
-            self.timing.rested(track)
-
-    def in_flight(self, session: str | None = None) -> list[str]:
-        """Names of kernels that were launched, by one session or by any, and are not known to be done, oldest first."""
-        return [
-            name
-            for track in self.all
-            for at, name, who in track.launched
-            if at > track.done_position and session in (None, who)
-        ]
-
-    def suspects(self) -> list[str]:
-        """The sessions that launched them, each once."""
-        found = {who: None for track in self.all for at, _, who in track.launched if at > track.done_position}
-        return list(found)
-
-    def wait(self, track: Track, origin: int) -> None:
-        """`track` waits, on the device, for what the track numbered `origin` has been given."""
-        event = self._server.record(self.all[origin].stream)
-        self._server.wait(track.stream, event)
-        self._server.release_event(event)
-
-
-def _noticed() -> None:
-    """For an event that has only to be noticed."""

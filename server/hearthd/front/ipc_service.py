@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -100,7 +101,7 @@ class IpcService:
                     f"connected by {context.peer().partition(':')[0]}.",
                     fix='Connect by the socket: hearth.connect("unix:/run/hearth/hearth.sock"); or copy with x.get().',
                 )
-            return await self._begun.run(self._lend(request, session, channel))
+            return await self._begun.run(partial(self._lend, request, session, channel))
 
         return await self._using(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
 

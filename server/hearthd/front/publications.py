@@ -64,6 +64,15 @@ class Publication:
         """How many have it attached."""
         return len({attachment.session for attachment in self.attachments.values()})
 
+    def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
+        """Whether it was published this way, with these."""
+        return (
+            self.confirmed
+            and self.channel is channel
+            and self.grants == frozenset(grants)
+            and self.description == description
+        )
+
     def open_to(self, tenant: str) -> bool:
         return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
 
@@ -125,6 +134,10 @@ class Registry:
         )
         self._names[key] = self._publications[publication.number] = publication
         return publication
+
+    def named(self, tenant: str, device: int, name: str) -> Publication | None:
+        """What has the name, also while it is only taken."""
+        return self._names.get((tenant, device, name))
 
     def confirm(self, publication: Publication, size: int) -> None:
         """It is published now; where its name has ended meanwhile, it is not."""

@@ -70,14 +70,20 @@ class PublishService:
         }
 
     async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
-        """What has begun is done to its end, also when the caller goes: memory must not be left to nobody."""
+        """What has begun is done to its end, also when the caller goes: memory must not be left to nobody. The same
+        request of the same session, sent again meanwhile, waits for it."""
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
-        return await self._begun.run(self._using(request.target, work, operation=name, needed=rights.CALLS[name]))
+        using = partial(self._using, request.target, work, operation=name, needed=rights.CALLS[name])
+        same = (name, session.id, request.SerializeToString(deterministic=True)) if name == "Publish" else None
+        return await self._begun.run(using, same)
 
     # ---- the calls ----
 
     async def _publish(self, request: Any, session: Session, channel: Channel) -> Any:
+        """A request that was done before, and whose answer was lost with its connection, is answered again."""
+        if await self._published(request, session, channel):
+            return device_pb2.PublishResponse()
         publication = self.registry.reserve(
             session.tenant.name,
             request.target.device,
@@ -99,6 +105,15 @@ class PublishService:
         self._note("publish", session, publication, grants=sorted(publication.grants))
         return device_pb2.PublishResponse()
 
+    async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
+        """Whether the session has published that very buffer so, and it is so still."""
+        found = self.registry.named(session.tenant.name, request.target.device, request.name)
+        if found is None or not found.made_as(channel, request.tenants, request.description):
+            return False
+        body = {"op": "published", "memory": found.number, "buffer": request.buffer}
+        answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
+        return bool(answer["same"]) and found.named
+
     async def _unpublish(self, request: Any, session: Session, channel: Channel) -> Any:
         """Any session of the tenant may, as any may attach it."""
         name = session.tenant.name
@@ -118,7 +133,10 @@ class PublishService:
         except BaseException:
             self._detach(attachment.number, _link(channel))
             raise
-        self._note("attach", session, publication, foreign=channel.link is not publication.home)
+        if answer.get("again"):  # the answer to the first time was lost with its connection, and that one counts
+            self._detach(attachment.number, _link(channel))
+        else:
+            self._note("attach", session, publication, foreign=channel.link is not publication.home)
         return device_pb2.AttachBufferResponse(
             size=publication.size,
             description=publication.description,

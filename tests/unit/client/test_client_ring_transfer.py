@@ -46,7 +46,7 @@ class Device:
         self.ring = Ring(self._slot, slots, stall)
         self.deferred: list[HearthError] = []
         self.prints = SimpleNamespace(deliver=lambda: None)
-        self.defer = self.deferred.append
+        self.defer = lambda error, whose: self.deferred.append(error)
         self._queue: SimpleQueue[tuple[commands_pb2.Command, Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
