@@ -27,7 +27,7 @@ test: $(VENV)/.dev $(VENV)-proto/.tools
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check -q client server proto tests docs deploy
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
 tools: | $(VENV)/bin/python

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 import threading
 
 from hypothesis import settings
@@ -11,6 +13,11 @@ from hypothesis import settings
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("hearth", deadline=None, print_blob=True)
 settings.load_profile("hearth")
+
+# Hundreds of daemons and clients are started, and without bytecode each compiles all of Hearth first: a third of its
+# start. So where the surroundings ask that none is written, it is written all the same (into __pycache__, as ever).
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell runs what it puts in the background with Ctrl-C ignored, and programs inherit that; tests send it.
 # What `nohup` runs inherits the same of the end of its terminal.

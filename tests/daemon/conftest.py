@@ -16,8 +16,11 @@ import hearth
 from hearth_proto.v1 import commands_pb2 as c
 
 from .collective_ranks import Ranks, several
+from .durables import QUICK
+from .group_nodes import LentNodes
 from .harness import DaemonProcess, shared_memory
 from .kernels import saxpy_works
+from .lent import LentDaemon
 from .raw import KEEP, Execute, Raw
 
 StartDaemon = Callable[..., DaemonProcess]
@@ -99,7 +102,45 @@ def start_daemon(cache: Path) -> Iterator[StartDaemon]:
     assert not left
 
 
+@pytest.fixture(scope="session")
+def lossy_daemon(cache: Path) -> Iterator[LentDaemon]:
+    lent = LentDaemon(cache, {"devices": QUICK})
+    yield lent
+    lent.close()
+
+
+@pytest.fixture
+def lossy(lossy_daemon: LentDaemon) -> Iterator[DaemonProcess]:
+    """The worker's daemon for tests that lose devices, as often as they like, or want it for themselves: two devices,
+    in whatever generation. Not for dedicated sessions: their processes take generations too, so that of a test's own
+    next loss would not be the next."""
+    process = lossy_daemon.lend()
+    yield process
+    print(process.log()[-4000:])
+
+
+@pytest.fixture(scope="session")
+def brief_daemon(cache: Path) -> Iterator[LentDaemon]:
+    lent = LentDaemon(cache, {"sessions": {"lease": "1s"}})
+    yield lent
+    lent.close()
+
+
+@pytest.fixture
+def brief(brief_daemon: LentDaemon) -> DaemonProcess:
+    """The worker's daemon for tests of clients that stay away: a session ends a second after its client has."""
+    return brief_daemon.lend()
+
+
 # ---- for collectives ----
+
+
+@pytest.fixture(scope="session")
+def lent_nodes(cache: Path) -> Iterator[LentNodes]:
+    """Daemons of one device each, for groups over several of them."""
+    lent = LentNodes(cache)
+    yield lent
+    lent.close()
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ extern "C" __global__ void set_all(int* x, int n, int value) {
 """
 FAR = np.int64(1 << 45)
 MIB = 1 << 20
-QUICK = {"max_restarts": 1000, "restart_window": "1ms"}
-"""A device that is lost again and again is started again at once."""
+QUICK = {"max_restarts": 1000, "restart_window": "1ms", "max_faults": 1000}
+"""A device that is lost again and again is started again at once, whoever loses it."""
 
 
 def kill(daemon: DaemonProcess, ordinal: int = 0) -> None:

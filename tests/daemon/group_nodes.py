@@ -16,8 +16,10 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 
 from .collective_ranks import FLOATS, A, B, operation
+from .durables import QUICK
 from .harness import BACKEND, DaemonProcess, wait_until
 from .kernels import GATE
+from .lent import LentDaemon
 from .raw import TIMEOUT, Raw
 
 
@@ -33,13 +35,9 @@ def nodes(cache: Path, count: int = 2, killed: Sequence[int] = (), **config: Any
     """Daemons of one device each, which leave nothing behind. `killed`: those that the test ends itself."""
     started: list[DaemonProcess] = []
     try:
-        for number in range(count):
-            try:
+        with _enough_of_them(count):
+            for number in range(count):
                 started.append(DaemonProcess(cache, on_device(number, **config), 1))
-            except AssertionError as error:
-                if BACKEND == "cuda" and "devices.visible" in str(error):
-                    pytest.skip(f"needs {count} GPUs")
-                raise
         yield started
     finally:
         codes = [process.stop() for process in started]
@@ -50,6 +48,39 @@ def nodes(cache: Path, count: int = 2, killed: Sequence[int] = (), **config: Any
     assert not any(left), left
     for number, (code, log) in enumerate(zip(codes, logs, strict=True)):
         assert number in killed or code == 0, log[-4000:]
+
+
+@contextlib.contextmanager
+def _enough_of_them(count: int) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        if BACKEND == "cuda" and "devices.visible" in str(error):
+            pytest.skip(f"needs {count} GPUs")
+        raise
+
+
+class LentNodes:
+    """Daemons of one device each, lent to one test after the other. Tests may lose their devices and end them."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._lent: list[LentDaemon] = []
+
+    def lend(self, count: int) -> list[DaemonProcess]:
+        """The first ones, at rest."""
+        return [self.one(number) for number in range(count)]
+
+    def one(self, number: int) -> DaemonProcess:
+        """At rest, whatever the others do; another one in the place of one that has ended."""
+        while len(self._lent) <= number:
+            self._lent.append(LentDaemon(self._cache, on_device(len(self._lent), devices=QUICK), 1))
+        with _enough_of_them(number + 1):
+            return self._lent[number].lend()
+
+    def close(self) -> None:
+        for each in self._lent:
+            each.close()
 
 
 class Rank:

@@ -94,11 +94,13 @@ def marked(mark: str) -> list[int]:
 
 
 def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 20.0) -> Any:
-    """Polls until `condition` says something true, and returns that; for what no event announces."""
-    deadline = time.monotonic() + seconds
+    """Polls until `condition` says something true, and returns that; for what no event announces. What has not come
+    soon is asked for less often: a page of status costs the daemon milliseconds."""
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come about within {seconds:g} s"
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"{what} did not come about within {seconds:g} s"
+        time.sleep(0.005 if waited < 0.5 else 0.02)
     return value
 
 
@@ -170,6 +172,11 @@ class DaemonProcess:
         pid: int = self.status()["devices"][ordinal]["pid"]
         assert pid > 0, f"device {ordinal} has no process"
         return pid
+
+    def generation(self, ordinal: int = 0) -> int:
+        """Of a device."""
+        found: int = self.status()["devices"][ordinal]["generation"]
+        return found
 
     def gauge(self, name: str, ordinal: int = 0) -> float:
         """A gauge of a device process."""

@@ -27,11 +27,11 @@ from .loops import Gate, run
 from .test_aio import LARGE
 
 
-def test_a_device_that_is_lost(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
+def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
+    first = lossy.generation()
 
     async def main() -> None:
-        async with aio.connect(daemon.unix) as node:
+        async with aio.connect(lossy.unix) as node:
             gpu = node.device(0)
             gate = await Gate(gpu).made()
             module = gpu.RawModule(code=COMMON)
@@ -44,7 +44,7 @@ def test_a_device_that_is_lost(start_daemon: StartDaemon) -> None:
                 asyncio.ensure_future(wait) for wait in (x.get(), gpu.synchronize(), gpu.flush(), pending.result())
             ]
             await asyncio.sleep(0.02)
-            os.kill(daemon.device_pid(), signal.SIGKILL)
+            os.kill(lossy.device_pid(), signal.SIGKILL)
             began = time.monotonic()
             for outcome in await asyncio.gather(*waits, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, hearth.DeviceLostError)
@@ -54,7 +54,7 @@ def test_a_device_that_is_lost(start_daemon: StartDaemon) -> None:
             assert (await x.get() == 2).all()
             with pytest.raises(hearth.BufferLostError):
                 await y.get()
-            assert await gpu.generation() == 2
+            assert await gpu.generation() == first + 1
 
     run(main)
 
@@ -90,15 +90,13 @@ def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: 
     run(main)
 
 
-def test_durable_arrays_come_back(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-
+def test_durable_arrays_come_back(lossy: DaemonProcess) -> None:
     async def main() -> None:
-        async with aio.connect(daemon.unix) as node:
+        async with aio.connect(lossy.unix) as node:
             gpu = node.device(0)
             x = gpu.durable(gpu.full(4, 7, np.int32))
             await gpu.synchronize()
-            os.kill(daemon.device_pid(), signal.SIGKILL)
+            os.kill(lossy.device_pid(), signal.SIGKILL)
             while gpu._connection._attachment.alive:  # type: ignore[union-attr]  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             with pytest.raises(hearth.UnavailableError, match="ready"):
@@ -227,11 +225,10 @@ asyncio.run(main())
 """
 
 
-def test_ctrl_c(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
+def test_ctrl_c(lossy: DaemonProcess) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
     client = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, daemon.unix, root],
+        [sys.executable, "-c", INTERRUPTED, lossy.unix, root],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
     assert client.stdout is not None
@@ -241,4 +238,4 @@ def test_ctrl_c(start_daemon: StartDaemon) -> None:
     client.send_signal(signal.SIGINT)
     _, complaint = client.communicate(timeout=20)
     assert complaint.strip().endswith("KeyboardInterrupt") and "never retrieved" not in complaint, complaint
-    wait_until(lambda: session not in [each["id"] for each in daemon.status()["sessions"]], "the session's end")
+    wait_until(lambda: session not in [each["id"] for each in lossy.status()["sessions"]], "the session's end")

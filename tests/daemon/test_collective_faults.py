@@ -15,7 +15,6 @@ import hearth
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 
-from .conftest import StartDaemon
 from .harness import DaemonProcess, wait_until
 from .kernels import saxpy_works
 from .raw import Execute, Raw
@@ -163,9 +162,8 @@ def test_a_session_that_ends_leaves_the_others_alone(daemon: DaemonProcess, rank
     assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
 
 
-def test_a_collective_with_a_lost_rank_fails_on_the_other(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=2)
-    with daemon.connect() as node:
+def test_a_collective_with_a_lost_rank_fails_on_the_other(lossy: DaemonProcess) -> None:
+    with lossy.connect() as node:
         if len(node.devices) < 2:
             pytest.skip("needs two devices")
         first, second = node.devices[:2]
@@ -178,7 +176,7 @@ def test_a_collective_with_a_lost_rank_fails_on_the_other(start_daemon: StartDae
         second.synchronize()
         module.get_function("endless")((1,), (1,), (flag,))
         group.all_reduce(arrays)  # the second rank cannot come to it
-        os.kill(daemon.device_pid(1), signal.SIGKILL)
+        os.kill(lossy.device_pid(1), signal.SIGKILL)
         with pytest.raises(hearth.HearthError):
             second.synchronize()
         wait_until(lambda: second.state == "serving")

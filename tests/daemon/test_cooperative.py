@@ -143,14 +143,13 @@ def test_iterations_and_streams_of_grids(gpu: hearth.Device, kernel: Kernel) -> 
     ],
 )
 def test_a_grid_that_cannot_meet_costs_its_device_and_says_why(
-    start_daemon: Callable[..., DaemonProcess], name: str, cooperative: bool, message: str
+    lossy: DaemonProcess, name: str, cooperative: bool, message: str
 ) -> None:
-    daemon = start_daemon()
-    with daemon.connect() as node:
+    with lossy.connect() as node:
         gpu = node.device(0)
         out = gpu.zeros(8, np.int32)
         gpu.RawModule(code=CODE).get_function(name)((4,), (8,), (out,), 32, cooperative=cooperative)
         with pytest.raises(hearth.DeviceLostError, match="SIGABRT"):
             gpu.synchronize()
-        wait_until(lambda: message in daemon.log(), "the reason in the log")
+        wait_until(lambda: message in lossy.log(), "the reason in the log")
         saxpy_works(gpu)

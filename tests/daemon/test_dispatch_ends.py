@@ -20,7 +20,6 @@ from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 
-from .conftest import StartDaemon
 from .dispatches import KERNELS, SPIN, B, binding, blocks, value
 from .harness import DaemonProcess, wait_until
 from .kernels import gated
@@ -334,18 +333,15 @@ stop()
     ],
     ids=["shared", "up", "down", "kernel", "kernel and shared"],
 )
-def test_a_client_that_is_killed_gives_its_memory_back(
-    start_daemon: StartDaemon, code: str, gauge: str, least: int
-) -> None:
-    daemon = start_daemon(sessions={"lease": "1s"})
-    client = run_python(code, daemon.unix)
+def test_a_client_that_is_killed_gives_its_memory_back(brief: DaemonProcess, code: str, gauge: str, least: int) -> None:
+    client = run_python(code, brief.unix)
     try:
         assert client.stdout is not None and client.stdout.readline() == "half way\n"
-        wait_until(lambda: daemon.gauge(gauge) >= least, "the dispatch")
+        wait_until(lambda: brief.gauge(gauge) >= least, "the dispatch")
         client.send_signal(signal.SIGKILL)
         client.wait()
-        settled(daemon)
-        with daemon.connect() as node:
+        settled(brief)
+        with brief.connect() as node:
             gpu = node.device(0)
             (out,) = gpu.dispatch(
                 gpu.RawModule(code=KERNELS).get_function("broadcast"), 1, 4, [np.int32(3), Out(4, "i4"), np.int32(4)]
@@ -365,10 +361,9 @@ extern "C" __global__ void one(int* x) { x[threadIdx.x] = 1; }
 """
 
 
-def test_kernels_that_fault_or_do_not_end(start_daemon: StartDaemon) -> None:
+def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
     """Who polls is told as well as who waits; the next dispatch finds the device back."""
-    daemon = start_daemon()
-    with daemon.connect() as node:
+    with lossy.connect() as node:
         gpu = node.device(0)
         module = gpu.RawModule(code=FAULTS)
         n = LARGE // 4

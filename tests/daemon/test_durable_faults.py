@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,11 +20,6 @@ from .kernels import gated, saxpy_works
 from .tenants import tenant, tenants
 
 ROUNDS = 12
-
-
-@pytest.fixture
-def lossy(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
-    yield start_daemon(devices=QUICK)
 
 
 def test_two_arrays_stay_of_one_moment_through_a_storm_of_losses(lossy: DaemonProcess) -> None:

@@ -27,7 +27,7 @@ FAR = np.int64(1 << 45)
 
 
 class Faulty:
-    """A private daemon with one connection, and the kernels above."""
+    """A daemon with one connection, and the kernels above."""
 
     def __init__(self, daemon: DaemonProcess, ordinal: int = 0) -> None:
         self.daemon = daemon
@@ -53,9 +53,9 @@ class Faulty:
         assert (self.x.get() == 1).all()
 
 
-def test_a_wild_pointer_costs_its_device_only(start_daemon: StartDaemon) -> None:
-    faulty = Faulty(start_daemon(cpu_count=2))
-    pid = faulty.daemon.device_pid()
+def test_a_wild_pointer_costs_its_device_only(lossy: DaemonProcess) -> None:
+    faulty = Faulty(lossy)
+    pid, first, second = lossy.device_pid(), lossy.generation(), lossy.generation(-1)
     bystander, stop, rounds = None, threading.Event(), []
     if len(faulty.node.devices) > 1:
         other = faulty.node.device(1)
@@ -74,14 +74,14 @@ def test_a_wild_pointer_costs_its_device_only(start_daemon: StartDaemon) -> None
         faulty.gpu.synchronize()
     lost_at = time.monotonic()
     error = caught.value
-    assert error.reason == "DEVICE_LOST" and error.details["generation"] == "1" and error.retry_after
+    assert error.reason == "DEVICE_LOST" and error.details["generation"] == str(first) and error.retry_after
     if BACKEND == "cpu":
         assert "SIGSEGV" in str(error) and error.details["signal"] == "SIGSEGV"
     faulty.gpu.synchronize()  # told once
     faulty.back()
     recovered = time.monotonic() - lost_at
     assert recovered < 30, f"{recovered:.1f} s"
-    assert faulty.gpu.generation == 2 and faulty.daemon.device_pid() != pid and not alive(pid)
+    assert faulty.gpu.generation == first + 1 and faulty.daemon.device_pid() != pid and not alive(pid)
     with stream:
         saxpy_works(faulty.gpu)
     if bystander is not None:
@@ -90,14 +90,17 @@ def test_a_wild_pointer_costs_its_device_only(start_daemon: StartDaemon) -> None
         bystander.join(30)
         assert not bystander.is_alive()
         saxpy_works(faulty.node.device(1))
-        assert faulty.node.device(1).generation == 1
+        assert faulty.node.device(1).generation == second
     metrics = faulty.daemon.get("/metrics").body
-    assert 'hearth_device_generation{device="0"} 2.0' in metrics and "hearth_device_restarts_total{" in metrics
+    assert (
+        f'hearth_device_generation{{device="0"}} {first + 1}.0' in metrics
+        and "hearth_device_restarts_total{" in metrics
+    )
     faulty.node.close()
 
 
-def test_everybody_on_the_device_is_told(start_daemon: StartDaemon) -> None:
-    faulty = Faulty(start_daemon())
+def test_everybody_on_the_device_is_told(lossy: DaemonProcess) -> None:
+    faulty = Faulty(lossy)
     with faulty.daemon.connect() as node, faulty.daemon.connect() as idle:
         gpu = node.device(0)
         held = gpu.full(4, 1, np.int32)
@@ -121,8 +124,8 @@ def test_everybody_on_the_device_is_told(start_daemon: StartDaemon) -> None:
     faulty.node.close()
 
 
-def test_lost_arrays_of_every_kind_say_so(start_daemon: StartDaemon) -> None:
-    faulty = Faulty(start_daemon())
+def test_lost_arrays_of_every_kind_say_so(lossy: DaemonProcess) -> None:
+    faulty = Faulty(lossy)
     gpu, x = faulty.gpu, faulty.x
     view, event = x[2:4], gpu.default_stream.record()
     faulty.fault()
@@ -145,8 +148,8 @@ def test_lost_arrays_of_every_kind_say_so(start_daemon: StartDaemon) -> None:
     faulty.node.close()
 
 
-def test_a_launch_timeout_names_the_kernel(start_daemon: StartDaemon) -> None:
-    faulty = Faulty(start_daemon())
+def test_a_launch_timeout_names_the_kernel(lossy: DaemonProcess) -> None:
+    faulty = Faulty(lossy)
     faulty.x.fill(0)
     began = time.monotonic()
     faulty.endless((1,), (1,), (faulty.x,), timeout=0.2)
@@ -172,9 +175,9 @@ def test_the_limit_of_the_configuration(start_daemon: StartDaemon) -> None:
     faulty.node.close()
 
 
-def test_a_limit_does_not_count_waiting(start_daemon: StartDaemon) -> None:
+def test_a_limit_does_not_count_waiting(lossy: DaemonProcess) -> None:
     """A short kernel behind a long one of its stream has its whole limit."""
-    faulty = Faulty(start_daemon())
+    faulty, first = Faulty(lossy), lossy.generation()
     gate = faulty.gpu.RawModule(
         code='__device__ volatile int gate;\nextern "C" __global__ void hold() { while (!gate) {} }'
     )
@@ -184,14 +187,14 @@ def test_a_limit_does_not_count_waiting(start_daemon: StartDaemon) -> None:
     time.sleep(0.6)  # twice the limit: what is being shown
     variable.set(np.ones(1, np.int32), stream=side)
     assert (faulty.x.get() == 2).all()
-    assert faulty.gpu.generation == 1
+    assert faulty.gpu.generation == first
     faulty.node.close()
 
 
-def test_kill_9_of_a_device_process(start_daemon: StartDaemon) -> None:
-    faulty = Faulty(start_daemon(cpu_count=2))
+def test_kill_9_of_a_device_process(lossy: DaemonProcess) -> None:
+    faulty, first = Faulty(lossy), lossy.generation()
     os.kill(faulty.daemon.device_pid(), signal.SIGKILL)
-    wait_until(lambda: faulty.gpu.generation == 2 and faulty.gpu.state == "serving")
+    wait_until(lambda: faulty.gpu.generation == first + 1 and faulty.gpu.state == "serving")
     with pytest.raises((hearth.DeviceLostError, hearth.BufferLostError)) as caught:
         faulty.x.get()
     if isinstance(caught.value, hearth.DeviceLostError):
@@ -200,9 +203,9 @@ def test_kill_9_of_a_device_process(start_daemon: StartDaemon) -> None:
     faulty.node.close()
 
 
-def test_kill_9_under_load(start_daemon: StartDaemon) -> None:
+def test_kill_9_under_load(lossy: DaemonProcess) -> None:
     """Uploads, downloads and launches of many threads end with one of the two errors, and all goes on after it."""
-    faulty = Faulty(start_daemon())
+    faulty = Faulty(lossy)
     seen: list[BaseException] = []
     stop = threading.Event()
 
@@ -221,7 +224,8 @@ def test_kill_9_under_load(start_daemon: StartDaemon) -> None:
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
-    for generation in (2, 3):
+    first = lossy.generation()
+    for generation in (first + 1, first + 2):
         os.kill(faulty.daemon.device_pid(), signal.SIGKILL)
         wait_until(lambda wanted=generation: faulty.gpu.generation == wanted and faulty.gpu.state == "serving")
     stop.set()

@@ -694,9 +694,8 @@ def test_time_limits_and_losses(start_daemon: StartDaemon) -> None:
         assert (x.get() == 5).all()
 
 
-def test_a_device_lost_while_a_graph_is_recorded(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    with daemon.connect() as node:
+def test_a_device_lost_while_a_graph_is_recorded(lossy: DaemonProcess) -> None:
+    with lossy.connect() as node:
         gpu = node.device(0)
         add_one, spin = common(gpu, "add_one"), common(gpu, "spin")
         x = gpu.zeros(N, np.int32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,13 @@ import pytest
 from hearthd.front.flight_recorder import OPERATIONS
 
 from .collective_ranks import A, B, operation
-from .group_nodes import Rank, form, nodes, ranks, under_way, work
+from .group_nodes import LentNodes, Rank, form, ranks, under_way, work
 from .harness import DaemonProcess, wait_until
 
 
-@pytest.fixture(scope="module")
-def two(cache: Path) -> Iterator[list[DaemonProcess]]:
-    with nodes(cache) as started:
-        yield started
+@pytest.fixture
+def two(lent_nodes: LentNodes) -> list[DaemonProcess]:
+    return lent_nodes.lend(2)
 
 
 @pytest.fixture
@@ -79,30 +77,29 @@ def test_the_last_operations_are_kept(pair: list[Rank]) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_device_process_that_is_lost(cache: Path, lost: int) -> None:
-    with nodes(cache) as daemons, ranks(*daemons) as pair:
-        group = form(pair)
-        work(pair, group, 1)
-        under_way(pair, group, 2, pair[lost])
-        wait_until(lambda: pair[1].state(group, 2) == "launched")
-        os.kill(pair[lost].daemon.device_pid(), signal.SIGKILL)
-        for rank in pair:
-            wait_until(lambda rank=rank: rank.state(group, 2) == "failed")  # type: ignore[misc]
-            found = entry(rank, group, 2)
-            assert "SIGKILL" in found.error and found.launched_unix_ns and found.finished_unix_ns
-            info = described(rank, group)
-            assert info.state == "failed" and info.aborts == 1 and "SIGKILL" in info.detail
-        pair[1 - lost].stream.failures()
+def test_a_device_process_that_is_lost(pair: list[Rank], lost: int) -> None:
+    group = form(pair)
+    work(pair, group, 1)
+    under_way(pair, group, 2, pair[lost])
+    wait_until(lambda: pair[1].state(group, 2) == "launched")
+    os.kill(pair[lost].daemon.device_pid(), signal.SIGKILL)
+    for rank in pair:
+        wait_until(lambda rank=rank: rank.state(group, 2) == "failed")  # type: ignore[misc]
+        found = entry(rank, group, 2)
+        assert "SIGKILL" in found.error and found.launched_unix_ns and found.finished_unix_ns
+        info = described(rank, group)
+        assert info.state == "failed" and info.aborts == 1 and "SIGKILL" in info.detail
+    pair[1 - lost].stream.failures()
 
 
-def test_the_coordinator_is_lost(cache: Path, two: list[DaemonProcess]) -> None:
-    with nodes(cache, 1, killed=[0]) as (first,), Rank(first, 0) as zero, Rank(two[1], 1) as one:
+def test_the_coordinator_is_lost(two: list[DaemonProcess]) -> None:
+    with Rank(two[0], 0) as zero, Rank(two[1], 1) as one:
         group = form([zero, one])
         work([zero, one], group, 1)
         wait_until(lambda: one.state(group, 1) == "done")
         one.present(group, 2, timeout=30)
         wait_until(lambda: one.state(group, 2) == "presented")
-        first.process.kill()
+        two[0].process.kill()
         zero.abandon()
         one.failure()
         found = entry(one, group, 2)

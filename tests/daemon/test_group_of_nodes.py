@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,18 +17,16 @@ import pytest
 import hearth
 from hearth.group_nodes import describe
 
-from .conftest import StartDaemon
-from .group_nodes import nodes
+from .group_nodes import LentNodes
 from .harness import DaemonProcess, on_cpu, wait_until
 
 LATE = 1.0
 """Seconds beyond its timeout within which a rank has to be told."""
 
 
-@pytest.fixture(scope="module")
-def daemons(cache: Path) -> Iterator[list[DaemonProcess]]:
-    with nodes(cache, 3) as started:
-        yield started
+@pytest.fixture
+def daemons(lent_nodes: LentNodes) -> list[DaemonProcess]:
+    return lent_nodes.lend(3)
 
 
 @pytest.fixture
@@ -102,9 +99,8 @@ def test_several_groups_of_the_same_nodes(group: hearth.Group, connected: list[h
     assert group.subgroup([1]).id == ""
 
 
-def test_two_sessions_of_one_daemon_with_two_devices(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=2)
-    with daemon.connect() as one, daemon.connect() as other:
+def test_two_sessions_of_one_daemon_with_two_devices(lossy: DaemonProcess) -> None:
+    with lossy.connect() as one, lossy.connect() as other:
         if len(one.devices) < 2:
             pytest.skip("needs two devices")
         with hearth.Group([one.device(0), other.device(1)]) as group:
@@ -160,8 +156,8 @@ def test_one_that_refuses(connected: list[hearth.Node], daemons: list[DaemonProc
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "one that joined"])
-def test_a_daemon_that_is_killed(cache: Path, victim: int) -> None:
-    with nodes(cache, 3, killed=[victim]) as daemons, ExitStack() as stack:
+def test_a_daemon_that_is_killed(daemons: list[DaemonProcess], victim: int) -> None:
+    with ExitStack() as stack:
         connected = [daemon.connect() for daemon in daemons]
         for node in connected:
             stack.callback(node.close)
@@ -194,8 +190,9 @@ def test_a_daemon_that_is_killed(cache: Path, victim: int) -> None:
 
 
 @on_cpu
-def test_a_device_process_that_is_killed(cache: Path) -> None:
-    with nodes(cache, 2) as daemons, ExitStack() as stack:
+def test_a_device_process_that_is_killed(lent_nodes: LentNodes) -> None:
+    with ExitStack() as stack:
+        daemons = lent_nodes.lend(2)
         connected = [stack.enter_context(daemon.connect()) for daemon in daemons]
         group = hearth.Group([node.device(0) for node in connected])
         works(group)

@@ -15,7 +15,7 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 
-from .group_nodes import Rank, form, members, on_device, ranks, work
+from .group_nodes import LentNodes, Rank, form, members, on_device, ranks, work
 from .harness import DaemonProcess, environment, hearthd, toml, wait_until
 from .raw import refused
 from .tenants import tenants
@@ -25,15 +25,17 @@ EXPOSED: dict[str, Any] = {"listen": {"lanes": "0.0.0.0:0"}, "insecure": True, "
 
 
 @pytest.fixture
-def started(cache: Path) -> Iterator[Any]:
-    """Starts daemons; they leave nothing behind."""
+def started(cache: Path, lent_nodes: LentNodes) -> Iterator[Any]:
+    """Starts daemons; they leave nothing behind. Those without a configuration of their own are lent."""
     with ExitStack() as stack:
         count = 0
 
         def start(**config: Any) -> DaemonProcess:
             nonlocal count
-            daemon = DaemonProcess(cache, on_device(count, **config), 1)
-            count += 1
+            number, count = count, count + 1
+            if not config:
+                return lent_nodes.one(number)
+            daemon = DaemonProcess(cache, on_device(number, **config), 1)
             stack.callback(daemon.remove)
             stack.callback(daemon.stop)
             return daemon

@@ -20,7 +20,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 
 from .collective_ranks import FLOATS, A, B, operation
-from .group_nodes import Rank, form, members, nodes, on_device, over, ranks, under_way, work
+from .group_nodes import LentNodes, Rank, form, members, nodes, on_device, over, ranks, under_way, work
 from .harness import DaemonProcess, hearthd, toml, wait_until
 from .kernels import saxpy_works
 from .raw import refused
@@ -31,13 +31,13 @@ LATE = 1.0
 """Seconds beyond its timeout within which a rank has to be told."""
 
 
-@pytest.fixture(scope="module")
-def two(cache: Path) -> Iterator[list[DaemonProcess]]:
-    """Daemons that tests leave as they found them."""
-    with nodes(cache) as started:
-        yield started
-        for daemon in started:
-            assert {device["generation"] for device in daemon.status()["devices"]} == {1}, daemon.log()[-4000:]
+@pytest.fixture
+def two(lent_nodes: LentNodes) -> Iterator[list[DaemonProcess]]:
+    """Daemons whose devices tests leave as they found them."""
+    daemons = lent_nodes.lend(2)
+    found = [daemon.generation() for daemon in daemons]
+    yield daemons
+    assert [daemon.generation() for daemon in daemons] == found, [daemon.log()[-4000:] for daemon in daemons]
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_two_sessions_of_one_daemon(two: list[DaemonProcess]) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_device_process_is_killed_in_mid_operation(cache: Path, lost: int) -> None:
-    with nodes(cache) as daemons, ranks(*daemons) as pair:
+def test_a_device_process_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int) -> None:
+    with ranks(*lent_nodes.lend(2)) as pair:
         group = form(pair)
         work(pair, group, 1)
         survivor, victim = pair[1 - lost], pair[lost]
@@ -192,8 +192,8 @@ def test_a_device_process_is_killed_in_mid_operation(cache: Path, lost: int) -> 
 
 
 @pytest.mark.parametrize(("lost", "launched"), [(0, True), (1, True), (1, False)])
-def test_a_daemon_is_killed_in_mid_operation(cache: Path, two: list[DaemonProcess], lost: int, launched: bool) -> None:
-    with nodes(cache, killed=[lost]) as daemons, ranks(*daemons) as pair:
+def test_a_daemon_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int, launched: bool) -> None:
+    with ranks(*lent_nodes.lend(2)) as pair:
         survivor, victim = pair[1 - lost], pair[lost]
         group = form(pair)
         work(pair, group, 1)
@@ -201,7 +201,7 @@ def test_a_daemon_is_killed_in_mid_operation(cache: Path, two: list[DaemonProces
             under_way(pair, group, 2, victim)
         else:
             survivor.present(group, 2, timeout=30)
-        daemons[lost].process.kill()
+        victim.daemon.process.kill()
         victim.abandon()
         began = time.monotonic()
         refusal = survivor.failure()
@@ -212,7 +212,7 @@ def test_a_daemon_is_killed_in_mid_operation(cache: Path, two: list[DaemonProces
         survivor.present(group, 3, timeout=30)
         refusal = survivor.failure()
         assert time.monotonic() - began < 5 and over(refusal)
-        with Rank(two[lost], lost) as fresh:
+        with Rank(lent_nodes.one(lost), lost) as fresh:
             again = sorted([survivor, fresh], key=lambda rank: rank.rank)
             work(again, form(again), 1)
 
@@ -240,11 +240,11 @@ def test_who_leaves_ends_it_for_all(two: list[DaemonProcess], who: int, how: str
         assert stays.failure().reason == Reason.INVALID_HANDLE
 
 
-def test_a_daemon_that_stops_says_so(cache: Path) -> None:
-    with nodes(cache) as daemons, ranks(*daemons) as pair:
+def test_a_daemon_that_stops_says_so(lent_nodes: LentNodes) -> None:
+    with ranks(*lent_nodes.lend(2)) as pair:
         group = form(pair)
         work(pair, group, 1)
-        daemons[1].stop()
+        pair[1].daemon.stop()
         pair[1].abandon()
         pair[0].present(group, 2, timeout=30)
         refusal = pair[0].failure()

@@ -236,9 +236,8 @@ def test_a_lane_that_is_cut_while_nothing_happens(daemon: DaemonProcess) -> None
             wait_until(lambda: laned(gpu), "another lane")
 
 
-def test_a_device_that_dies_under_a_lane(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    with daemon.connect() as node:
+def test_a_device_that_dies_under_a_lane(lossy: DaemonProcess) -> None:
+    with lossy.connect() as node:
         gpu = node.device(0)
         for _ in range(4):
             saxpy_works(gpu)
@@ -246,7 +245,7 @@ def test_a_device_that_dies_under_a_lane(start_daemon: StartDaemon) -> None:
             x = gpu.zeros(4, np.int32)
             with gated(gpu) as gate:
                 gate.hold(x)
-                os.kill(daemon.device_pid(0), signal.SIGKILL)
+                os.kill(lossy.device_pid(0), signal.SIGKILL)
                 with pytest.raises(hearth.DeviceLostError):
                     gpu.synchronize()
             with pytest.raises(hearth.BufferLostError):
@@ -254,11 +253,10 @@ def test_a_device_that_dies_under_a_lane(start_daemon: StartDaemon) -> None:
             wait_until(lambda: saxpy_works(gpu) is None, "the device's return")
 
 
-def test_a_kernel_that_faults_under_a_lane(start_daemon: StartDaemon) -> None:
+def test_a_kernel_that_faults_under_a_lane(lossy: DaemonProcess) -> None:
     """The client hears it from the front, which knows what became of the process."""
-    daemon = start_daemon()
     code = 'extern "C" __global__ void crash(int* x) { *(volatile int*)0 = 1; }'
-    with daemon.connect() as node:
+    with lossy.connect() as node:
         gpu = node.device(0)
         saxpy_works(gpu)
         assert laned(gpu)

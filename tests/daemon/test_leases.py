@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
 
-from .conftest import StartDaemon
 from .harness import DaemonProcess, environment, marked, wait_until
 from .held import GAUGES, state_of
 from .kernels import common, gated, saxpy_works
+from .lent import LentDaemon
 from .raw import Raw, refused
 
 LEASE_S = 2.0
@@ -29,9 +30,16 @@ LATE_S = 20.0
 """Far from what anything here takes, and less than a lease that nobody has set: what is not there then never comes."""
 
 
+@pytest.fixture(scope="module")
+def lent(cache: Path) -> Iterator[LentDaemon]:
+    lender = LentDaemon(cache, {"sessions": {"lease": f"{LEASE_S}s"}})
+    yield lender
+    lender.close()
+
+
 @pytest.fixture
-def daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    return start_daemon(cpu_count=2, sessions={"lease": f"{LEASE_S}s"})
+def daemon(lent: LentDaemon) -> DaemonProcess:
+    return lent.lend()
 
 
 def held(daemon: DaemonProcess) -> dict[str, float]:

@@ -209,13 +209,10 @@ def test_a_lane_that_breaks_in_the_middle(gpu: hearth.Device) -> None:
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_a_device_that_is_lost_in_the_middle(
-    start_daemon: StartDaemon, way: str, make: Callable[..., np.ndarray]
-) -> None:
-    daemon = start_daemon()
+def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, way: str, make: Callable[..., np.ndarray]) -> None:
     values = noise(40 * INLINE)
-    host, out = make(values), make(np.zeros_like(values))
-    with daemon.connect() as node:
+    host, out, first = make(values), make(np.zeros_like(values)), lossy.generation()
+    with lossy.connect() as node:
         gpu = node.device(0)
         x, order = gpu.asarray(host), gpu.zeros(1, np.int32)
         x.get(out=out)
@@ -223,7 +220,7 @@ def test_a_device_that_is_lost_in_the_middle(
             gate.hold(order)
             moving = threads.submit(x.set, host) if way == "up" else threads.submit(x.get, out)
             under_way(gpu, moving)
-            os.kill(daemon.device_pid(), signal.SIGKILL)
+            os.kill(lossy.device_pid(), signal.SIGKILL)
             with pytest.raises(hearth.HearthError) as raised:
                 moving.result(60)
                 gpu.synchronize()
@@ -233,7 +230,7 @@ def test_a_device_that_is_lost_in_the_middle(
         x = gpu.asarray(host)  # shared again with the new process
         x.get(out=out)
         same(out, values)
-        assert shared(gpu) is not None and gpu._connection.generation == 2
+        assert shared(gpu) is not None and gpu._connection.generation == first + 1
         told(gpu)  # nothing more
 
 
@@ -259,8 +256,7 @@ def test_a_daemon_that_is_killed_in_the_middle(start_daemon: StartDaemon, make: 
         node.close()
 
 
-def test_a_client_that_is_killed_leaves_no_memory_behind(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(sessions={"lease": "1s"})
+def test_a_client_that_is_killed_leaves_no_memory_behind(brief: DaemonProcess) -> None:
     program = (
         "import sys, time, numpy as np, hearth\n"
         "gpu = hearth.connect(sys.argv[1]).device(0)\n"
@@ -270,14 +266,14 @@ def test_a_client_that_is_killed_leaves_no_memory_behind(start_daemon: StartDaem
         "print('ready', flush=True)\n"
         "while True: x.get(out=host); y.get()\n"
     )
-    command = [sys.executable, "-c", program, daemon.unix]
+    command = [sys.executable, "-c", program, brief.unix]
     env = environment(PYTHONPATH=os.pathsep.join(sys.path))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as client:
         assert client.stdout is not None and client.stdout.readline() == "ready\n"
-        wait_until(lambda: daemon.gauge("segment_bytes") > 20 << 20, "shared memory")
+        wait_until(lambda: brief.gauge("segment_bytes") > 20 << 20, "shared memory")
         client.kill()
-    wait_until(lambda: daemon.gauge("segment_bytes") == 0, "the end of shared memory")
-    with daemon.connect() as node:
+    wait_until(lambda: brief.gauge("segment_bytes") == 0, "the end of shared memory")
+    with brief.connect() as node:
         saxpy_works(node.device(0))
 
 

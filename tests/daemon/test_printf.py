@@ -164,10 +164,9 @@ def test_each_session_gets_its_own(gpu: hearth.Device, daemon: DaemonProcess, sa
     assert lines(said) == ["1 says thread 0"] and lines(theirs) == ["2 says thread 0"]
 
 
-def test_what_may_be_of_two_sessions_goes_to_the_log(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=1)
+def test_what_may_be_of_two_sessions_goes_to_the_log(lossy: DaemonProcess) -> None:
     texts: list[str] = []
-    with daemon.connect() as one, daemon.connect() as two:
+    with lossy.connect() as one, lossy.connect() as two:
         for node in (one, two):
             node.on_output(texts.append)
         first, second = (function(node.device(0), "say") for node in (one, two))
@@ -186,35 +185,33 @@ def test_what_may_be_of_two_sessions_goes_to_the_log(start_daemon: StartDaemon) 
         one.device(0).synchronize()
         assert lines(texts) == ["1111 says thread 0"], "by then only one was left that it could be from"
         names = sorted([one.session_id, two.session_id])
-    found = [line for line in daemon.log().splitlines() if "2222 says" in line]
+    found = [line for line in lossy.log().splitlines() if "2222 says" in line]
     assert len(found) == 1 and all(name in found[0] for name in names) and "kernel_output" in found[0]
 
 
-def test_single_calls_leave_it_in_the_log(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=1)
-    with Raw(daemon.unix) as raw:
+def test_single_calls_leave_it_in_the_log(lossy: DaemonProcess) -> None:
+    with Raw(lossy.unix) as raw:
         say = raw.function(PRINTS, "say")
         launch = c.Launch(function=say, grid=c.Dim3(x=1, y=1, z=1), block=c.Dim3(x=1, y=1, z=1))
         launch.arguments.add().int32 = 4711
         raw.call("Launch", launch)
         raw.call("Sync", c.Sync())
         session = raw.opened.session_id
-    (line,) = (line for line in daemon.log().splitlines() if "4711 says" in line)
+    (line,) = (line for line in lossy.log().splitlines() if "4711 says" in line)
     assert session in line and "kernel_output" in line
 
 
-def test_a_session_that_never_waits_leaves_it_in_the_log_or_takes_it_at_its_end(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=1)
+def test_a_session_that_never_waits_leaves_it_in_the_log_or_takes_it_at_its_end(lossy: DaemonProcess) -> None:
     texts: list[str] = []
-    with daemon.connect() as node:
+    with lossy.connect() as node:
         node.on_output(texts.append)
         function(node.device(0), "say")((1,), (1,), (np.int32(4712),))
         node.device(0).flush()
-    wait_until(lambda: texts or "4712 says" in daemon.log(), "the text")
-    with daemon.connect() as node:  # and the next session gets none of it
+    wait_until(lambda: texts or "4712 says" in lossy.log(), "the text")
+    with lossy.connect() as node:  # and the next session gets none of it
         node.on_output(texts.append)
         node.device(0).synchronize()
-    assert "".join(texts).count("4712") + daemon.log().count("4712 says") == 1
+    assert "".join(texts).count("4712") + lossy.log().count("4712 says") == 1
 
 
 def test_nothing_of_it_is_on_the_daemons_own_stdout(start_daemon: StartDaemon) -> None:

@@ -14,7 +14,6 @@ import hearth
 from hearth_proto.reasons import Reason, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2 as c
 
-from .conftest import StartDaemon
 from .harness import DaemonProcess, wait_until
 from .kernels import common, gated
 from .raw import Raw, refused
@@ -207,13 +206,12 @@ def test_the_end_surfaces_what_failed_before_the_start_and_goes_on(gpu: hearth.D
     assert profile.wall_ns > 0
 
 
-def test_a_lost_device_fails_the_profile_once(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=1)
-    with daemon.connect() as node:
+def test_a_lost_device_fails_the_profile_once(lossy: DaemonProcess) -> None:
+    with lossy.connect() as node:
         gpu = node.device(0)
         with pytest.raises(hearth.DeviceLostError), gpu.profile() as profile:
             gpu.synchronize()
-            os.kill(daemon.device_pid(), signal.SIGKILL)
+            os.kill(lossy.device_pid(), signal.SIGKILL)
             wait_until(lambda: not gpu._connection.attached, "the loss")
         with pytest.raises(hearth.ArgumentError, match="not ended"):
             print(profile.device_ns)
@@ -222,12 +220,12 @@ def test_a_lost_device_fails_the_profile_once(start_daemon: StartDaemon) -> None
         assert profile.wall_ns > 0
 
 
-def test_a_lost_token_is_unknown_to_the_next_process(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=1)
-    with Raw(daemon.unix) as raw:
+def test_a_lost_token_is_unknown_to_the_next_process(lossy: DaemonProcess) -> None:
+    first = lossy.generation()
+    with Raw(lossy.unix) as raw:
         raw.call("StartProfile", c.StartProfile(profile=4))
-        os.kill(daemon.device_pid(), signal.SIGKILL)
-        wait_until(lambda: daemon.status()["devices"][0]["generation"] == 2, "the next process")
+        os.kill(lossy.device_pid(), signal.SIGKILL)
+        wait_until(lambda: lossy.generation() == first + 1, "the next process")
         told = refused(raw.call, "EndProfile", c.EndProfile(profile=4))
         assert told.reason == Reason.DEVICE_LOST
         told = refused(raw.call, "EndProfile", c.EndProfile(profile=4))

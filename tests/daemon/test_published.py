@@ -644,14 +644,13 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("what", ["publish", "attach"])
-def test_client_is_killed(start_daemon: StartDaemon, what: str, tmp_path: Path) -> None:
-    daemon = start_daemon(sessions={"lease": "1s"})
+def test_client_is_killed(brief: DaemonProcess, what: str, tmp_path: Path) -> None:
     program = tmp_path / "client.py"
     program.write_text(CLIENT)
-    with daemon.connect() as node:
+    with brief.connect() as node:
         gpu = node.device(0)
         mine = published(gpu, host=np.arange(1000)) if what == "attach" else None
-        arguments = [sys.executable, str(program), daemon.unix, what]
+        arguments = [sys.executable, str(program), brief.unix, what]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment()) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == "ready\n"

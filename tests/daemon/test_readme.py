@@ -62,9 +62,10 @@ def test_asyncio(daemon: DaemonProcess) -> None:
 
 
 def test_when_something_breaks(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
     code = blocks("python")[4]
     shown = [line.rpartition("# ")[2].partition(":")[0] for line in code.splitlines() if re.match(r" +print\(", line)]
-    assert run(code, start_daemon()) == shown
+    assert run(code, daemon) == shown
 
 
 def test_sharing_a_device(daemon: DaemonProcess) -> None:
@@ -78,13 +79,12 @@ def test_beside_cupy_and_pytorch(daemon: DaemonProcess) -> None:
     assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
 
 
-def test_several_devices(start_daemon: StartDaemon) -> None:
+def test_several_devices(lossy: DaemonProcess) -> None:
     code = blocks("python")[7]
-    daemon = start_daemon(cpu_count=2)
-    if len(daemon.status()["devices"]) < 2:
+    if len(lossy.status()["devices"]) < 2:
         pytest.skip("needs two devices")
     shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
-    assert run(code, daemon) == shown
+    assert run(code, lossy) == shown
 
 
 def shell(section: str) -> list[str]:

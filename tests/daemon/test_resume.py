@@ -457,16 +457,16 @@ def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
 # ---- ends ----
 
 
-def test_a_device_that_dies_while_the_client_is_away(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    with Cutter(daemon.unix) as cutter, hearth.connect(cutter.address) as node:
+def test_a_device_that_dies_while_the_client_is_away(lossy: DaemonProcess) -> None:
+    first = lossy.generation()
+    with Cutter(lossy.unix) as cutter, hearth.connect(cutter.address) as node:
         gpu = node.device(0)
         counter = Counter(gpu)
         counter.launch(10)
         cutter.refuse()
         cutter.cut()
-        os.kill(daemon.device_pid(), signal.SIGKILL)
-        wait_until(lambda: daemon.status()["devices"][0]["generation"] > 1, "another process")
+        os.kill(lossy.device_pid(), signal.SIGKILL)
+        wait_until(lambda: lossy.generation() > first, "another process")
         cutter.refuse(False)
         with pytest.raises(hearth.DeviceLostError, match="SIGKILL"):
             gpu.synchronize()
@@ -478,34 +478,33 @@ def test_a_device_that_dies_while_the_client_is_away(start_daemon: StartDaemon) 
         saxpy_works(gpu)
 
 
-def test_a_device_that_dies_as_the_connection_is_cut(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    with Cutter(daemon.unix, random_cuts(3, 30_000)) as cutter, hearth.connect(cutter.address) as node:
+def test_a_device_that_dies_as_the_connection_is_cut(lossy: DaemonProcess) -> None:
+    with Cutter(lossy.unix, random_cuts(3, 30_000)) as cutter, hearth.connect(cutter.address) as node:
         gpu = node.device(0)
-        for generation in range(1, 4):
-            wait_until(lambda wanted=generation: daemon.status()["devices"][0]["generation"] == wanted)
+        first = lossy.generation()
+        for generation in range(first, first + 3):
+            wait_until(lambda wanted=generation: lossy.generation() == wanted)
             wait_until(lambda: gpu.state == "serving")
             with pytest.raises((hearth.DeviceLostError, hearth.BufferLostError)):
                 counter = Counter(gpu)
                 while True:
                     counter.launch(20)
                     if gpu.generation == generation and random.random() < 0.3:
-                        os.kill(daemon.device_pid(), signal.SIGKILL)
+                        os.kill(lossy.device_pid(), signal.SIGKILL)
                     gpu.synchronize()
-            wait_until(lambda wanted=generation: daemon.status()["devices"][0]["generation"] > wanted)
+            wait_until(lambda wanted=generation: lossy.generation() > wanted)
         with contextlib.suppress(hearth.DeviceLostError):
             gpu.synchronize()
         saxpy_works(gpu)
 
 
-def test_a_client_that_is_away_for_longer_than_its_lease(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(sessions={"lease": "1s"})
-    with Cutter(daemon.unix) as cutter, hearth.connect(cutter.address) as node:
+def test_a_client_that_is_away_for_longer_than_its_lease(brief: DaemonProcess) -> None:
+    with Cutter(brief.unix) as cutter, hearth.connect(cutter.address) as node:
         gpu = node.device(0)
         counter = Counter(gpu)
         big = gpu.zeros(8 << 20, np.uint8)
         gpu.synchronize()
-        assert daemon.gauge("sessions") == 1
+        assert brief.gauge("sessions") == 1
         time.sleep(1.5)
         counter.check()
         cutter.refuse()
@@ -515,7 +514,7 @@ def test_a_client_that_is_away_for_longer_than_its_lease(start_daemon: StartDaem
         with pytest.raises(hearth.ConnectError, match="broke and was not back within") as caught:
             gpu.synchronize()
         assert 0.9 < time.monotonic() - began < 5 and caught.value.fix and caught.value.details["lease_s"] == "1"
-        wait_until(lambda: daemon.gauge("sessions") == 0 and daemon.gauge("memory_in_use_bytes") == 0)
+        wait_until(lambda: brief.gauge("sessions") == 0 and brief.gauge("memory_in_use_bytes") == 0)
         cutter.refuse(False)
         with pytest.raises(hearth.SessionExpiredError):
             gpu.synchronize()
@@ -523,10 +522,9 @@ def test_a_client_that_is_away_for_longer_than_its_lease(start_daemon: StartDaem
 
 
 @pytest.mark.parametrize("where", ["kernel", "upload"])
-def test_what_is_under_way_is_no_reason_to_wait_for_the_client(start_daemon: StartDaemon, where: str) -> None:
+def test_what_is_under_way_is_no_reason_to_wait_for_the_client(brief: DaemonProcess, where: str) -> None:
     """A session that expires in the middle of an upload or behind a running kernel is freed all the same."""
-    daemon = start_daemon(sessions={"lease": "1s"})
-    with Cutter(daemon.unix) as cutter, contextlib.ExitStack() as stack:
+    with Cutter(brief.unix) as cutter, contextlib.ExitStack() as stack:
         node = hearth.connect(cutter.address, lanes=False)
         stack.callback(node.close)
         gpu = node.device(0)
@@ -549,8 +547,8 @@ def test_what_is_under_way_is_no_reason_to_wait_for_the_client(start_daemon: Sta
             cutter.cut()
             uploading.join(20)
             assert not uploading.is_alive()
-        wait_until(lambda: daemon.gauge("sessions") == 0 and daemon.gauge("memory_in_use_bytes") == 0)
-        assert daemon.gauge("staging_bytes") == 0
+        wait_until(lambda: brief.gauge("sessions") == 0 and brief.gauge("memory_in_use_bytes") == 0)
+        assert brief.gauge("staging_bytes") == 0
 
 
 def _upload(x: hearth.DeviceArray) -> None:

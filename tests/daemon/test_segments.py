@@ -554,19 +554,18 @@ def test_a_client_that_is_killed_in_the_middle(daemon: DaemonProcess, unharmed: 
         wait_until(lambda: daemon.gauge("segments") == 0, "the end of what it shared")
 
 
-def test_a_device_that_is_lost(start_daemon: StartDaemon) -> None:
+def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
     """Its connections end; the next process has others, by its own generation."""
-    daemon = start_daemon()
-    with Raw(daemon.unix) as raw:
+    with Raw(lossy.unix) as raw:
         stream = raw.execute()
         generation = stream.attached.generation
         shared = Shared(raw, generation)
         shared.share(1, 4096)
-        os.kill(daemon.device_pid(), signal.SIGKILL)
+        os.kill(lossy.device_pid(), signal.SIGKILL)
         assert shared.over()
         shared.close()
-        wait_until(lambda: daemon.status()["devices"][0]["generation"] > generation, "the next process")
-        wait_until(lambda: daemon.status()["devices"][0]["pid"] > 0, "the next process")
+        wait_until(lambda: lossy.generation() > generation, "the next process")
+        wait_until(lambda: lossy.status()["devices"][0]["pid"] > 0, "the next process")
         assert refused(open_bulk, raw, generation).reason == Reason.DEVICE_LOST
         with raw.execute() as stream, Shared(raw, stream.attached.generation) as again:
             buffer = raw.buffer(bytes(4096))

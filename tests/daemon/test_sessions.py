@@ -29,35 +29,33 @@ def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
-def test_close_frees_all_that_was_held(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    node = daemon.connect()
+def test_close_frees_all_that_was_held(lossy: DaemonProcess) -> None:
+    node = lossy.connect()
     gpu = node.device(0)
     arrays = [gpu.full(1 << 20, 1, np.uint8) for _ in range(10)]
     streams = [gpu.stream() for _ in range(5)]
     saxpy_works(gpu)
     gpu.synchronize()
-    assert daemon.gauge("memory_in_use_bytes") >= 10 << 20
+    assert lossy.gauge("memory_in_use_bytes") >= 10 << 20
     node.close()
     node.close()
-    gauges = daemon.status()["devices"][0]["gauges"]
+    gauges = lossy.status()["devices"][0]["gauges"]
     assert [gauges[name] for name in ("sessions", "buffers", "modules", "memory_in_use_bytes")] == [0, 0, 0, 0]
-    assert not daemon.status()["sessions"] and node.closed and "closed" in repr(node)
+    assert not lossy.status()["sessions"] and node.closed and "closed" in repr(node)
     for use in (arrays[0].get, streams[0].synchronize, lambda: gpu.zeros(1), node.describe, lambda: node.device(0)):
         with pytest.raises(hearth.ClosedError):
             use()
 
 
-def test_close_waits_for_what_is_under_way(start_daemon: StartDaemon) -> None:
+def test_close_waits_for_what_is_under_way(lossy: DaemonProcess) -> None:
     """The kernel's memory is not given to others before it has ended."""
-    daemon = start_daemon()
-    with daemon.connect() as node:
+    with lossy.connect() as node:
         gpu = node.device(0)
         for _ in range(200):
             x = gpu.full(1 << 16, 3, np.uint8)
             common(gpu, "add_one")((64,), (256,), (x, np.int32(1 << 14)))
-    assert daemon.gauge("memory_in_use_bytes") == 0
-    with daemon.connect() as node:
+    assert lossy.gauge("memory_in_use_bytes") == 0
+    with lossy.connect() as node:
         saxpy_works(node.device(0))
 
 
@@ -137,18 +135,17 @@ gpu.asarray(np.zeros(32 << 20, np.uint8), progress=stop)
 """
 
 
-def test_a_client_killed_in_mid_upload_gives_its_memory_back(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(sessions={"lease": "1s"})
-    client = run_python(UPLOADING, daemon.unix)
+def test_a_client_killed_in_mid_upload_gives_its_memory_back(brief: DaemonProcess) -> None:
+    client = run_python(UPLOADING, brief.unix)
     try:
         assert client.stdout is not None and client.stdout.readline() == "half way\n"
-        assert daemon.gauge("memory_in_use_bytes") == 37 << 20
+        assert brief.gauge("memory_in_use_bytes") == 37 << 20
         client.send_signal(signal.SIGKILL)
         client.wait()
-        wait_until(lambda: daemon.gauge("memory_in_use_bytes") == 0, "the memory's return", 10)
-        wait_until(lambda: not daemon.status()["sessions"])
-        assert daemon.gauge("staging_bytes") == 0
-        with daemon.connect() as node:
+        wait_until(lambda: brief.gauge("memory_in_use_bytes") == 0, "the memory's return", 10)
+        wait_until(lambda: not brief.status()["sessions"])
+        assert brief.gauge("staging_bytes") == 0
+        with brief.connect() as node:
             saxpy_works(node.device(0))
     finally:
         client.kill()

@@ -256,9 +256,9 @@ def test_a_connection_that_is_lost_before_its_word(
 
 
 @MAKES
-def test_a_device_that_is_lost_in_the_middle(start_daemon: StartDaemon, make: Make) -> None:
-    daemon = start_daemon()
-    with daemon.connect() as node:
+def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, make: Make) -> None:
+    first = lossy.generation()
+    with lossy.connect() as node:
         gpu = node.device(0)
         x, out = make(noise(20 * INLINE)), make(np.zeros(20 * INLINE, np.uint8))
         gpu.dispatch(invert(gpu), *inverting(x, x.size), out=[out])
@@ -266,13 +266,13 @@ def test_a_device_that_is_lost_in_the_middle(start_daemon: StartDaemon, make: Ma
             gate.hold()
             pending = gpu.dispatch_async(invert(gpu), *inverting(x, x.size), out=[out])
             wait_until(lambda: pending._job._bytes._written, "its place")
-            os.kill(daemon.device_pid(), signal.SIGKILL)
+            os.kill(lossy.device_pid(), signal.SIGKILL)
             with pytest.raises(hearth.DeviceLostError):
                 pending.result(60)
         with contextlib.suppress(hearth.DeviceLostError):
             gpu.synchronize()
         same(gpu.dispatch(invert(gpu), *inverting(x, x.size), out=[out])[0], ~x)
-        assert shared(gpu) is not None and gpu._connection.generation == 2
+        assert shared(gpu) is not None and gpu._connection.generation == first + 1
 
 
 def test_a_forked_child_is_refused_and_its_parent_unharmed(gpu: hearth.Device) -> None:

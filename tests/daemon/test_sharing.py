@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,20 +17,38 @@ from tests.steady import steady
 from .conftest import StartDaemon
 from .harness import DaemonProcess
 from .kernels import COMMON, gated
+from .lent import LentDaemon
 from .resting import SOURCE, Flood
 from .tenants import tenant, tenants
 
 WEIGHTS = {"one": 1.0, "two": 2.0, "four": 4.0}
 
 
-@contextlib.contextmanager
-def three(start_daemon: StartDaemon, isolation: str) -> Iterator[tuple[DaemonProcess, dict[str, hearth.Node]]]:
-    """A daemon with three tenants, each connected."""
-    who = [tenant(name, weight=weight) for name, weight in WEIGHTS.items()]
-    config, tokens = tenants(*who, devices={"isolation": isolation})
-    daemon = start_daemon(**config)
-    with contextlib.ExitStack() as stack:
-        yield daemon, {name: stack.enter_context(daemon.connect(token=tokens[name])) for name in WEIGHTS}
+class Tenants:
+    """Three of them, by the isolation of a daemon that is lent to one test after the other."""
+
+    def __init__(self, cache: Path, isolation: str) -> None:
+        who = [tenant(name, weight=weight) for name, weight in WEIGHTS.items()]
+        config, self._tokens = tenants(*who, devices={"isolation": isolation})
+        self.lent = LentDaemon(cache, config, 1)
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[tuple[DaemonProcess, dict[str, hearth.Node]]]:
+        daemon = self.lent.lend()
+        with contextlib.ExitStack() as stack:
+            yield daemon, {name: stack.enter_context(daemon.connect(token=self._tokens[name])) for name in WEIGHTS}
+
+
+Three = Callable[[str], contextlib.AbstractContextManager[tuple[DaemonProcess, dict[str, hearth.Node]]]]
+
+
+@pytest.fixture(scope="module")
+def three(cache: Path) -> Iterator[Three]:
+    """Connects three tenants to the daemon with this isolation."""
+    by_isolation = {isolation: Tenants(cache, isolation) for isolation in ("shared", "tenant")}
+    yield lambda isolation: by_isolation[isolation].connected()
+    for each in by_isolation.values():
+        each.lent.close()
 
 
 def metered(daemon: DaemonProcess) -> dict[str, float]:
@@ -37,9 +56,9 @@ def metered(daemon: DaemonProcess) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
-def test_tenants_get_shares_by_their_weights(start_daemon: StartDaemon, isolation: str) -> None:
+def test_tenants_get_shares_by_their_weights(three: Three, isolation: str) -> None:
     """Of the time that was metered; kernels of one length are counted as well."""
-    with three(start_daemon, isolation) as (daemon, nodes), contextlib.ExitStack() as stack:
+    with three(isolation) as (daemon, nodes), contextlib.ExitStack() as stack:
         floods = {name: Flood(nodes[name], 2_000_000) for name in WEIGHTS}
         pids = {process["pid"] for process in daemon.status()["devices"][0]["processes"]}
         assert len(pids) == (1 if isolation == "shared" else 3)
@@ -67,8 +86,8 @@ def test_tenants_get_shares_by_their_weights(start_daemon: StartDaemon, isolatio
 
 
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
-def test_a_flood_does_not_hold_up_who_launches_and_waits(start_daemon: StartDaemon, isolation: str) -> None:
-    with three(start_daemon, isolation) as (_, nodes):
+def test_a_flood_does_not_hold_up_who_launches_and_waits(three: Three, isolation: str) -> None:
+    with three(isolation) as (_, nodes):
         gpu = nodes["one"].device(0)
         counter = gpu.zeros(1, np.int32)
         kernel = gpu.RawModule(code=SOURCE).get_function("rest")
@@ -96,9 +115,9 @@ def test_a_flood_does_not_hold_up_who_launches_and_waits(start_daemon: StartDaem
         assert counter.get()[0] == launched
 
 
-def test_a_process_that_comes_and_goes_changes_the_turns(start_daemon: StartDaemon) -> None:
+def test_a_process_that_comes_and_goes_changes_the_turns(three: Three) -> None:
     """Alone, then beside another tenant, then alone again: each time at the speed that is due."""
-    with three(start_daemon, "tenant") as (_, nodes), Flood(nodes["one"], 2_000_000) as flood:
+    with three("tenant") as (_, nodes), Flood(nodes["one"], 2_000_000) as flood:
 
         def rate(seconds: float = 0.8) -> float:
             before, began = flood.done, time.perf_counter()
@@ -122,8 +141,8 @@ def test_a_process_that_comes_and_goes_changes_the_turns(start_daemon: StartDaem
     assert good(rates), rates
 
 
-def test_what_is_metered_is_the_time_in_which_there_was_work(start_daemon: StartDaemon) -> None:
-    with three(start_daemon, "shared") as (daemon, nodes):
+def test_what_is_metered_is_the_time_in_which_there_was_work(three: Three) -> None:
+    with three("shared") as (daemon, nodes):
         floods = [Flood(nodes[name], 1_000_000) for name in ("one", "four")]
         before, began = sum(metered(daemon).values()), time.perf_counter()
         with floods[0], floods[1]:
@@ -152,8 +171,8 @@ def test_a_kernel_that_waits_for_its_own_host_does_not_wait_for_ever(daemon: Dae
         opens_its_own_gate(one, other)
 
 
-def test_a_process_whose_kernel_waits_for_its_host_does_not_wait_for_ever(start_daemon: StartDaemon) -> None:
-    with three(start_daemon, "tenant") as (_, nodes):
+def test_a_process_whose_kernel_waits_for_its_host_does_not_wait_for_ever(three: Three) -> None:
+    with three("tenant") as (_, nodes):
         opens_its_own_gate(nodes["one"], nodes["two"])
 
 
@@ -196,8 +215,8 @@ def test_order_is_kept_while_sessions_take_turns(daemon: DaemonProcess) -> None:
             assert together(nodes, chain)
 
 
-def test_order_is_kept_while_processes_take_turns(start_daemon: StartDaemon) -> None:
-    with three(start_daemon, "tenant") as (_, nodes), Flood(nodes["two"], 500_000, at_a_time=8):
+def test_order_is_kept_while_processes_take_turns(three: Three) -> None:
+    with three("tenant") as (_, nodes), Flood(nodes["two"], 500_000, at_a_time=8):
         assert together([nodes["one"], nodes["four"]], chain)
 
 

@@ -21,8 +21,6 @@ from .harness import DaemonProcess, wait_until
 from .kernels import common
 from .tenants import tenant, tenants
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser
-
 HOSTILE = """<img src=x onerror="window.hacked = 1"><script>window.hacked = 2</script>&amp;"""
 PERFETTO = "https://ui.perfetto.dev"
 

@@ -30,8 +30,7 @@ from .conftest import StartDaemon
 from .cutter import Budget, Cutter, random_cuts
 from .harness import DaemonProcess, environment, wait_until
 from .kernels import saxpy_works
-from .tenants import tenants
-from .test_tls import Authority
+from .secured import SecuredDaemon
 
 MIB = 1 << 20
 SIZES = (8 * MIB, 8 * MIB + 1, 13 * MIB - 3, 33 * MIB + 12345)
@@ -81,11 +80,6 @@ def threads_of(pid: int) -> list[str]:
         except OSError:
             continue
     return names
-
-
-@pytest.fixture
-def fresh(start_daemon: StartDaemon) -> DaemonProcess:
-    return start_daemon()
 
 
 @pytest.fixture
@@ -288,8 +282,8 @@ def test_a_daemon_without_them(start_daemon: StartDaemon) -> None:
         assert stripes_of(node.device(0))._refused and live(node.device(0)) == 0
 
 
-def test_a_download_in_time_or_not_at_all(fresh: DaemonProcess, by_way_of: Any) -> None:
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+def test_a_download_in_time_or_not_at_all(lossy: DaemonProcess, by_way_of: Any) -> None:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
         x = gpu.asarray(values(16 * MIB))
@@ -306,35 +300,36 @@ def test_a_download_in_time_or_not_at_all(fresh: DaemonProcess, by_way_of: Any) 
         there_and_back(gpu, 9 * MIB)
 
 
-def test_they_end_with_the_session(fresh: DaemonProcess) -> None:
-    pid = fresh.device_pid()
+def test_they_end_with_the_session(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    pid = daemon.device_pid()
     before = len(threads_of(pid))
-    with connect(fresh.grpc) as node:
+    with connect(daemon.grpc) as node:
         there_and_back(node.device(0), 16 * MIB)
         assert len(threads_of(pid)) > before
-    settled(fresh)
+    settled(daemon)
     wait_until(lambda: len(threads_of(pid)) <= before + 1, "the stripes' threads to end")
     assert not [each for each in threading.enumerate() if each.name.startswith("hearth-stripe")]
 
 
-def test_they_are_closed_when_nothing_goes_on(fresh: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_closed_when_nothing_goes_on(lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hearth.transport.stripe.STALL_S", 0.2)
     monkeypatch.setattr("hearth.transport.stripe.IDLE_S", 0.3)
-    with connect(fresh.grpc) as node:
+    with connect(lossy.grpc) as node:
         gpu = node.device(0)
         for _ in range(2):
             there_and_back(gpu, 20 * MIB)
             assert live(gpu) > 0
             wait_until(lambda: live(gpu) == 0, "the stripes to be closed")
-            settled(fresh)
+            settled(lossy)
 
 
 # ---- connections that break ----
 
 
-def test_the_command_stream_breaks_beside_them(fresh: DaemonProcess) -> None:
+def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
     """The stripes go on; so does the session."""
-    with Cutter(fresh.grpc) as cutter, connect(cutter.address) as node:
+    with Cutter(lossy.grpc) as cutter, connect(cutter.address) as node:
         gpu = node.device(0)
         there_and_back(gpu, 9 * MIB)
         done = threading.Event()
@@ -355,7 +350,7 @@ def test_the_command_stream_breaks_beside_them(fresh: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("way", ["up", "down", "answer"])
 def test_they_fall_silent_with_all_the_rest(
-    fresh: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
+    lossy: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """What stands between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by
     its pings, and stripes have none."""
@@ -363,7 +358,7 @@ def test_they_fall_silent_with_all_the_rest(
     monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
     monkeypatch.setattr("hearth.striped.SILENT_S", 0.5)
     host = values(40 * MIB)
-    with Cutter(fresh.grpc) as front, connect(front.address) as node, Cutter(fresh.lanes) as cutter:
+    with Cutter(lossy.grpc) as front, connect(front.address) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
         x = gpu.asarray(host)
@@ -400,9 +395,9 @@ def test_they_fall_silent_with_all_the_rest(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_cut_at_any_byte(fresh: DaemonProcess, by_way_of: Any, seed: int) -> None:
+def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> None:
     """Each connection breaks sooner or later, in one direction or the other."""
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes, random_cuts(seed, 12 * MIB)) as cutter:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes, random_cuts(seed, 12 * MIB)) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
         for turn in range(3):
@@ -411,26 +406,29 @@ def test_cut_at_any_byte(fresh: DaemonProcess, by_way_of: Any, seed: int) -> Non
                 stripes._not_before = 0.0
             there_and_back(gpu, 10 * MIB + seed, seed + turn)
         assert cutter.cuts > 0
-    settled(fresh)
+    settled(lossy)
 
 
-def test_one_of_them_breaks(fresh: DaemonProcess, by_way_of: Any) -> None:
+def test_one_of_them_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
     """The others take what it had."""
 
     def plan(number: int) -> Budget:
         return Budget(up=3 * MIB) if number == 1 else Budget()
 
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes, plan) as cutter:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
         by_way_of(node, cutter)
-        there_and_back(node.device(0), 40 * MIB)
+        for _ in range(30):  # where the others are quicker, it has little to carry
+            there_and_back(node.device(0), 40 * MIB)
+            if cutter.cuts:
+                break
         assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download found one missing
 
 
-def test_all_of_them_break_under_a_dispatch(fresh: DaemonProcess, by_way_of: Any) -> None:
+def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
     """Up and down, again and again: each of its transfers goes on over other stripes, or by gRPC."""
     rng = random.Random(5)
     plan = lambda number: Budget(up=rng.randrange(MIB, 30 * MIB), down=rng.randrange(MIB, 30 * MIB))  # noqa: E731
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes, plan) as cutter:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
         for seed in range(4):
@@ -438,13 +436,13 @@ def test_all_of_them_break_under_a_dispatch(fresh: DaemonProcess, by_way_of: Any
                 stripes_of(gpu)._not_before = 0.0
             dispatched(gpu, 20 * MIB + seed, seed)
         assert cutter.cuts > 0
-    settled(fresh)
+    settled(lossy)
 
 
 @pytest.mark.parametrize("count", [1, STRIPES])
 @pytest.mark.parametrize("move", [there_and_back, dispatched])
 def test_the_last_word_is_lost(
-    fresh: DaemonProcess, monkeypatch: pytest.MonkeyPatch, count: int, move: Callable[..., None]
+    lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch, count: int, move: Callable[..., None]
 ) -> None:
     """The daemon has all of an upload, and the stripe breaks that said so: it says so again, over another."""
     hear, deaf = StripedUpload.taken, list[Stripe]()
@@ -458,17 +456,17 @@ def test_the_last_word_is_lost(
             hear(upload, stripe, offset)
 
     monkeypatch.setattr(StripedUpload, "taken", taken)
-    with connect(fresh.grpc, count) as node:
+    with connect(lossy.grpc, count) as node:
         for _ in range(30):  # what is said on the others may come sooner
             move(node.device(0), 20 * MIB)
             if deaf:
                 break
         assert deaf
-    settled(fresh)
+    settled(lossy)
 
 
-def test_all_of_them_break_and_come_back(fresh: DaemonProcess, by_way_of: Any) -> None:
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+def test_all_of_them_break_and_come_back(lossy: DaemonProcess, by_way_of: Any) -> None:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
         there_and_back(gpu, 9 * MIB)
@@ -483,9 +481,9 @@ def test_all_of_them_break_and_come_back(fresh: DaemonProcess, by_way_of: Any) -
             assert done.is_set()
 
 
-def test_none_can_be_had_any_more(fresh: DaemonProcess, by_way_of: Any) -> None:
+def test_none_can_be_had_any_more(lossy: DaemonProcess, by_way_of: Any) -> None:
     """The transfer goes on by gRPC, under its number and in its place."""
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
         there_and_back(gpu, 9 * MIB)
@@ -502,11 +500,11 @@ def test_none_can_be_had_any_more(fresh: DaemonProcess, by_way_of: Any) -> None:
             cutter.cut()
             worker.join(60)
             assert done.is_set() and live(gpu) == 0
-    settled(fresh)
+    settled(lossy)
 
 
-def test_a_port_where_nobody_answers(fresh: DaemonProcess, by_way_of: Any) -> None:
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+def test_a_port_where_nobody_answers(lossy: DaemonProcess, by_way_of: Any) -> None:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         cutter.refuse()
         there_and_back(node.device(0), 9 * MIB)
@@ -516,9 +514,9 @@ def test_a_port_where_nobody_answers(fresh: DaemonProcess, by_way_of: Any) -> No
 # ---- processes that are killed ----
 
 
-def test_the_device_process_is_killed(fresh: DaemonProcess, by_way_of: Any) -> None:
+def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> None:
     """A clear error, and the next generation has stripes of its own."""
-    with connect(fresh.grpc) as node, Cutter(fresh.lanes) as cutter:
+    with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
         for download in (False, True):
@@ -538,12 +536,12 @@ def test_the_device_process_is_killed(fresh: DaemonProcess, by_way_of: Any) -> N
             worker = threading.Thread(target=work)
             worker.start()
             wait_until(lambda before=sum_before: cutter.up + cutter.down > before + 8 * MIB, "bytes on their way")
-            os.kill(fresh.device_pid(), signal.SIGKILL)
+            os.kill(lossy.device_pid(), signal.SIGKILL)
             worker.join(60)
             assert not worker.is_alive()
             assert caught and isinstance(caught[0], hearth.HearthError), caught
             assert caught[0].reason in ("DEVICE_LOST", "BUFFER_LOST"), caught
-            wait_until(lambda: fresh.status()["devices"][0]["state"] == "serving", "the next generation")
+            wait_until(lambda: lossy.status()["devices"][0]["state"] == "serving", "the next generation")
             with contextlib.suppress(hearth.DeviceLostError):  # of what was under way one way
                 gpu.synchronize()
             there_and_back(gpu, 20 * MIB)
@@ -587,8 +585,9 @@ def test_clients_are_killed(start_daemon: StartDaemon) -> None:
     saxpy_works(hearth.connect(daemon.unix).device(0))
 
 
-def test_the_daemon_stops_in_the_middle(fresh: DaemonProcess) -> None:
-    with connect(fresh.grpc, timeout=2.0) as node:
+def test_the_daemon_stops_in_the_middle(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with connect(daemon.grpc, timeout=2.0) as node:
         gpu = node.device(0)
         x = gpu.asarray(values(32 * MIB))
         caught: list[BaseException] = []
@@ -602,7 +601,7 @@ def test_the_daemon_stops_in_the_middle(fresh: DaemonProcess) -> None:
 
         worker = threading.Thread(target=work)
         worker.start()
-        fresh.stop()
+        daemon.stop()
         worker.join(60)
         assert caught and isinstance(caught[0], hearth.HearthError)
 
@@ -610,12 +609,16 @@ def test_the_daemon_stops_in_the_middle(fresh: DaemonProcess) -> None:
 # ---- TLS ----
 
 
-def test_over_tls(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "ca")
-    certificate, key = authority.issue("localhost", "127.0.0.1")
-    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
-    daemon = start_daemon(**config)
-    with connect(f"https://{daemon.grpc}", token=tokens["alice"], ca=authority.pem) as node:
+@pytest.fixture(scope="module")
+def secured_daemon(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredDaemon]:
+    lent = SecuredDaemon(cache, tmp_path_factory.mktemp("tls"))
+    yield lent
+    lent.close()
+
+
+def test_over_tls(secured_daemon: SecuredDaemon) -> None:
+    daemon = secured_daemon.lend()
+    with connect(f"https://{daemon.grpc}", token=secured_daemon.token, ca=secured_daemon.authority.pem) as node:
         gpu = node.device(0)
         for size in (8 * MIB + 1, 21 * MIB + 5):
             there_and_back(gpu, size)
@@ -623,13 +626,10 @@ def test_over_tls(start_daemon: StartDaemon, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_cut_over_tls(start_daemon: StartDaemon, tmp_path: Path, by_way_of: Any, seed: int) -> None:
-    authority = Authority(tmp_path / "ca")
-    certificate, key = authority.issue("localhost", "127.0.0.1")
-    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
-    daemon = start_daemon(**config)
+def test_cut_over_tls(secured_daemon: SecuredDaemon, by_way_of: Any, seed: int) -> None:
+    daemon = secured_daemon.lend()
     with (
-        connect(f"https://{daemon.grpc}", token=tokens["alice"], ca=authority.pem) as node,
+        connect(f"https://{daemon.grpc}", token=secured_daemon.token, ca=secured_daemon.authority.pem) as node,
         Cutter(daemon.lanes, random_cuts(seed, 8 * MIB)) as cutter,
     ):
         by_way_of(node, cutter)
@@ -638,15 +638,12 @@ def test_cut_over_tls(start_daemon: StartDaemon, tmp_path: Path, by_way_of: Any,
         assert cutter.cuts
 
 
-def test_another_certificate_is_not_trusted(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> None:
     """Whoever stands in between has another one: the client goes by gRPC, which is authenticated."""
-    authority = Authority(tmp_path / "ca")
-    certificate, key = authority.issue("localhost", "127.0.0.1")
-    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
-    daemon = start_daemon(**config)
+    daemon = secured_daemon.lend()
     from hearthd.front.stripe_certificates import make
 
-    with connect(f"https://{daemon.grpc}", token=tokens["alice"], ca=authority.pem) as node:
+    with connect(f"https://{daemon.grpc}", token=secured_daemon.token, ca=secured_daemon.authority.pem) as node:
         transport: Any = node._session.transport
         ask = transport.open_bulk
 

@@ -17,12 +17,10 @@ from hearth_proto import frames
 from hearth_proto.frames import HEADER, STRIPE_OFFSET, Kind
 from hearth_proto.v1 import commands_pb2 as c
 
-from .conftest import StartDaemon
 from .harness import DaemonProcess, wait_until
 from .raw import Execute, Raw, refused
+from .secured import SecuredDaemon
 from .stripe_end import CHUNK, StripeEnd, open_bulk
-from .tenants import tenants
-from .test_tls import Authority
 
 SIZE = 3 * CHUNK + 17
 BUFFER = 7
@@ -304,15 +302,19 @@ def test_too_many_stripes(raw: Raw, stream: Execute) -> None:
 # ---- TLS ----
 
 
+@pytest.fixture(scope="module")
+def secured_daemon(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredDaemon]:
+    lent = SecuredDaemon(cache, tmp_path_factory.mktemp("tls"))
+    yield lent
+    lent.close()
+
+
 @pytest.fixture
-def secured(start_daemon: StartDaemon, tmp_path: Path) -> Iterator[tuple[DaemonProcess, Raw, Execute]]:
-    authority = Authority(tmp_path / "ca")
-    certificate, key = authority.issue("localhost", "127.0.0.1")
-    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
-    daemon = start_daemon(**config)
-    with Raw(daemon.unix, tokens["alice"]) as raw:
+def secured(secured_daemon: SecuredDaemon) -> Iterator[tuple[DaemonProcess, Raw, Execute]]:
+    daemon = secured_daemon.lend()
+    with Raw(daemon.unix, secured_daemon.token) as raw:
         raw.channel.close()
-        credentials = grpc.ssl_channel_credentials(authority.pem.read_bytes())
+        credentials = grpc.ssl_channel_credentials(secured_daemon.authority.pem.read_bytes())
         raw.channel = grpc.secure_channel(daemon.grpc, credentials)
         from hearth_proto.v1 import device_pb2_grpc, node_pb2_grpc
 

@@ -263,13 +263,12 @@ def test_the_end_waits_for_the_work(gpu: hearth.Device) -> None:
         assert [event.kernel for event in reply.wait(20).trace.events] == ["hold"]
 
 
-def test_a_lost_device_takes_the_trace_with_it(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=1)
-    with daemon.connect() as node:
+def test_a_lost_device_takes_the_trace_with_it(lossy: DaemonProcess) -> None:
+    with lossy.connect() as node:
         gpu = node.device(0)
         with pytest.raises(hearth.DeviceLostError), gpu.trace():
             gpu.synchronize()
-            os.kill(daemon.device_pid(), signal.SIGKILL)
+            os.kill(lossy.device_pid(), signal.SIGKILL)
             wait_until(lambda: not gpu._connection.attached, "the loss")
         with gpu.trace() as trace:
             gpu.synchronize()

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.deploy import promql, scraped
@@ -22,8 +21,6 @@ UNITS = {"short", "ops", "percentunit", "celsius", "watt", "hertz", "bytes", "Bp
 """Of Grafana's, those that the dashboard uses: bytes counts in 1024s, Bps in 1024s a second."""
 KINDS = {"row", "timeseries", "stat", "table"}
 LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
-
-pytestmark = pytest.mark.xdist_group("metrics")
 
 
 def panels() -> Iterator[dict[str, Any]]:

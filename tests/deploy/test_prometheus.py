@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
@@ -16,8 +15,6 @@ from tests.programs import program
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "prometheus"
 RULES = FOLDER / "hearth.rules.yml"
-
-pytestmark = pytest.mark.xdist_group("metrics")  # one daemon for them and Grafana's
 
 
 def promtool(*arguments: str, given: str | None = None) -> None:

@@ -147,6 +147,7 @@ def test_a_tenants_weight_is_shared_out_among_its_sessions(tenants: dict[str, tu
         assert amount == pytest.approx(due, rel=0.1, abs=4 * QUANTUM)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(0.1, 20.0), st.integers(2, 4))
 def test_the_more_urgent_go_first_and_leave_a_little_to_each_class_below(cost: float, classes: int) -> None:
     fair: Fair[int] = Fair(QUANTUM)
