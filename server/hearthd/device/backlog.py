@@ -11,6 +11,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.policy.slices import Pace
 from hearthd.device.session import Session
+from hearthd.device.track import WHOLE_WINDOW
 from hearthd.device.tracks import NEVER, Track, Tracks
 
 NOTHING, COPY, LAUNCH = range(3)
@@ -203,18 +204,19 @@ class Backlog:
 
     def done(self, tracks: Tracks) -> int:
         """How many commands of it are known to be done."""
-        position, done = tracks.ordering.position, 0
-        for track in self.busy_tracks():
-            done += track.given - track.since - (position(track.index) - track.done_position)
+        positions, done = tracks.ordering.positions, 0
+        for track in self.busy_tracks():  # `Track.given`, spelled out
+            under_way = positions[track.index] - track.done_position
+            done += WHOLE_WINDOW + track.returned - track.budget - track.since - under_way
         return done
 
     def undone(self, tracks: Tracks) -> list[Track]:
         """Tracks with work that is not known to be done."""
-        return [track for track in self.busy_tracks() if not tracks.done(track)]
+        return tracks.undone(self.busy_tracks())
 
     def under_way(self, tracks: Tracks) -> bool:
         """Whether the device has work of it that is not known to be done."""
-        return any(not tracks.done(track) for track in self.busy_tracks())
+        return bool(tracks.undone(self.busy_tracks()))
 
     def learn(self, count: int, begun: float, now: float) -> None:
         """So many commands were done since `since`; they were begun to be given to the device at `begun`."""

@@ -144,7 +144,7 @@ class Straight:
         tracks = self._device.tracks
         if not all_streams:
             return [] if tracks.idle(stream.track) else [stream.track]
-        busy = [track for track in session.tracks() if not tracks.idle(track)]
+        busy = tracks.busy(session.tracks())
         return None if len(busy) > 1 or session.streams.marked else busy
 
     def _go_on(self, session: Session, batch: PlainBatch, entry: BatchEntry | None, index: int) -> None:

@@ -9,6 +9,7 @@ from hearthd.device.resources import Event, Stream
 
 WINDOW = 128
 WINDOWS = 6
+WHOLE_WINDOW = WINDOW * WINDOWS
 """A track takes WINDOW x WINDOWS commands beyond what is known to be done: a launch blocks at about 1,000 queued."""
 
 TIME_NEXT, TIMED = 2, 1
@@ -63,7 +64,7 @@ class Track:
         self.index = index
         self.stream = stream
         self.priority = priority
-        self.budget = WINDOW * WINDOWS
+        self.budget = WHOLE_WINDOW
         self.returned = 0
         """What its windows have given back to the budget in all."""
         self.held = False
@@ -94,7 +95,7 @@ class Track:
     @property
     def given(self) -> int:
         """How many commands it has been given so far, each launch of a program counted."""
-        return WINDOW * WINDOWS + self.returned - self.budget
+        return WHOLE_WINDOW + self.returned - self.budget
 
     @property
     def room(self) -> int:

@@ -174,7 +174,7 @@ class WaitCommands:
         flights = [flight for each in session.streams.marked for flight in each.flights]
         answer = self._timed(origin, lambda: session.streams.marked)
         answer = behind(session, None, answer) if session.snapshots else answer
-        busy = [track for track in session.tracks() if not tracks.idle(track)]  # an event on each of many costs
+        busy = tracks.busy(session.tracks())  # an event on each of many costs
         tracks.after_all(busy, both(flights, answer) if flights else answer)
         return True
 

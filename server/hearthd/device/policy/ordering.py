@@ -10,7 +10,7 @@ and at most one read per track.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -54,6 +54,11 @@ class Ordering:
     def position(self, track: int) -> int:
         """The position of the last command given to the track."""
         return self._positions[track]
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """The same of all tracks, by their numbers."""
+        return self._positions
 
     def plan(self, track: int, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> list[int]:
         """Takes the next position on `track` for a command; the tracks that it has to wait for first.
