@@ -179,13 +179,12 @@ def test_copies_go_beside_the_kernels_of_others(crowd: Crowd) -> None:
     write = Command(write=c.Write(buffer=2, data=bytes(range(256)) * (size // 256)))
     crowd.run(0.2, kernels)
     before = kernels.done
-    end = time.perf_counter() + 1.0
-    while (left := end - time.perf_counter()) > 0:
+    end = time.perf_counter() + 20.0  # a second is enough, where nobody else has the CPU
+    while copies.acked <= 20 or kernels.done - before <= 10:
+        assert time.perf_counter() < end, (copies.acked, kernels.done - before)
         while copies.seq - copies.acked < copies.window:
             crowd.post(copies, write)
-        crowd.run(min(left, 0.005), kernels)
-    assert copies.acked > 20
-    assert kernels.done - before > 10
+        crowd.run(0.005, kernels)
     read = crowd.call(channel=copies.channel, read=c.Read(buffer=2, offset=size - 256, size=256)).read
     assert read.data == bytes(range(256))
 
@@ -236,11 +235,13 @@ def test_who_does_nothing_pays_nothing(crowd: Crowd) -> None:
     crowd.join(tenant="idle")
     member = crowd.join(tenant="some", nanoseconds=20_000_000, launches=5)
     crowd.metered.clear()
+    began = time.perf_counter()
     crowd.post(member)
     assert crowd.count(member) == 5
+    took = time.perf_counter() - began
     time.sleep(0.2)  # in which nothing happens
     crowd.leave(member)
-    assert crowd.metered[member.session] == pytest.approx(0.1, rel=0.4)
+    assert 0.06 < crowd.metered[member.session] < took + 0.05
     assert crowd.metered.get("session-2", 0.0) < 0.02
 
 
