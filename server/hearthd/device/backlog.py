@@ -148,7 +148,7 @@ class Backlog:
 
     def collectives(self, tracks: Tracks) -> list[Track]:
         """Communicators' tracks with work of it that is not known to be done."""
-        return [track for track in self.session.streams.collectives if not tracks.done(track)]
+        return tracks.undone(self.session.streams.collectives)
 
     @property
     def waiting(self) -> bool:

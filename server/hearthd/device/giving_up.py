@@ -82,7 +82,7 @@ class GivingUp:
                 continue
             each.deadline = math.inf
             tracks = self._device.tracks
-            before = [track for track in tracks.all if track is not each.track and not tracks.done(track)]
+            before = [track for track in tracks.undone(tracks.all) if track is not each.track]
             if each.stopping and before:  # it may stand behind one of these
                 tracks.after_all(before, partial(self._expect, each))
             else:

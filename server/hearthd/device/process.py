@@ -25,6 +25,7 @@ from hearthd.device.descriptors import Descriptors
 from hearthd.device.executor import Executor
 from hearthd.device.grants import Grants
 from hearthd.device.journal import Journal
+from hearthd.device.lane import BATCH
 from hearthd.device.lanes import Lanes
 from hearthd.device.loop import Loop
 from hearthd.device.marking import Activity, Marks
@@ -44,7 +45,6 @@ from hearthd.device.tracks import Tracks
 from hearthd.spec import DeviceSpec
 
 HEAD = HEADER.size
-BATCH = int(Kind.BATCH)
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 2 << 20
 """While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""

@@ -226,16 +226,13 @@ class Quiet:
     # ---- the device's rest ----
 
     def _idle(self) -> bool:
-        position = self._tracks.ordering.position
-        return all(track.done_position >= position(track.index) for track in self._tracks.all)
+        return not self._tracks.undone(self._tracks.all)
 
     def _ask(self) -> None:
         """Looks again when all that the device has been given so far is done."""
         if not self._asked:
             self._asked = True
-            position = self._tracks.ordering.position
-            busy = [track for track in self._tracks.all if track.done_position < position(track.index)]
-            self._tracks.after_all(busy, self._rested)
+            self._tracks.after_all(self._tracks.undone(self._tracks.all), self._rested)
 
     def _rested(self) -> None:
         self._asked = False

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.session import Session
-from hearthd.device.tracks import NAMED, Tracks
+from hearthd.device.tracks import NAMED, Tracks, listed
 
 AGAIN_S = 5.0
 """Who was refused is refused again, without a wait, until so much time has passed or that work has ended: what was sent
@@ -80,7 +80,7 @@ def unrested(what: str, waited: float, limit: float, found: Running) -> Refusal:
         details={
             "waited_s": f"{waited:.3f}",
             "load_timeout_s": f"{limit:g}",
-            "kernels": _list(found.kernels),
+            "kernels": listed(found.kernels),
             "sessions": ", ".join(list(found.others)[:NAMED]),
         },
         retry_after_s=AGAIN_S,
@@ -88,8 +88,4 @@ def unrested(what: str, waited: float, limit: float, found: Running) -> Refusal:
 
 
 def _named(names: Sequence[str]) -> str:
-    return f"kernel{'s' if len(names) > 1 else ''} {_list(names)}"
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    return f"kernel{'s' if len(names) > 1 else ''} {listed(names)}"

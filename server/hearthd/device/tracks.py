@@ -7,7 +7,7 @@ Logical streams map onto at most `max_streams` tracks. What they are given, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.doubts import Callback
@@ -16,7 +16,7 @@ from hearthd.device.server import ComputeServer, KeepsCrashRecord
 from hearthd.device.track import NEVER, TIME_NEXT, WINDOW, WINDOWS, Track
 from hearthd.device.track_work import TrackWork
 
-__all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks"]
+__all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks", "listed"]
 
 NAMED = 8
 """Kernels that a refusal names."""
@@ -108,7 +108,7 @@ class Tracks(TrackWork):
 
     def _all_kept_back(self) -> Refusal:
         kernels = list(dict.fromkeys(self.in_flight()))
-        named = ", ".join(kernels[:NAMED]) + (", ..." if len(kernels) > NAMED else "")
+        named = listed(kernels)
         return Refusal(
             Reason.QUEUE_FULL,
             f"a stream was asked for, and all {len(self.all)} of the device process are kept back: streams that were "
@@ -134,3 +134,8 @@ class Tracks(TrackWork):
         track.held = barred or self.held
         track.stop = track.given + most if most != NEVER else NEVER
         track.asked = 0
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of kernels, for a refusal."""
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

@@ -19,6 +19,14 @@ def session() -> Session:
     return fresh
 
 
+def with_launches() -> tuple[Session, bytes]:
+    """A session with five launches that wait, and all their bytes."""
+    core, records = session(), [bytes((number,)) * 40 for number in range(5)]
+    for record in records:
+        core.launch(record)
+    return core, b"".join(records)
+
+
 def carried(requests: list[tuple[int, bytes]]) -> tuple[list[int], bytes, list[int]]:
     """Batches, launches and streams of other commands."""
     launches, streams = b"", []
@@ -78,10 +86,8 @@ def test_asking_at_once() -> None:
 
 
 def asking(step: int) -> bool:
-    core, reply = session(), Reply(reports=True)
-    records = [bytes((number,)) * 40 for number in range(5)]
-    for record in records:
-        core.launch(record)
+    core, launched = with_launches()
+    reply = Reply(reports=True)
     sent: list[tuple[int, bytes]] = []
 
     def ask() -> None:
@@ -101,7 +107,7 @@ def asking(step: int) -> bool:
         sent.append(numbered)
     seqs, launches, _ = carried(sent)
     commands = [each for _, data in sent for each in device_pb2.ExecuteRequest.FromString(data).batch.commands]
-    assert seqs == [1] and launches == b"".join(records)
+    assert seqs == [1] and launches == launched
     assert [command.request for command in commands if command.request] == [7] * asked
     if asked:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))
@@ -120,10 +126,8 @@ def test_asking_of_who_sends() -> None:
 
 
 def readying(step: int) -> bool:
-    core, reply = session(), Reply(reports=True)
-    records = [bytes((number,)) * 40 for number in range(5)]
-    for record in records:
-        core.launch(record)
+    core, launched = with_launches()
+    reply = Reply(reports=True)
 
     hit = interrupting(lambda: core.add_ready(b"\x08\x07", 7, reply, True), step)
     asked = bool(core.outstanding)
@@ -134,7 +138,7 @@ def readying(step: int) -> bool:
         sent.append(numbered)
     seqs, launches, _ = carried(sent)
     assert seqs == list(range(1, len(sent) + 1)) and core.next_seq == len(sent) + 1
-    assert launches == b"".join(records) + b"x" * 40
+    assert launches == launched + b"x" * 40
     assert asked or hit
     if asked:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))

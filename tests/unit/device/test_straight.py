@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,24 +39,18 @@ class Passing(Laned):
         super().__init__(server)
 
     def _started(self) -> None:
-        real = self.process._executor.straight.take
+        straight = self.process._executor.straight
+        straight.take = self._counting(straight.take)  # type: ignore[method-assign]
+        straight.take_linked = self._counting(straight.take_linked)  # type: ignore[method-assign]
 
+    def _counting(self, real: Callable[..., bool]) -> Callable[..., bool]:
         def take(*what: Any) -> bool:
             self.offered += 1
             taken = self.straight and real(*what)
             self.taken += taken
             return taken
 
-        self.process._executor.straight.take = take  # type: ignore[method-assign]
-        linked = self.process._executor.straight.take_linked
-
-        def take_linked(*what: Any) -> bool:
-            self.offered += 1
-            taken = self.straight and linked(*what)
-            self.taken += taken
-            return taken
-
-        self.process._executor.straight.take_linked = take_linked  # type: ignore[method-assign]
+        return take
 
 
 @pytest.fixture(params=[CpuServer, Polled])

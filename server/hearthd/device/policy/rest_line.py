@@ -118,8 +118,7 @@ class RestLine(Generic[J]):
 
     def wake(self, now: float, limit: float) -> float | None:
         """Seconds until the next of them has waited too long, or for so long that it is to be told; None: none will."""
-        first = next(iter(self._limited), None)
-        if first is None:
+        if not self._limited:
             return None
         ahead = self._next_due(limit) - now if limit else None
         quiet = next((place for place in self._limited if not place.told), None)
