@@ -209,11 +209,15 @@ class Attachment(LaneUser):
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
         """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
         before, it counts as lost work that nobody was waiting for."""
-        command.request = next(self._requests_minted)
-        if one_way:
-            with self._lock:
-                self.session.submitted += 1
-        self._add(command.SerializeToString(), command.request, reply, False)
+        command.request = request = next(self._requests_minted)
+        data, session = command.SerializeToString(), self.session
+        with self._lock:
+            if one_way:
+                session.submitted += 1
+            if self._laned is not None and not (session.error is not None or self._dead or session.full):
+                self._laned.push_request(data, request, reply, False)
+                return
+        self._add(data, request, reply, False)
 
     def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool, worth: int = 1) -> None:
         session = self.session

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from hearth.lookout import cores
+
 MOST = 4
 """Threads that copy for one transfer; more do not move more."""
 
 
 def threads() -> int:
     """How many threads a transfer is worth here, its caller's included."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST, cores))
+    return max(1, min(MOST, cores()))
 
 
 class _Task:

@@ -78,7 +78,7 @@ class HostCopies(Views):
         Raises `ArgumentError` and `DtypeError` where they differ.
         """
         host = a if isinstance(a, np.ndarray) else np.asarray(a, self._dtype)
-        if host.dtype.newbyteorder("=") != self._dtype:
+        if host.dtype is not self._dtype and host.dtype.newbyteorder("=") != self._dtype:
             raise DtypeError(
                 f"an array of {host.dtype} cannot be set into one of {self._dtype}.",
                 reason="INVALID_ARGUMENT",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth.laned import Laned
+from hearth.lookout import Lookout, cores
 
 if TYPE_CHECKING:
     from hearth.reply import Reply
@@ -33,6 +34,8 @@ class LaneUser:
         """How many threads wait for `changed`; with the lock held."""
         self.listeners = 0
         """How many answers are expected by who is told of them (an event loop); with the lock held."""
+        self.lookout = Lookout(cores())
+        """For threads that wait at a lane."""
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
 
@@ -52,6 +55,7 @@ class LaneUser:
         with self._lock:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:
+                lane.lookout = self.lookout
                 self._laned = Laned(lane, self, self._lock, on_end)
                 self._laned.start(name)
             elif lane is not None:

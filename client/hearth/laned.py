@@ -70,11 +70,14 @@ class Laned(Sending):
         lane, lock = self._lane, self._lock
         try:
             while True:
+                began = lane.look(deadline)
                 if deadline is not None and not lane.readable(deadline - time.monotonic()):
                     with lock:
                         self._leave_role(thread)
                     return
                 lane.receive()
+                if began:
+                    lane.lookout.came(time.monotonic() - began)
                 self._taking = True
                 came = lane.frames()
                 with lock:

@@ -5,12 +5,14 @@ all else. Each says how many bytes it has seen to, from the beginning; the rest 
 from __future__ import annotations
 
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hearth.deferred import ours
 from hearth.errors import HearthError
+from hearth.lookout import DOWN, UP
 from hearth.one_way import Ending, heard_otherwise, lost_on_the_way
 from hearth.segments import address_of, known
 from hearth.transfer import short
@@ -103,15 +105,18 @@ def _write_pinned(
     command = part.write()
     command.write.size = size
     command.write.shared.CopyFrom(named)
+    lookout, begun = shared.attachment.lookout, monotonic()
+    lookout.begin(UP, size, begun)
     if blocking:
         try:
             _wait(shared.attachment.request(command), shared, place, data, None)
+            lookout.end(UP, size, begun, monotonic())
         except HearthError as error:
             if shared.lost(error):
                 return 0
             raise
     else:
-        end = partial(_write_ended, connection, shared, place.segment, ours(part))
+        end = partial(_write_ended, connection, shared, place.segment, ours(part), size, begun)
         shared.attachment.hear(command, Ending(end, data), one_way=True)
     if progress is not None:
         progress(size, size)
@@ -132,9 +137,12 @@ def _read_pinned(
     size = len(into)
     command = part.read(size)
     command.read.shared.CopyFrom(named)
+    lookout, begun = shared.attachment.lookout, monotonic()
+    lookout.begin(DOWN, size, begun)
     if blocking:
         try:
             result = _wait(shared.attachment.request(command, reports=True), shared, place, into, timeout)
+            lookout.end(DOWN, size, begun, monotonic())
         except HearthError as error:
             if shared.lost(error):
                 return 0
@@ -142,7 +150,7 @@ def _read_pinned(
         if result.read.size != size:
             raise short(result.read.size, size)
     else:
-        end = partial(_read_ended, connection, shared, place.segment, ours(part), size)
+        end = partial(_read_ended, connection, shared, place.segment, ours(part), size, begun)
         shared.attachment.hear(command, Ending(end, into), one_way=True)
     if progress is not None:
         progress(size, size)
@@ -169,10 +177,13 @@ def _write_ended(
     shared: Shared,
     segment: Segment,
     whose: Whose,
+    size: int,
+    begun: float,
     _: commands_pb2.Result | None,
     error: HearthError | None,
 ) -> None:
     if error is None:
+        shared.attachment.lookout.end(UP, size, begun, monotonic())
         return
     _unanswered(shared, segment, memoryview(b""))
     if not heard_otherwise(shared.attachment, error):
@@ -185,12 +196,14 @@ def _read_ended(
     segment: Segment,
     whose: Whose,
     size: int,
+    begun: float,
     result: commands_pb2.Result | None,
     error: HearthError | None,
 ) -> None:
     if result is not None and result.read.size != size:
         error = short(result.read.size, size)
     if error is None:
+        shared.attachment.lookout.end(DOWN, size, begun, monotonic())
         return
     _unanswered(shared, segment, memoryview(b""))
     if shared.attachment.session.error is not error:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import time
 from collections import deque
 from itertools import islice, repeat
+from time import monotonic
 from typing import TypeAlias
 
+from hearth.lookout import Lookout
 from hearth_proto import frames
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 
@@ -37,7 +38,7 @@ class LaneEnded(OSError):
 
 def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
     """Connects, shows the ticket and waits for the device process's first frame; None where it does not come."""
-    deadline = time.monotonic() + seconds
+    deadline = monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(seconds)
@@ -46,7 +47,7 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
         reader = FrameReader()
         came: list[Frame] = []
         while not came:
-            connection.settimeout(max(1e-3, deadline - time.monotonic()))
+            connection.settimeout(max(1e-3, deadline - monotonic()))
             data = connection.recv(_READ_BYTES)
             if not data:
                 raise LaneEnded("the ticket was not taken")
@@ -81,6 +82,10 @@ class Lane:
         """Whether something has to go out before anything else may."""
         self._pending = reader.pending
         """Bytes of an unfinished frame."""
+        self.lookout = Lookout(0)
+        """For who waits; nobody looks, unless it is another one."""
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
 
     def send(self, seq: int, request: bytes) -> None:
         """Sends an `ExecuteRequest`, `seq` its batch or 0, as far as the socket takes it. Not while `blocked`."""
@@ -117,10 +122,43 @@ class Lane:
             return True
         return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
 
+    def look(self, deadline: float | None = None) -> float:
+        """Looks for the next bytes without a sleep, or about when they are due, as long as that is worth it; takes
+        nothing. When it began (`time.monotonic`); 0: nobody looks."""
+        lookout = self.lookout
+        if not lookout.most or self._raw or self._came:
+            return 0.0
+        began = monotonic()
+        if not self._look(began + lookout.patience):
+            due = lookout.due(monotonic())
+            if due is not None:
+                begins, ends = due if deadline is None else (min(due[0], deadline), min(due[1], deadline))
+                if not self._sleep(begins):
+                    self._look(ends)
+        return began
+
     def receive(self) -> None:
         """Waits for the next bytes, and keeps them. Raises `OSError`. A `KeyboardInterrupt` loses nothing."""
         if not (self._raw or self._came):
             self._raw.extend(islice(self._long if self._pending > _HEAD else self._short, 1))
+
+    def _look(self, until: float) -> bool:
+        """Whether there is something to receive, asked for again and again."""
+        poll = self._poll.poll
+        while not poll(0):
+            if monotonic() > until:
+                return False
+        return True
+
+    def _sleep(self, until: float) -> bool:
+        """The same, asleep. `poll` counts milliseconds."""
+        seconds = until - monotonic()
+        if seconds <= 0:
+            return False
+        try:
+            return bool(select.select((self._connection,), (), (), seconds)[0])
+        except ValueError:  # a descriptor beyond those that it knows, or released meanwhile: to receive says so
+            return True
 
     def frames(self) -> list[Came]:
         """What has come whole of what was received. Raises `LaneEnded`, and `FrameError` for what is no frame. Where it

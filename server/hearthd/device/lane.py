@@ -253,26 +253,35 @@ class Lane:
             self._ended("")
             return
         try:
-            if not partly and len(data) >= HEAD:
-                length, kind, flags, channel, seq = HEADER.unpack_from(data)
-                if length == len(data) - HEAD and length <= self._most:  # one frame: the rule where somebody waits
-                    payload = data[HEAD:]
-                    if (
-                        kind != BATCH
-                        or seq != self._last + 1
-                        or channel
-                        or flags
-                        or self._unacked
-                        or self._unread
-                        or not self._straight(self, seq, payload)
-                    ):
-                        self._frame(kind, flags, channel, seq, payload)
-                    return
-            for frame in self._reader.feed(data):
-                self._frame(*frame)
-            self._partly = self._reader.pending > 0
+            at = 0 if partly else self._whole(data)
+            if at < len(data):
+                for frame in self._reader.feed(data[at:] if at else data):
+                    self._frame(*frame)
+                self._partly = self._reader.pending > 0
         except (FrameError, LaneError) as error:
             self._ended(str(error))
+
+    def _whole(self, data: bytes) -> int:
+        """Takes the frames that came whole, one or a few where somebody waits; up to where that was."""
+        at, size = 0, len(data)
+        while size - at >= HEAD:
+            length, kind, flags, channel, seq = HEADER.unpack_from(data, at)
+            end = at + HEAD + length
+            if end > size or length > self._most:
+                break
+            payload = data[at + HEAD : end]
+            at = end
+            if (
+                kind != BATCH
+                or seq != self._last + 1
+                or channel
+                or flags
+                or self._unacked
+                or self._unread
+                or not self._straight(self, seq, payload)
+            ):
+                self._frame(kind, flags, channel, seq, payload)
+        return at
 
     def _frame(self, kind: int, flags: int, channel: int, seq: int, payload: bytes) -> None:
         if kind != BATCH or channel or flags:

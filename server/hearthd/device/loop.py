@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from hearthd.device.policy.spinning import Spinning
+
 Task = Callable[[], object]
 
 SHORT_S = 1e-3
@@ -41,6 +43,8 @@ class Loop:
         self.on_turn: Callable[[int], None] = lambda nanoseconds: None
         """Told how long a turn took in which there was something to do, sleep not counted."""
         self._began = 0
+        self.lingering: Spinning | None = None
+        """How long to look for what is ready again and again, once something was done, before the loop sleeps."""
 
     @property
     def inside(self) -> bool:
@@ -87,9 +91,15 @@ class Loop:
                 if self._began:
                     self.on_turn(time.perf_counter_ns() - self._began)
                     self._began = 0
+                    self.linger()
                 self._turn(0.0 if self._tasks else sleep)
         finally:
             self._thread = None
+
+    def linger(self) -> None:
+        """Something was done, so that the next may be asked for soon. Loop's thread only."""
+        if self.lingering is not None:
+            self.lingering.begin(time.perf_counter())
 
     def close(self) -> None:
         """Releases the descriptors; after `run` has ended."""
@@ -97,7 +107,9 @@ class Loop:
         os.close(self._wake_fd)
 
     def _turn(self, sleep: float | None) -> None:
-        if sleep is None:
+        if self.lingering is not None and (sleep is None or sleep >= SHORT_S):
+            ready = self._look(self.lingering, sleep)
+        elif sleep is None:
             ready = self._epoll.poll()
         elif 0.0 < sleep < SHORT_S:
             ready = self._nap(sleep)
@@ -115,6 +127,19 @@ class Loop:
                     callback(events)
         for _ in range(len(self._tasks)):
             self._tasks.popleft()()
+
+    def _look(self, lingering: Spinning, sleep: float | None) -> list[tuple[int, int]]:
+        """What is ready: soon after something was done, else after a sleep."""
+        poll, ready = self._epoll.poll, None
+        while lingering.spins(time.perf_counter()):
+            ready = poll(0)
+            if ready or self._tasks:
+                break
+        if not (ready or self._tasks):
+            ready = poll(sleep) if sleep is not None else poll()
+        if ready:
+            lingering.came(time.perf_counter())
+        return ready or []
 
     def _nap(self, seconds: float) -> list[tuple[int, int]]:
         """What is ready, at once or after a sleep shorter than those of epoll, which counts milliseconds."""

@@ -32,8 +32,11 @@ from hearthd.device.marking import Activity, Marks
 from hearthd.device.modules import cache_directory
 from hearthd.device.outbox import Outbox
 from hearthd.device.output import Output
+from hearthd.device.policy import spinning
+from hearthd.device.policy.forecast import SHORT_S
 from hearthd.device.policy.geometry import Limits
 from hearthd.device.policy.sleep import sooner
+from hearthd.device.policy.spinning import Spinning
 from hearthd.device.quiet import Quiet
 from hearthd.device.segment_connections import SegmentConnections
 from hearthd.device.server import ComputeServer, DeviceFault, KeepsCrashRecord
@@ -150,6 +153,9 @@ class DeviceProcess:
         self._executor.publishing.listen(self.control, self.descriptors)
         self._executor.snapshots.listen(self.descriptors)
         self.loop.add_reader(link.fileno(), self._readable)
+        if len(os.sched_getaffinity(0)) >= spinning.CORES:
+            self.loop.lingering = Spinning(spinning.LINGER_S)
+            tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
         self.loop.on_nap = self._nap
         self.loop.on_idle = self._send
@@ -204,6 +210,7 @@ class DeviceProcess:
         if progress:
             self._outbox.answer()  # who waited hears of it before anything else is done
             executor.kick(None)
+            self.loop.linger()
         device.staging.poll()
         executor.pump()
         device.staging.flush()

@@ -1,5 +1,5 @@
 """Launches and the wait for them that go straight through: from the lane, or from the front, to the device, and the
-answer back, in one go.
+answer back, in one go. So do copies that come one by one, as far as to the device.
 
 Whoever launches and waits, again and again, pays for every step between. So where nothing else is going on (nobody else
 has work, nothing of the session waits, nothing looks at its commands), a plain batch is not queued, nor taken apart
@@ -12,6 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from typing import Protocol
+
+from google.protobuf.message import DecodeError
 
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.arrivals import Commands
@@ -65,10 +67,11 @@ class Straight:
         return self._take(session, None, payload)
 
     def _take(self, session: Session, lane: Lane | None, payload: bytes) -> bool:
-        if not payload.endswith(plain_batch.ENDS):  # of launches alone, for which somebody waits later
-            return False
+        plain = payload.endswith(plain_batch.ENDS)  # else it is of launches alone, for which somebody waits later,
+        copy = None if plain else plain_batch.lone_copy(payload, session.last_seq + 1)  # or a copy
         if (
-            session.batches
+            not (plain or copy is not None)
+            or session.batches
             or session.deferred
             or session.trace is not None
             or session.permissions is not None
@@ -82,6 +85,8 @@ class Straight:
             return False
         began = time.perf_counter_ns()
         seq = session.last_seq + 1
+        if copy is not None:
+            return self._copy(lane, session, backlog, *copy, len(payload), began)
         batch = plain_batch.read(payload, seq)
         if batch is None:
             return False
@@ -138,6 +143,31 @@ class Straight:
             telemetry.batch_execution.observe(time.perf_counter_ns() - began)
         telemetry.count("sync")
         telemetry.sync_points += 1
+
+    def _copy(
+        self, lane: Lane | None, session: Session, backlog: Backlog, kind: str, data: bytes, size: int, began: int
+    ) -> bool:
+        """A Write or a Read alone: it does not wait for its turn, for there is nobody else's."""
+        try:
+            command = commands_pb2.Command.FromString(data)
+        except DecodeError:
+            return False
+        if command.WhichOneof("kind") != kind:  # there are more fields behind it
+            return False
+        session.last_seq = seq = session.last_seq + 1
+        if lane is not None:
+            lane.came(seq, size)
+        entry = BatchEntry(seq)
+        session.batches.append(entry)
+        self._executor.command(session, command, kind, batch=entry)
+        entry.left -= 1
+        if not entry.left:
+            self._executor.acknowledge(session, entry)
+        self._sharing.went(backlog)
+        telemetry = self._device.telemetry
+        telemetry.batches += 1
+        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+        return True
 
     def _busy(self, session: Session, stream: LogicalStream, all_streams: bool) -> list[Track] | None:
         """The track to wait for, if any; None: there is more to wait for than one."""

@@ -20,8 +20,9 @@ from interrupts import interrupting
 from lane_daemon import LaneDaemon
 
 import hearth
-from hearth import receiving
+from hearth import lane_user, receiving
 from hearth.attachment import Attachment
+from hearth.lookout import UP
 from hearth.receiving import Role
 from hearth.reply import Reply
 from hearth_proto import reasons
@@ -37,7 +38,14 @@ def daemon() -> Iterator[LaneDaemon]:
 
 
 @pytest.fixture
-def work(daemon: LaneDaemon, gpu: hearth.Device) -> Attachment:
+def cores(request: pytest.FixtureRequest) -> int:
+    """How many the client has; with one or two, who waits does not look for what comes before it sleeps."""
+    return int(getattr(request, "param", 1))
+
+
+@pytest.fixture
+def work(daemon: LaneDaemon, gpu: hearth.Device, cores: int, monkeypatch: pytest.MonkeyPatch) -> Attachment:
+    monkeypatch.setattr(lane_user, "cores", lambda: cores)
     gpu.synchronize()
     return gpu._connection.attachment()
 
@@ -77,11 +85,17 @@ def answer(daemon: LaneDaemon, index: int = -1) -> None:
         daemon.say(Response(result=result))
 
 
-def test_who_waits_receives(work: Attachment, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cores", [1, 64], indirect=True)
+def test_who_waits_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lane, by = work._laned, []
-    assert lane is not None
+    assert lane is not None and bool(work.lookout.most) == (cores > 2)
     receive = lane._lane.receive
-    monkeypatch.setattr(lane._lane, "receive", lambda: (receive(), by.append(threading.get_ident()))[0])
+
+    def counted() -> None:
+        receive()
+        by.append(threading.get_ident())
+
+    monkeypatch.setattr(lane._lane, "receive", counted)
     for _ in range(200):
         work.request(ask()).wait(10)
     assert by.count(threading.get_ident()) > 100
@@ -123,6 +137,38 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
     work.request(ask()).abandon()
     daemon.never_answer.clear()
     work.request(ask()).wait(10)
+
+
+@pytest.mark.parametrize("cores", [64], indirect=True)
+def test_who_looks_for_an_answer_finds_it_whenever_it_comes(daemon: LaneDaemon, work: Attachment) -> None:
+    """At once, when a copy is due, behind that, and when nobody looks any more."""
+    lookout, size, lane = work.lookout, 64 << 20, work._laned
+    assert lane is not None
+    asleep: list[float] = []
+    sleep = lane._lane._sleep
+    lane._lane._sleep = lambda until: (asleep.append(until), sleep(until))[1]  # type: ignore[method-assign]
+    for late in (0.0, 0.005, 0.02, 0.05):
+        for _ in range(3):
+            work.request(ask()).wait(20)  # so that the background stays away
+        daemon.never_answer.add("memory_usage")
+        now = time.monotonic()
+        lookout.begin(UP, size, now - 1.0)
+        lookout.end(UP, size, now - 0.02, now)  # which is how long they take
+        count = daemon.count("memory_usage")
+        reply = work.request(ask())
+        lookout.begin(UP, size, now)
+
+        def answer_late(late: float = late, count: int = count) -> None:
+            assert wait_for(lambda: daemon.count("memory_usage") > count)
+            time.sleep(late)
+            answer(daemon)
+
+        answering = threading.Thread(target=answer_late)
+        answering.start()
+        reply.wait(20)
+        answering.join(10)
+        daemon.never_answer.clear()
+    assert asleep
 
 
 def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> None:
@@ -279,7 +325,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "cores"), [(0, 1), (1, 1), (2, 64)], indirect=["cores"])
 def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, unheard: None, seed: int) -> None:
     daemon.gate.set()
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hearthd.device.loop import Loop
+from hearthd.device.policy.spinning import Spinning
 
 
 class Napping:
@@ -94,3 +95,33 @@ def test_a_nap_sleeps_as_long_as_it_should(napping: Napping) -> None:
         time.sleep(0.05)
         assert 1 < napping.turns - before < 550, "some 100 us each"
     assert napping.asked <= napping.turns, "asked once each"
+
+
+def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last() -> None:
+    """What comes soon behind something that was done is heard while it looks, what comes late while it sleeps."""
+    ours, theirs = socket.socketpair()
+    loop, heard = Loop(), threading.Semaphore(0)
+    loop.lingering = Spinning(0.05)
+
+    def readable(_events: int) -> None:
+        theirs.recv(1)
+        heard.release()
+
+    loop.add_reader(theirs.fileno(), readable)
+    thread = threading.Thread(target=loop.run)
+    with ours, theirs:
+        thread.start()
+        for pause in (0.0, 0.0, 0.2, 0.0, 0.01):
+            time.sleep(pause)
+            ours.send(b"x")
+            assert heard.acquire(timeout=10)
+            loop.post(heard.release)
+            assert heard.acquire(timeout=10)
+        time.sleep(0.3)  # by now it has to sleep
+        before = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - before < 0.2
+        loop.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+    loop.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +63,61 @@ def test_what_is_read_means_the_same_to_all(data: st.DataObject) -> None:
 @given(st.binary(max_size=60), NUMBERS)
 def test_nothing_else_is_read(data: bytes, seq: int) -> None:
     read(data, seq)
+    copy(data, seq)
+
+
+# ---- a copy alone ----
+
+
+def copy(data: bytes, seq: int) -> c.Command | None:
+    """What is found, which the generated classes have to find as well, unless they refuse all of it."""
+    found = plain_batch.lone_copy(data, seq)
+    if found is None:
+        return None
+    kind, written = found
+    try:
+        command = c.Command.FromString(written)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            device_pb2.ExecuteRequest.FromString(data)
+        return None
+    batch = device_pb2.ExecuteRequest.FromString(data).batch
+    assert batch.seq == seq and list(batch.commands) == [command] and kind in ("write", "read")
+    return command if command.WhichOneof("kind") == kind else None
+
+
+COPIES = st.one_of(
+    st.builds(c.Write, buffer=NUMBERS, offset=NUMBERS, data=st.binary(max_size=200)),
+    st.builds(c.Write, buffer=NUMBERS, size=NUMBERS, shared=st.builds(c.Shared, segment=NUMBERS, offset=NUMBERS)),
+    st.builds(c.Read, buffer=NUMBERS, size=NUMBERS, rows=st.builds(c.Rows, width=NUMBERS, rows=NUMBERS)),
+    st.builds(c.Read, buffer=NUMBERS, size=NUMBERS, shared=st.builds(c.Shared, segment=NUMBERS, offset=NUMBERS)),
+)
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, COPIES)
+def test_a_copy_alone_is_found(seq: int, request: int, stream: int, what: c.Write | c.Read) -> None:
+    kind = "write" if isinstance(what, c.Write) else "read"
+    command = c.Command(request=request, stream=stream, **{kind: what})  # type: ignore[arg-type]
+    data = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=[command])).SerializeToString()
+    found = copy(data, seq)
+    if 0 < seq < 1 << 63:
+        assert found == command
+    assert plain_batch.lone_copy(data, seq + 1) is None
+    assert all(plain_batch.lone_copy(data[:size], seq) is None for size in range(min(len(data), 40)))
+
+
+@given(st.data())
+def test_a_copy_that_is_found_means_the_same_to_all(data: st.DataObject) -> None:
+    commands = data.draw(st.lists(st.one_of(st.sampled_from(COMMANDS), COPIES.map(_command)), min_size=1, max_size=2))
+    message = bytearray(device_pb2.ExecuteRequest(batch=c.Batch(seq=5, commands=commands)).SerializeToString())
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, len(message) - 1))
+        message[place] = data.draw(st.sampled_from([0, 1, 2, 3, 8, 0x10, 0x12, 0x1A, 0x32, 0x3A, 0x7F, 0x80, 0xFF]))
+    copy(bytes(message), 5)
+
+
+def _command(what: c.Write | c.Read) -> c.Command:
+    return c.Command(write=what) if isinstance(what, c.Write) else c.Command(read=what)
 
 
 COMMANDS: list[Any] = [

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.forecast import LEAST, MOST, Forecast
+from hearthd.device.policy.forecast import LEAST, MOST, SHORT_S, Forecast
 
 RATE = 50e9
 SIZES = st.integers(LEAST, 1 << 31)
@@ -84,6 +84,26 @@ def test_what_is_behind_others_is_expected_behind_them_and_tells_nothing() -> No
         forecast.came(each, 9.0)
     after = forecast.begin(0, size, 10.0)
     assert after is not None and after.begins > 10.0 + 1e-3, "the first of the row was alone, and slow"
+
+
+def test_short_ones_are_asked_for_all_the_time_where_that_is_wanted() -> None:
+    forecast, size = Forecast(), 64 << 20
+    forecast.short = SHORT_S
+    for took in (1.2e-3, 1.2e-3, 1.2e-3):
+        late, _ = watched(forecast, size, 1.0, took)
+    assert late <= 2e-6
+    foreseen = forecast.begin(0, size, 5.0)
+    assert foreseen is not None and foreseen.begins == 5.0
+    assert forecast.near(5.0) and forecast.near(5.0 + 1.2e-3) and not forecast.near(5.0 + 2.2e-3)
+    forecast.came(foreseen, 5.0 + 0.1e-3)  # a quick one is as long as it took
+    again = forecast.begin(0, size, 6.0)
+    assert again is not None and not forecast.near(6.0 + 0.3e-3)
+    forecast.drop(again)
+    long = 1 << 30
+    for _ in range(2):
+        watched(forecast, long, 10.0, 20e-3)
+    foreseen = forecast.begin(0, long, 20.0)
+    assert foreseen is not None and foreseen.begins > 20.0 + 19e-3, "a long one is not"
 
 
 def test_small_ones_and_many_are_not_foreseen() -> None:

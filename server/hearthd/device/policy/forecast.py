@@ -18,6 +18,10 @@ _MARGIN = 16
 _LEAST_MARGIN_S, _MOST_MARGIN_S = 20e-6, 250e-6
 """So small a part of a copy's time, within these bounds, it is asked for before its end, and twice as long behind."""
 
+SHORT_S = 2e-3
+"""A copy that takes no longer may be asked for all the time, as CUDA does where it is waited for
+(cudaDeviceScheduleSpin)."""
+
 _SLOWER = 4
 """A slower copy counts for so small a part: others may have slowed it down, or it was noticed late. A faster one counts
 at once, for none is faster than the link."""
@@ -28,14 +32,16 @@ class Foreseen:
 
     __slots__ = ("alone", "begins", "ends", "given", "margin", "size", "way")
 
-    def __init__(self, way: int, size: int, given: float, alone: bool, at: float, margin: float) -> None:
+    def __init__(
+        self, way: int, size: int, given: float, alone: bool, at: float, margin: float, short: float = 0.0
+    ) -> None:
         self.way = way
         self.size = size
         self.given = given
         self.alone = alone
         """Whether it tells how long such a copy takes."""
         self.margin = margin
-        self.begins = at - margin
+        self.begins = given if at - given <= short else at - margin
         self.ends = at + 2 * margin
 
 
@@ -43,6 +49,8 @@ class Forecast:
     """Copies of one device. `way`: those of one way run one behind the other, and beside those of other ways."""
 
     def __init__(self) -> None:
+        self.short = 0.0
+        """Copies that take no longer are asked for all the time."""
         self._under_way: list[Foreseen] = []
         self._free_at: dict[int, float] = {}
         """When all that goes a way is likely to be done."""
@@ -59,7 +67,7 @@ class Forecast:
         if took != math.inf:
             self._free_at[way] = start + took
         margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
-        foreseen = Foreseen(way, size, given, alone, start + took, margin)
+        foreseen = Foreseen(way, size, given, alone, start + took, margin, self.short)
         self._under_way.append(foreseen)
         return foreseen
 
@@ -77,7 +85,7 @@ class Forecast:
             return
         key = foreseen.way, foreseen.size.bit_length()
         took = now - foreseen.given
-        if foreseen.begins != math.inf and now <= foreseen.begins + foreseen.margin / 4:
+        if foreseen.begins not in (math.inf, foreseen.given) and now <= foreseen.begins + foreseen.margin / 4:
             took -= foreseen.margin  # it was done before anybody looked
         pace = max(took, 0.0) / foreseen.size
         known = self._pace.get(key)

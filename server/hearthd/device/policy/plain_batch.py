@@ -1,4 +1,5 @@
-"""The batch that whoever works step by step sends again and again: launches and a Sync, or a Sync alone. Pure.
+"""The batch that whoever works step by step sends again and again: launches and a Sync, a Sync alone, or one copy.
+Pure.
 
 Read and answered without message objects, which would take longer than the launch. The encoding is protobuf's own
 (https://protobuf.dev/programming-guides/encoding/); the tests compare both ways with the generated classes. What is
@@ -15,6 +16,9 @@ _STREAM = 0x10  # Command.stream, varint
 _LAUNCHES = 0x1A  # Command.launches, length-delimited
 _SYNCS = {b"\xc2\x01\x00": False, b"\xc2\x01\x02\x08\x01": True}
 """Command.sync, and whether that is of all streams."""
+
+_COPIES = {0x32: "write", 0x3A: "read"}
+"""Command.write and Command.read, length-delimited."""
 
 ENDS = tuple(_SYNCS)
 """What every plain batch ends with."""
@@ -59,6 +63,29 @@ def read(data: bytes, seq: int) -> PlainBatch | None:
             return None
         return _sync(data, at + 1, records)
     except IndexError:  # also where it was no such thing from the beginning
+        return None
+
+
+def lone_copy(data: bytes, seq: int) -> tuple[str, bytes] | None:
+    """The kind and the bytes of the only Command of the ExecuteRequest in `data`, where that is a batch with this
+    number and the command a Write or a Read; None: it may be anything."""
+    try:
+        at = _commands(data, seq)
+        size, at = data[at], at + 1
+        if size >= 0x80:
+            size, at = size & 0x7F | data[at] << 7, at + 1
+        if at + size != len(data):
+            return None
+        start = at
+        for tag in (_REQUEST, _STREAM):
+            if data[at] == tag:
+                at += 1
+                while data[at] >= 0x80:
+                    at += 1
+                at += 1
+        kind = _COPIES.get(data[at])
+        return None if kind is None else (kind, data[start:])
+    except IndexError:
         return None
 
 

@@ -9,6 +9,12 @@ from __future__ import annotations
 SPIN_S = 50e-6
 """The most that one is asked for."""
 
+LINGER_S = 100e-6
+"""The most that requests are asked for once one was answered: who works step by step sends the next one soon."""
+
+CORES = 4
+"""With fewer, nobody lingers: the client may need the core."""
+
 LEAST_S = 5e-6
 """The least: a short one is noticed soon enough then to be known as one."""
 
@@ -22,11 +28,11 @@ _PART = 8
 class Spinning:
     """What is awaited, as if it were one thing: of a row, what comes next comes as soon again."""
 
-    __slots__ = ("_patience", "_since")
+    __slots__ = ("_most", "_patience", "_since")
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = SPIN_S) -> None:
         self._since = 0.0
-        self._patience = SPIN_S
+        self._most = self._patience = most
 
     def begin(self, now: float) -> None:
         """Something is awaited from now on."""
@@ -34,8 +40,8 @@ class Spinning:
 
     def came(self, now: float) -> None:
         """Something that was awaited is done."""
-        if now - self._since <= 2 * SPIN_S:
-            self._patience = SPIN_S
+        if now - self._since <= 2 * self._most:
+            self._patience = self._most
         else:
             self._patience = max(self._patience / 2, LEAST_S)
         self._since = now

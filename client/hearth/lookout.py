@@ -1,0 +1,112 @@
+"""When a thread that waits for an answer looks for it again and again, and does not sleep. Pure; seconds, and bytes;
+times are those of `time.monotonic`.
+
+To put a thread to sleep and to wake it takes as long as a small kernel, and what it needs next is in no cache by then.
+So most answers are looked for at once, for they come soon; and those of large copies about when they are due, for how
+long a copy takes is known from those before it. Long waits are not worth it, and on a machine with few cores nothing
+is: the daemon may need the core.
+"""
+
+from __future__ import annotations
+
+import os
+
+CORES = 4
+"""With fewer, who waits sleeps at once."""
+
+LOOK_S = 100e-6
+"""The most that an answer is looked for at once."""
+
+LEAST_S = 5e-6
+"""The least: a soon one is noticed then, and known as one."""
+
+LEAST_BYTES = 2 << 20
+"""Of a copy whose end is foreseen."""
+
+_MARGIN = 16
+_LEAST_MARGIN_S, _MOST_MARGIN_S = 100e-6, 250e-6
+"""So small a part of a copy's time, within these bounds, it is looked for before it is due, and twice as long behind. A
+sleep may last 50 us longer than it should."""
+
+_SHORT_S = 2e-3
+"""A copy that takes no longer is looked for all the time, as CUDA does where it is waited for
+(cudaDeviceScheduleSpin)."""
+
+_LONGEST_S = 1.0
+"""A copy that takes longer is not worth it."""
+
+_SLOWER = 4
+"""A slower copy counts for so small a part: others may have slowed it down. A faster one counts at once."""
+
+UP, DOWN = 0, 1
+"""Which way a copy goes."""
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Lookout:
+    """Of one attachment. What threads tell it at the same time may be lost: it is no more than a guess."""
+
+    __slots__ = ("_copies", "_due", "_early", "_ended", "_margin", "_pace", "_patience", "most")
+
+    def __init__(self, cores: int) -> None:
+        self.most = self._patience = LOOK_S if cores >= CORES else 0.0
+        """How long to look at the most; 0: never."""
+        self._due = self._early = self._margin = 0.0
+        self._copies = 0
+        """How many are under way; of one that failed nobody tells."""
+        self._ended = 0.0
+        """When the last copy did."""
+        self._pace: dict[tuple[int, int], float] = {}
+        """Seconds for a byte, by way and magnitude of a copy."""
+
+    # ---- answers ----
+
+    @property
+    def patience(self) -> float:
+        """How long to look for what is awaited from now on."""
+        return self._patience
+
+    def came(self, waited: float) -> None:
+        """It came after so long: of a row, what comes next comes as soon again."""
+        if waited <= 2 * self.most:
+            self._patience = self.most
+        elif self.most:
+            self._patience = max(self._patience / 2, LEAST_S)
+
+    # ---- copies ----
+
+    def begin(self, way: int, size: int, now: float) -> None:
+        """A copy is asked for, behind those that are under way."""
+        if size < LEAST_BYTES or not self.most:
+            return
+        self._copies += 1
+        pace = self._pace.get((way, size.bit_length()))
+        if pace is not None:
+            took = pace * size
+            self._due = max(now, self._due) + took
+            self._margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
+            self._early = took if took <= _SHORT_S else self._margin
+
+    def end(self, way: int, size: int, begun: float, now: float) -> None:
+        """It is done."""
+        if size < LEAST_BYTES or not self.most:
+            return
+        pace = (now - max(begun, self._ended)) / size
+        self._ended = now
+        self._copies -= 1
+        if self._copies <= 0:
+            self._due, self._copies = min(self._due, now), 0  # sooner than it was due
+        key = way, size.bit_length()
+        known = self._pace.get(key)
+        self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
+
+    def due(self, now: float) -> tuple[float, float] | None:
+        """From when to when the end of the last copy is to be looked for; None: it is not."""
+        begins, ends = self._due - self._early, self._due + 2 * self._margin
+        return (begins, ends) if now < ends and begins - now < _LONGEST_S else None

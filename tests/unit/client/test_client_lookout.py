@@ -1,0 +1,117 @@
+"""How long an answer is looked for before anybody sleeps, and when copies are due."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth.lookout import CORES, DOWN, LEAST_BYTES, LEAST_S, LOOK_S, UP, Lookout, cores
+
+SIZES = st.integers(LEAST_BYTES, 1 << 32)
+
+
+def test_with_few_cores_nobody_looks() -> None:
+    lookout = Lookout(CORES - 1)
+    assert not lookout.most and not lookout.patience
+    for way in (UP, DOWN):
+        lookout.begin(way, 1 << 30, 1.0)
+        lookout.end(way, 1 << 30, 1.0, 2.0)
+        lookout.begin(way, 1 << 30, 2.0)
+    lookout.came(1e-6)
+    assert not lookout.patience and lookout.due(2.5) is None
+    assert cores() >= 1
+
+
+def test_long_waits_are_looked_for_less_until_a_short_one_comes() -> None:
+    lookout = Lookout(CORES)
+    assert lookout.patience == LOOK_S
+    for _ in range(20):
+        lookout.came(1.0)
+    assert lookout.patience == LEAST_S
+    lookout.came(1.5 * LOOK_S)
+    assert lookout.patience == LOOK_S
+
+
+@given(st.lists(st.floats(0.0, 100.0)))
+def test_an_answer_is_never_looked_for_longer_than_it_may(waits: list[float]) -> None:
+    lookout = Lookout(CORES)
+    for each in waits:
+        lookout.came(each)
+        assert LEAST_S <= lookout.patience <= LOOK_S
+
+
+@given(SIZES, st.floats(1e-4, 0.5), st.sampled_from([UP, DOWN]))
+def test_a_copy_is_due_after_as_long_as_one_like_it_took(size: int, took: float, way: int) -> None:
+    lookout = Lookout(CORES)
+    assert lookout.due(10.0) is None
+    lookout.begin(way, size, 10.0)
+    assert lookout.due(10.0) is None, "nothing is known yet"
+    lookout.end(way, size, 10.0, 10.0 + took)
+    lookout.begin(way, size, 20.0)
+    window = lookout.due(20.0)
+    assert window is not None
+    begins, ends = window
+    assert begins <= 20.0 + took <= ends
+    assert ends - (20.0 + took) <= 0.51e-3, "and is not looked for long behind that"
+    assert 20.0 + took - begins <= max(0.25e-3, took if took <= 2e-3 else 0.0) + 1e-6
+    assert lookout.due(ends + 1e-6) is None
+    lookout.begin(1 - way, size, 30.0)
+    assert lookout.due(30.0) is None, "of the other way nothing is known"
+
+
+def test_copies_in_a_row_are_due_one_behind_the_other() -> None:
+    lookout, size = Lookout(CORES), 64 << 20
+    lookout.begin(UP, size, 0.0)
+    lookout.end(UP, size, 0.0, 0.01)
+    for _ in range(3):
+        lookout.begin(UP, size, 1.0)
+    assert _due(lookout, 1.0) == pytest.approx(1.03)
+    lookout.end(UP, size, 1.0, 1.01)
+    assert _due(lookout, 1.01) == pytest.approx(1.03), "two are under way"
+    lookout.end(UP, size, 1.0, 1.02)
+    lookout.end(UP, size, 1.0, 1.025)
+    assert lookout.due(1.03) is None, "all are done, the last one sooner than it was due"
+
+
+def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
+    lookout, size, now = Lookout(CORES), 64 << 20, 0.0
+
+    def after(took: float) -> float:
+        nonlocal now
+        now += 10.0
+        lookout.begin(DOWN, size, now)
+        lookout.end(DOWN, size, now, now + took)
+        lookout.begin(DOWN, size, now + 1.0)
+        due = _due(lookout, now + 1.0) - now - 1.0
+        lookout._copies = 0
+        lookout._due = 0.0
+        return due
+
+    assert after(0.010) == pytest.approx(0.010)
+    assert after(0.020) == pytest.approx(0.0125)
+    assert after(0.005) == pytest.approx(0.005)
+
+
+def test_small_and_very_long_ones_are_not_foreseen() -> None:
+    lookout = Lookout(CORES)
+    lookout.begin(UP, LEAST_BYTES - 1, 0.0)
+    lookout.end(UP, LEAST_BYTES - 1, 0.0, 1.0)
+    lookout.begin(UP, LEAST_BYTES - 1, 5.0)
+    assert lookout.due(5.5) is None
+    lookout.begin(UP, 1 << 40, 10.0)
+    lookout.end(UP, 1 << 40, 10.0, 20.0)
+    lookout.begin(UP, 1 << 40, 30.0)
+    assert lookout.due(30.0) is None
+    assert lookout.due(39.5) is not None, "but its end is, when it is near"
+
+
+def _due(lookout: Lookout, now: float) -> float:
+    """The middle of a window that is one margin long before it and two behind."""
+    window = lookout.due(now)
+    assert window is not None
+    due = (2 * window[0] + window[1]) / 3
+    assert math.isfinite(due)
+    return due
