@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from hearth.lookout import cores
+from hearth_proto.cores import cores
 
 MOST = 4
 """Threads that copy for one transfer; more do not move more."""

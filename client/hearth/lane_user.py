@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth.laned import Laned
-from hearth.lookout import Lookout, cores
+from hearth.lookout import Lookout
+from hearth_proto.cores import cores
 
 if TYPE_CHECKING:
     from hearth.reply import Reply

@@ -9,8 +9,6 @@ is: the daemon may need the core.
 
 from __future__ import annotations
 
-import os
-
 CORES = 4
 """With fewer, who waits sleeps at once."""
 
@@ -40,13 +38,6 @@ _SLOWER = 4
 
 UP, DOWN = 0, 1
 """Which way a copy goes."""
-
-
-def cores() -> int:
-    """How many this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Lookout:

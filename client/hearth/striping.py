@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from hearth import transfer
 from hearth.transfer_streams import Download, Upload
+from hearth_proto.cores import cores
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from hearth.striped_upload import StripedUpload
     from hearth.stripes import Stripes
     from hearth.transport.stripe import Stripe
-
-
-def cores() -> int:
-    """That this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
 
 
 def upload(

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from hearth_proto.cores import cores
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd import crash_record, log
@@ -153,7 +154,7 @@ class DeviceProcess:
         self._executor.publishing.listen(self.control, self.descriptors)
         self._executor.snapshots.listen(self.descriptors)
         self.loop.add_reader(link.fileno(), self._readable)
-        if len(os.sched_getaffinity(0)) >= spinning.CORES:
+        if cores() >= spinning.CORES:
             self.loop.lingering = Spinning(spinning.LINGER_S)
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
