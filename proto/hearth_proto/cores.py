@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from pathlib import Path
 
 
 @functools.cache
@@ -32,7 +33,7 @@ def quota(root: str, groups: str) -> float:
             least = min(least, _share(*words))
         if not group.strip("/"):
             break
-        group = os.path.dirname(group.rstrip("/"))
+        group = group.rstrip("/").rpartition("/")[0]
     return min(least, _share(*(_read(f"{root}/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))))
 
 
@@ -44,7 +45,6 @@ def _share(quota: str, period: str) -> float:
 
 def _read(path: str) -> str:
     try:
-        with open(path) as file:
-            return file.read()
+        return Path(path).read_text()
     except (OSError, ValueError):
         return ""
