@@ -11,7 +11,6 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.policy.slices import Pace
 from hearthd.device.session import Session
-from hearthd.device.track import WHOLE_WINDOW
 from hearthd.device.tracks import NEVER, Track, Tracks
 
 NOTHING, COPY, LAUNCH = range(3)
@@ -202,13 +201,9 @@ class Backlog:
         for track in self.tracks():
             tracks.bar(track, not launches, most)
 
-    def done(self, tracks: Tracks) -> int:
+    def done(self) -> int:
         """How many commands of it are known to be done."""
-        positions, done = tracks.ordering.positions, 0
-        for track in self.busy_tracks():  # `Track.given`, spelled out
-            under_way = positions[track.index] - track.done_position
-            done += WHOLE_WINDOW + track.returned - track.budget - track.since - under_way
-        return done
+        return sum([track.finished - track.since for track in self.busy_tracks()])  # a generator takes twice as long
 
     def undone(self, tracks: Tracks) -> list[Track]:
         """Tracks with work that is not known to be done."""

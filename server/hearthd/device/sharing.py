@@ -256,7 +256,7 @@ class Sharing:
                 backlog.metered = True
                 backlog.since = self.meter.begin(backlog)
                 backlog.paid = backlog.used
-                backlog.counted = backlog.done(self._tracks)
+                backlog.counted = backlog.done()
             elif not backlog.waiting:
                 self._rest(backlog)
 
@@ -264,7 +264,7 @@ class Sharing:
         """It has come to its end, or goes on in slices."""
         backlog.metered = False
         self.meter.end(backlog)
-        backlog.learn(backlog.done(self._tracks) - backlog.counted, backlog.since, self.meter.clock())
+        backlog.learn(backlog.done() - backlog.counted, backlog.since, self.meter.clock())
 
     # ---- several ----
 

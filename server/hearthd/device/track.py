@@ -42,6 +42,7 @@ class Track:
         "barred",
         "budget",
         "done_position",
+        "finished",
         "held",
         "index",
         "kept",
@@ -83,6 +84,8 @@ class Track:
         """How many wait for it to be done before anybody gets it; see `policy.track_choice`."""
         self.kept_since = 0.0
         self.done_position = 0
+        self.finished = 0
+        """How many of the commands that it was `given` are known to be done."""
         self.timing = TIME_NEXT
         self.probe: Probe | None = None
         """The launch that is being timed."""

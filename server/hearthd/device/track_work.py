@@ -6,7 +6,7 @@ Completions are events in order on each track; they are polled for, never waited
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 
 from hearthd.device.doubts import Callback, Doubts
 from hearthd.device.launch_timing import LaunchTiming
@@ -40,6 +40,8 @@ class TrackWork:
         self.timing = LaunchTiming()
         self.ordering = Ordering()
         self.all: list[Track] = []
+        self.live: dict[Track, None] = {}
+        """Those that are not `idle`: few of many, and asked for in each turn."""
         self.doubts = Doubts()
 
     # ---- the order ----
@@ -52,21 +54,21 @@ class TrackWork:
         """Whether it is known to be done with all, and nobody is still to be called back for it."""
         return not track.pending and self.done(track)
 
-    def undone(self, tracks: Iterable[Track]) -> list[Track]:
-        """Those of them that are not known to be done with all: many are looked at at once, in each turn."""
+    def undone(self, tracks: Container[Track]) -> list[Track]:
+        """Those of them that are not known to be done with all."""
         positions = self.ordering.positions
-        return [track for track in tracks if track.done_position < positions[track.index]]
+        return [track for track in self.live if track.done_position < positions[track.index] and track in tracks]
 
-    def busy(self, tracks: Iterable[Track]) -> list[Track]:
+    def busy(self, tracks: Container[Track]) -> list[Track]:
         """Those of them that are not `idle`."""
-        positions = self.ordering.positions
-        return [track for track in tracks if track.pending or track.done_position < positions[track.index]]
+        return [track for track in self.live if track in tracks]
 
     def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> None:
         """Takes a position for a command and makes the track wait for whoever used its buffers."""
         if self.doubts.open:
             self.doubts.spread(writes, reads)
         track.budget -= 1
+        self.live[track] = None
         if track.timing or not track.budget % WINDOW:
             self._between(track)  # before the position is taken: the command itself is still to be given
         for origin in self.ordering.plan(track.index, writes, reads):
@@ -84,6 +86,7 @@ class TrackWork:
         """What the track has been given under its last position counts as so many commands more."""
         windows = -(-track.budget // WINDOW)
         track.budget -= more
+        track.finished += more
         for _ in range(windows + (-track.budget // WINDOW)):
             self.mark(track)
 
@@ -126,6 +129,7 @@ class TrackWork:
         `still_to_come`: how many of the positions taken belong to commands that have not been given to it yet.
         """
         event = self._server.record(track.stream)
+        self.live[track] = None
         track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
         self._spinning.begin(time.perf_counter())
 
@@ -175,7 +179,7 @@ class TrackWork:
 
     def poll(self) -> bool:
         """Calls back for what is done; whether anything was, now or since the last poll."""
-        for track in self.all:
+        for track in tuple(self.live):
             if track.pending:
                 self.reap(track)
         if self._watched:
@@ -203,7 +207,7 @@ class TrackWork:
         if self.completions != self._told:
             return True
         done = self._server.done
-        for track in self.all:
+        for track in self.live:
             if track.pending and done(track.pending[0][1]):
                 return True
         return self._watched.any_done
@@ -220,7 +224,7 @@ class TrackWork:
     def _pending(self) -> bool:
         if self._watched:
             return True
-        for track in self.all:  # noqa: SIM110  `any` takes twice as long
+        for track in self.live:  # noqa: SIM110  `any` takes twice as long
             if track.pending:
                 return True
         return False
@@ -250,6 +254,7 @@ class TrackWork:
         """The first that is pending is done."""
         position, event, callback = track.pending.popleft()
         self._server.release_event(event)
+        track.finished += position - track.done_position
         track.done_position = position
         self.completions += 1
         if track.probe is not None:
@@ -257,6 +262,8 @@ class TrackWork:
         callback()
         if not track.pending:
             self.timing.rested(track)
+            if self.done(track):
+                self.live.pop(track, None)
 
     # ---- whose it is ----
 
