@@ -126,7 +126,7 @@ class SharedMoves:
         return True
 
     def _written(self, move: Move) -> None:
-        self._came(move)
+        self._came(move, time.perf_counter())
         move.end()
         move.origin.reply()
 
@@ -146,19 +146,22 @@ class SharedMoves:
         return True
 
     def _arrived(self, move: Move) -> None:
-        self._came(move)
+        now, origin = time.perf_counter(), move.origin
+        if not (move.verdicts and refused_read(origin, move.buffer, move.verdicts)):
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
+        if not origin.stream.track.pending:  # nothing more is done: who waits hears of it before the books are closed
+            self._device.outbox.answer()
+        self._came(move, now)
         move.end()
-        if not (move.verdicts and refused_read(move.origin, move.buffer, move.verdicts)):
-            move.origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
 
     def _foresee(self, move: Move, way: int) -> None:
         """The device has been given all of it: when it will be done is known, if nothing else was to be done before."""
         if move.began and move.segment.pinned:
             move.foreseen = self._device.tracks.forecast.begin(way, move.rows.size, move.began)
 
-    def _came(self, move: Move) -> None:
+    def _came(self, move: Move, now: float) -> None:
         if move.foreseen is not None:
-            self._device.tracks.forecast.came(move.foreseen, time.perf_counter())
+            self._device.tracks.forecast.came(move.foreseen, now)
 
     # ---- copies ----
 
