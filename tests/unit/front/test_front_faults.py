@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from front_fixture import ended, front, refused, run, until
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
+from hearthd.front.process import within
 
 
 def sync(f: object, device: int = 0) -> device_pb2.SyncRequest:
@@ -99,6 +101,36 @@ def test_a_process_that_answers_no_ping_is_killed(tmp_path: Path) -> None:
             launcher.mute = False
 
     run(scenario())
+
+
+def test_time_in_which_the_front_did_not_run_is_not_held_against_a_process() -> None:
+    """A machine that was suspended finds its timers due and the answers unread."""
+
+    async def scenario() -> None:
+        came = asyncio.Event()
+
+        async def answer() -> None:
+            await came.wait()
+            for _ in range(3):  # it is found, read and passed on, a turn of the loop each
+                await asyncio.sleep(0)
+
+        def suspended() -> None:
+            time.sleep(0.5)
+            came.set()
+
+        asyncio.get_running_loop().call_soon(suspended)
+        assert await within(0.2, answer())
+        began = time.monotonic()
+        assert not await within(0.2, asyncio.Event().wait())
+        assert 0.2 <= time.monotonic() - began < 5
+        with pytest.raises(Refusal):
+            await within(5, _refusing())
+
+    asyncio.run(scenario())
+
+
+async def _refusing() -> None:
+    raise Refusal(Reason.DEVICE_LOST, "it is gone")
 
 
 def test_a_process_that_is_never_ready_is_killed_and_the_device_fenced(tmp_path: Path) -> None:
