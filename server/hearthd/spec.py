@@ -37,6 +37,9 @@ class DeviceSpec:
     """So long a module may wait to be loaded for kernels to end, where the backend has it wait; 0: for ever."""
     collective_timeout: float = 30.0
     max_streams: int = 128
+    linger: float = 500e-6
+    """So long the process looks for the next request without a sleep, once it has done something, where there are cores
+    enough; 0: not at all."""
     staging_bytes: int = 256 << 20
     """The most host memory held for copies under way."""
     max_inline_bytes: int = 1 << 20

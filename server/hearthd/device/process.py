@@ -154,8 +154,8 @@ class DeviceProcess:
         self._executor.publishing.listen(self.control, self.descriptors)
         self._executor.snapshots.listen(self.descriptors)
         self.loop.add_reader(link.fileno(), self._readable)
-        if cores() >= spinning.CORES:
-            self.loop.lingering = Spinning(spinning.LINGER_S)
+        if spec.linger and cores() >= spinning.CORES:
+            self.loop.lingering = Spinning(spec.linger)
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
         self.loop.on_nap = self._nap

@@ -61,6 +61,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             compile_workers=config.compile.workers,
             memory_limit=config.devices.memory_limit,
             max_streams=config.devices.max_streams,
+            linger=config.devices.linger,
             launch_timeout=config.launch.timeout,
             load_timeout=config.launch.load_timeout,
             collective_timeout=config.collectives.timeout,

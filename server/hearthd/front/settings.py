@@ -48,6 +48,7 @@ class Devices(Section):
     cpu_on_network: bool = False
     start_timeout: Seconds = Field(default=60.0, gt=0)
     ping_timeout: Seconds = Field(default=10.0, gt=0)
+    linger: Seconds = Field(default=500e-6, ge=0)  # looking for the next request without a sleep; 0: none
     max_restarts: int = Field(default=5, ge=0)
     restart_window: Seconds = Field(default=60.0, gt=0)
     max_faults: int = Field(default=5, ge=0)  # of one session within restart_window; then it has to be dedicated

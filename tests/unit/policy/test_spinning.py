@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.spinning import LEAST_S, LINGER_S, LONGEST_S, SHORTEST_S, SPIN_S, Spinning
+from hearthd.device.policy.spinning import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, Spinning
 
 
 def test_a_short_wait_is_spent_asking() -> None:
@@ -28,15 +28,16 @@ def test_what_takes_long_again_and_again_is_asked_for_less_until_something_short
 
 
 def test_who_lingers_does_so_longer() -> None:
-    lingering = Spinning(LINGER_S)
+    linger = 500e-6
+    lingering = Spinning(linger)
     lingering.begin(1.0)
-    assert lingering.spins(1.0 + 0.9 * LINGER_S) and not lingering.spins(1.0 + 1.1 * LINGER_S)
-    lingering.came(1.0 + 10 * LINGER_S)
+    assert lingering.spins(1.0 + 0.9 * linger) and not lingering.spins(1.0 + 1.1 * linger)
+    lingering.came(1.0 + 10 * linger)
     lingering.begin(2.0)
-    assert not lingering.spins(2.0 + 0.6 * LINGER_S)
-    lingering.came(2.0 + 1.9 * LINGER_S)
+    assert not lingering.spins(2.0 + 0.6 * linger)
+    lingering.came(2.0 + 1.9 * linger)
     lingering.begin(3.0)
-    assert lingering.spins(3.0 + 0.9 * LINGER_S)
+    assert lingering.spins(3.0 + 0.9 * linger)
 
 
 @given(st.lists(st.floats(1e-6, 1.0), max_size=30), st.floats(0.0, 10.0))

@@ -7,11 +7,9 @@ worth it: each that took longer than anybody would have asked halves what the ne
 from __future__ import annotations
 
 SPIN_S = 50e-6
-"""The most that one is asked for."""
-
-LINGER_S = 500e-6
-"""The most that requests are asked for once one was answered: who works step by step sends the next one soon, 30 us
-later over a lane, 400 us over gRPC. A thread that slept meanwhile takes twice as long for it."""
+"""The most that one is asked for. Requests are asked for longer once one was answered (`devices.linger`): who works
+step by step sends the next one soon, 30 us later over a lane, 400 us over gRPC, and a thread that slept meanwhile takes
+twice as long for it."""
 
 CORES = 4
 """With fewer, nobody lingers: the client may need the core."""
