@@ -122,6 +122,7 @@ def test_exposure() -> None:
 @given(st.integers(0, 10**6))
 def test_units(number: int) -> None:
     assert parse_seconds(f"{number}ms") == pytest.approx(number / 1000)
+    assert parse_seconds(f"{number}us") == pytest.approx(number / 1e6)
     assert parse_seconds(f"{number}s") == parse_seconds(number) == parse_seconds(f" {number} ") == number
     assert parse_seconds(f"{number}m") == 60 * number
     assert parse_bytes(f"{number}MiB") == parse_bytes(f"{number} mib") == number << 20
