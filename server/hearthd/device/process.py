@@ -149,6 +149,7 @@ class DeviceProcess:
         self._controls[Kind.CHANGE] = self._change
         self._executor.publishing.listen(self.control, self.descriptors)
         self._executor.snapshots.listen(self.descriptors)
+        self._executor.transfers.chunks.listen(self.control, self.descriptors, journal)
         self.loop.add_reader(link.fileno(), self._readable)
         self.loop.on_poll = self._poll
         self.loop.on_nap = self._nap
