@@ -22,6 +22,9 @@ STRIPE_OFFSET = struct.Struct("<Q")
 PLACE = struct.Struct("<QQQ")
 """Where the bytes of a transfer lie, or go to: the number of a segment, the offset in it, and how many they are."""
 
+SLOT = struct.Struct("<II")
+"""Where the data of a chunk lies: the number of a slot, and how many bytes from its beginning on."""
+
 MAX_PAYLOAD = 64 << 20
 """A longer payload ends the link: nothing that is sent needs it, so the stream has lost its framing."""
 
@@ -59,6 +62,7 @@ class Kind(enum.IntEnum):
     # towards the device process; payload: JSON, other settings from now on: of a session as OPEN has them, or, where
     # channel is 0, {log_level, log_format, launch_timeout, load_timeout}
     CHANGE = 21
+    SLOTS = 22  # towards the device process; id: bit n: what lay in slot n (`Flag.SLOT`) has been taken, it is free
 
     # towards the front
     READY = 32  # payload: DeviceProperties
@@ -105,6 +109,9 @@ class Kind(enum.IntEnum):
 class Flag(enum.IntFlag):
     LAST = 1  # the last UPLOAD or CHUNK of its transfer
     LANED = 2  # a RESPONSE or ACK that went to the client over its lane: for the front to keep, not to pass on
+    # a CHUNK whose data lies in memory that the device process shares with the front: its payload is `SLOT`, then what
+    # stands before the data in the DownloadResponse; answered by SLOTS, whatever has become of its channel and transfer
+    SLOT = 4
 
 
 class FrameError(ValueError):

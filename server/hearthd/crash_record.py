@@ -7,11 +7,12 @@ a process that runs anybody's kernels, and is read as such: every bit of it may 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import struct
 from dataclasses import dataclass
+
+from hearthd import sealed_memory
 
 FILE = "crash_record"
 """The kind of the message that hands it to a device process."""
@@ -68,14 +69,7 @@ class LastMoments:
 
 def make() -> int:
     """An open file of `SIZE` bytes that nobody can make shorter. Raises OSError."""
-    file = os.memfd_create("hearth-crash-record", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(file, SIZE)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+    return sealed_memory.make("hearth-crash-record", SIZE)
 
 
 def read(file: int) -> LastMoments:

@@ -12,6 +12,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
 from hearthd.device.bulk import Move, check_live, claim
+from hearthd.device.chunk_memory import ChunkMemory, Slot
 from hearthd.device.copies import Direct, locate, refused_read
 from hearthd.device.doubts import both
 from hearthd.device.flows import Download
@@ -22,9 +23,17 @@ from hearthd.device.resources import HostBuffer
 from hearthd.device.session import Session
 from hearthd.device.striped_downloads import StripedDownloads
 
+LAST = int(Flag.LAST)
+
+Chunk = Callable[[Slot | bytes, int], None]
+"""Sends the next chunk of a transfer, and its size in bytes."""
+
 
 class Downloads(StripedDownloads, PlacedDownloads):
     """Bytes on their way out."""
+
+    chunks: ChunkMemory
+    """The way to the front that copies least."""
 
     def download_frame(self, session: Session, frame: Frame) -> None:
         """The front has a client waiting for these chunks."""
@@ -35,6 +44,7 @@ class Downloads(StripedDownloads, PlacedDownloads):
         download.unstripe()  # its client could not go on with it
         download.open = True
         download.credits += frame.flags
+        self.chunks.want()
         self._device.kick(session)
 
     def credit(self, session: Session, frame: Frame) -> None:
@@ -137,14 +147,14 @@ class Downloads(StripedDownloads, PlacedDownloads):
             at, part = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
             last = at + part == size
             chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
-            host = self._host(origin, max(part, 1), direct)
+            host = self._slot(part, direct) or self._host(origin, max(part, 1), direct)
             if host is not None:
                 if part:
-                    take(host, at, part)
+                    self._take(take, origin, host, at, part)
                 arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
                 verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
                 if buffer is not None and verdicts:
-                    release = self._device.staging.release
+                    release = self._release
                     look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
                     arrived = both(verdicts, look)
                 self._device.tracks.on_complete(track, arrived)
@@ -153,7 +163,7 @@ class Downloads(StripedDownloads, PlacedDownloads):
                 data = direct.read(at, part) if direct is not None and without else None
                 if data is None:
                     return False
-                chunk(data)
+                chunk(self._copied(data), part)
             download.credits -= 1
             download.queued += part
             if last:
@@ -162,18 +172,48 @@ class Downloads(StripedDownloads, PlacedDownloads):
         self._device.telemetry.download_chunks_bytes += size
         return True
 
-    def _arrived(self, host: HostBuffer, size: int, chunk: Callable[[bytes], None]) -> None:
-        data = bytes(host.view[:size])  # so that the staging memory is free for the next chunk
-        self._device.staging.release(host)
-        chunk(data)
+    def _slot(self, size: int, direct: Direct | None) -> Slot | None:
+        """Host memory for a chunk from which the front takes it; None: it has to be other memory."""
+        return None if direct is not None and direct.asked else self.chunks.keep(size)
 
-    def _chunk(self, origin: Origin, transfer: int, offset: int, sent: Callable[[], None] | None, data: bytes) -> None:
-        self._device.outbox.put_chunk(
-            download_head(offset, len(data)),
-            data,
-            channel=origin.session.channel,
-            id=transfer,
-            flags=Flag.LAST if sent is not None else 0,
-        )
+    def _take(self, take: Move, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
+        try:
+            take(host, at, size)
+        except Refusal:  # behind what the driver has taken of it
+            if isinstance(host, Slot):
+                self._device.tracks.on_complete(origin.stream.track, partial(self.chunks.drop, host))
+            raise
+
+    def _release(self, host: HostBuffer) -> None:
+        """Nobody gets what was copied there."""
+        if isinstance(host, Slot):
+            self.chunks.drop(host)
+        else:
+            self._device.staging.release(host)
+
+    def _arrived(self, host: HostBuffer, size: int, chunk: Chunk) -> None:
+        data: Slot | bytes
+        if isinstance(host, Slot):
+            self.chunks.send(host)
+            data = host
+        else:
+            data = self._copied(host.view[:size])  # so that the staging memory is free for the next chunk
+            self._device.staging.release(host)
+        chunk(data, size)
+
+    def _copied(self, data: memoryview | bytes) -> Slot | bytes:
+        """To where the front takes it from, if there is room; else to memory of its own."""
+        slot = self.chunks.fill(data)
+        return bytes(data) if slot is None else slot
+
+    def _chunk(
+        self, origin: Origin, transfer: int, offset: int, sent: Callable[[], None] | None, data: Slot | bytes, size: int
+    ) -> None:
+        outbox, channel, head = self._device.outbox, origin.session.channel, download_head(offset, size)
+        flags = LAST if sent is not None else 0
+        if isinstance(data, Slot):
+            outbox.put_slot(data.number, size, head, channel=channel, id=transfer, flags=flags)
+        else:
+            outbox.put_chunk(head, data, channel=channel, id=transfer, flags=flags)
         if sent is not None:
             sent()

@@ -154,7 +154,7 @@ class Executor:
             "memory_reserved_bytes": info.reserved,
             "memory_free_bytes": info.free,
             "memory_total_bytes": info.total,
-            "staging_bytes": self._device.staging.in_use,
+            "staging_bytes": self._device.staging.in_use + self.transfers.chunks.kept_bytes,
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "device_process_resident_memory_bytes": resident_bytes(),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearthd.device.binding import Binder
+from hearthd.device.chunk_memory import ChunkMemory
 from hearthd.device.collectives import Collectives
 from hearthd.device.context import Device
 from hearthd.device.copies import Copies
@@ -51,7 +52,7 @@ class Families:
         self.watchdog = Watchdog(device.tracks)
         self.collectives = Collectives(device, post)
         copies = Copies(device)
-        self.transfers = Transfers(device, copies)
+        self.transfers = Transfers(device, copies, ChunkMemory(device.server, device.telemetry, post))
         self.memory = MemoryCommands(device)
         self.segments = Segments(device, post)
         moves = MoveCommands(device, copies, self.transfers, SharedMoves(device, self.segments))
@@ -138,6 +139,7 @@ class Families:
         """What is held and under way, of all sessions."""
         return {
             "stripes": self.transfers.stripes(),
+            **self.transfers.chunks.gauges(),
             "traces_running": self.traces.running,
             **self.segments.gauges(),
             **self.publishing.gauges(),

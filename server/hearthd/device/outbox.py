@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hearth_proto.frames import HEADER, Flag, Kind, header
+from hearth_proto.frames import HEADER, SLOT, Flag, Kind, header
 from hearthd.device.policy.sleep import sooner
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ behind."""
 SMALL = 4 << 10
 """A payload as short as this is put into one piece with its header."""
 
-LANED = int(Flag.LANED)
-ACK, RESPONSE, RECEIVED = int(Kind.ACK), int(Kind.RESPONSE), int(Kind.RECEIVED)
+LANED, SLOTTED = int(Flag.LANED), int(Flag.SLOT)
+ACK, RESPONSE, RECEIVED, CHUNK = int(Kind.ACK), int(Kind.RESPONSE), int(Kind.RECEIVED), int(Kind.CHUNK)
 """Looked up once: each time costs 0.3 us (Python 3.11)."""
 
 LANES = frozenset((ACK, RESPONSE))
@@ -171,8 +171,15 @@ class Outbox:
         """A CHUNK whose payload is `head` and `data`, sent from where they lie."""
         self._urgent = True
         self._put_ack()
-        frame = header(Kind.CHUNK, len(head) + len(data), channel=channel, id=id, flags=flags)
+        frame = header(CHUNK, len(head) + len(data), channel=channel, id=id, flags=flags)
         self._vectors.put(frame + head, data)
+
+    def put_slot(self, slot: int, size: int, head: bytes, *, channel: int, id: int, flags: int) -> None:
+        """The same, `size` bytes of data lying in a slot that the front knows."""
+        self._urgent = True
+        self._put_ack()
+        payload = SLOT.pack(slot, size) + head
+        self._parts.append(HEADER.pack(len(payload), CHUNK, flags | SLOTTED, channel, id) + payload)
 
     # ---- batches that hold no place ----
 

@@ -153,6 +153,7 @@ class DeviceProcess:
         self._controls[Kind.CHANGE] = self._change
         self._executor.publishing.listen(self.control, self.descriptors)
         self._executor.snapshots.listen(self.descriptors)
+        self._executor.transfers.chunks.listen(self.control, self.descriptors, journal)
         self.loop.add_reader(link.fileno(), self._readable)
         if spec.linger and cores() >= spinning.CORES:
             self.loop.lingering = Spinning(spec.linger)

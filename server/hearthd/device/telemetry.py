@@ -71,6 +71,8 @@ class Telemetry:
     download_chunks_bytes: int = 0
     download_stripes_bytes: int = 0
     download_shared_memory_bytes: int = 0
+    chunks_in_slots: int = 0
+    """Chunks of downloads that went to the front through memory that it shares with this process."""
     out_of_memory: int = 0
     sync_points: int = 0
     timed_dispatches: int = 0

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hearth_proto.frames import Frame
+from hearthd.device.chunk_memory import ChunkMemory
+from hearthd.device.context import Device
+from hearthd.device.copies import Copies
 from hearthd.device.downloads import Downloads
 from hearthd.device.flows import Download, Upload
 from hearthd.device.session import Session
@@ -24,6 +27,10 @@ class Transfers(Uploads, Downloads):
 
     stripes: Callable[[], int] = staticmethod(lambda: 0)
     """How many there are."""
+
+    def __init__(self, device: Device, copies: Copies, chunks: ChunkMemory) -> None:
+        super().__init__(device, copies)
+        self.chunks = chunks
 
     def close(self, session: Session) -> None:
         """The session has ended, and all that was to use its transfers."""

@@ -51,6 +51,7 @@ class Process:
         try:
             if started.descriptors is not None:
                 link.descriptors = Descriptors(started.descriptors, spec.ordinal)
+            link.share_chunks(spec.chunk_bytes)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=started.socket)
             return Process(started, link, begin, CrashFile.of(spec.backend, link))
         except BaseException:

@@ -1,0 +1,25 @@
+"""Memory that two processes share, and neither can take away from the other. Neutral ground, as all beside `front/` and
+`device/`."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+
+def make(name: str, size: int) -> int:
+    """An open file of `size` bytes for ever, all zero, close-on-exec; `name` is for who looks at the process's files.
+
+    Nobody can make it shorter, which would end by SIGBUS who reads it where it was. Raises OSError.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "the system has no memfd")
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
