@@ -11,12 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hearth import outgoing, wire
 from hearth.errors import ClosedError, HearthError, TimeoutError
 from hearth.execute import Execute
-from hearth.lane_user import LaneUser
+from hearth.lane_user import HELD_S, LaneUser
 from hearth.memory import burials
 from hearth.reply import Reply
 from hearth.session import Session
@@ -68,7 +69,6 @@ class Attachment(LaneUser):
         self._dead: deque[tuple[Kind, int]] = deque()
         """What was freed and has to be given back."""
         self._change = threading.Condition(self._lock)  # others wait for room, for the attach, for quiet
-        self._sender_waits = False
         self._waiting_since = 0.0
         """When the queue was empty last, but for what was then submitted."""
         self._stream = 0
@@ -109,7 +109,7 @@ class Attachment(LaneUser):
             report = self.session.fail(error)
             self.over.set()
             self._leave_lane()
-            self._work.notify_all()
+            self._call_sender()
             self._change.notify_all()
         if self.execute is not None:
             self.execute.cancel()
@@ -154,8 +154,7 @@ class Attachment(LaneUser):
             if laned is not None:
                 laned.push_work()
             elif self._sender_waits and session.sendable:
-                self._sender_waits = False
-                self._work.notify()
+                self._call_sender()
 
     def submit(self, command: commands_pb2.Command, worth: int = 1) -> None:
         """Queues a command that answers nothing; it is as good a reason to send a batch as `worth` others."""
@@ -272,8 +271,7 @@ class Attachment(LaneUser):
         if self._laned is not None:
             self._laned.push_awaited() if awaited else self._laned.push_work()
         elif self._sender_waits and (self.session.sendable or self.session.receipt_due):
-            self._sender_waits = False
-            self._work.notify()
+            self._call_sender()
 
     # ---- free ----
 
@@ -283,8 +281,8 @@ class Attachment(LaneUser):
             try:
                 if self._laned is not None:
                     self._laned.nudge()
-                self._sender_waits = False
-                self._work.notify()
+                if self._sender_waits:
+                    self._call_sender()
             finally:
                 self._lock.release()
 
@@ -300,30 +298,35 @@ class Attachment(LaneUser):
     def begin(self) -> int:
         with self._lock:
             self._stream += 1
-            self._work.notify_all()
+            self._call_sender()  # of the stream before, which ends
+            self._calls = SimpleQueue()
             return self._stream
 
     def take(self, stream: int) -> bytes | None:
         session, idle = self.session, False
-        with self._lock:
-            while True:
+        while True:
+            with self._lock:
                 if session.error is not None or stream != self._stream:
                     return None
+                self._sender_waits = away = False
                 if self._held_until or self._laned is not None:
                     if self._receipt_opens:
                         return session.receipts.request()
-                    if self._await_lane():
-                        continue
-                if self._dead and session.attached:
-                    self.bury()
-                request = session.next_request(idle)
-                if request is not None:
-                    break
-                self._sender_waits = True
-                idle = not self._work.wait(_IDLE_S)
-                self._sender_waits = False
-            self.changed()
-        return request
+                    away = self._away
+                if not away:
+                    if self._dead and session.attached:
+                        self.bury()
+                    request = session.next_request(idle)
+                    if request is not None:
+                        self.changed()
+                        return request
+                    self._sender_waits = True
+                calls = self._calls
+            try:
+                calls.get(timeout=HELD_S if away else _IDLE_S)
+                idle = False
+            except Empty:
+                idle = not away
 
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
         with self._lock:

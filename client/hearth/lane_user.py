@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from hearth.laned import Laned
@@ -27,7 +28,10 @@ class LaneUser:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # the stream's sender waits for commands or for the window
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        """Where the stream's sender sleeps while it has nothing to do, until it is called; each stream has its own."""
+        self._sender_waits = False
+        """Whether it has to be called when there is something to send; with the lock held."""
         self._laned: Laned | None = None
         self.sleepers: list[Reply] = []
         """What threads that sleep wait for; with the lock held."""
@@ -49,7 +53,7 @@ class LaneUser:
             if not (self._held and self.session.attached and self.session.quiet):
                 return False
             self._held_until = math.inf  # to open a lane takes no longer than it may
-            self._work.notify_all()  # the daemon waits for the receipt
+            self._call_sender()  # the daemon waits for the receipt
             return True
 
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
@@ -61,7 +65,7 @@ class LaneUser:
                 self._laned.start(name)
             elif lane is not None:
                 lane.release()
-            self._work.notify_all()
+            self._call_sender()
             return self._laned
 
     # ---- waiting for answers ----
@@ -152,12 +156,15 @@ class LaneUser:
         """Whether a lane that is being opened waits for the daemon to be told what has come over the stream."""
         return self._laned is None and self._held_until == math.inf and self.session.receipts.untold
 
-    def _await_lane(self) -> bool:
-        """Waits, as the stream's sender, while its work goes another way, or will; whether it has to look again."""
-        if self._laned is None and not self._held:
-            return False
-        self._work.wait(HELD_S)
-        return True
+    @property
+    def _away(self) -> bool:
+        """Whether the work goes another way than over the stream, or will."""
+        return self._laned is not None or self._held
+
+    def _call_sender(self) -> None:
+        """The stream's sender has to look; with the lock held."""
+        self._calls.put(None)
+        self._sender_waits = False  # last: called twice, for a Ctrl-C in between, it looks twice
 
     def _leave_lane(self) -> None:
         self._held_until = 0.0

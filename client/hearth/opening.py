@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hearth.credentials import bearer, of_session, opening
 from hearth.errors import HearthError, UnsupportedError
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, polling
 from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def _by_frames(
 
 
 def _by_grpc(target: Target, credentials: Credentials, request: node_pb2.OpenSessionRequest, timeout: float) -> Opened:
+    polling.import_grpc(polling.CLIENT)
     from hearth.transport.grpc import GrpcTransport
 
     if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):

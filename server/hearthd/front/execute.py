@@ -13,6 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import refusals
 from hearthd.front.attach import EOF, Window
+from hearthd.front.begun import Begun
 from hearthd.front.channel import Channel
 from hearthd.front.intake import Intake
 from hearthd.front.refusals import Context
@@ -48,6 +49,8 @@ class Attachment:
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
+        self._begun: tuple[Begun, int] | None = None
+        """A write that goes before those of `_out`, and of how many bytes; the writer is not at rest."""
         self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
         self._wake_out: asyncio.Future[None] | None = None
         self._rested: asyncio.Future[None] | None = None
@@ -65,7 +68,14 @@ class Attachment:
     # ---- called by the channel ----
 
     def on_response(self, payload: bytes) -> None:
-        self._queue(payload)
+        wake = self._wake_out
+        if wake is not None and not wake.done():
+            # Nothing is queued or being written: it goes at once, and not when the writer's task has its turn.
+            self._begun = Begun(self._context.write(payload)), len(payload)
+            self._intake.unread += len(payload)
+            wake.set_result(None)
+        else:
+            self._queue(payload)
         if self._intake.unread > self._window.max_queued_hard:
             self.on_lost(
                 Refusal(
@@ -224,6 +234,8 @@ class Attachment:
             for task in (reader, writer):
                 task.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
+            if self._begun is not None:
+                self._begun[0].close()
 
     # ---- in ----
 
@@ -277,12 +289,16 @@ class Attachment:
         out = self._out
         batches = self._channel.batches
         while True:
+            if self._begun is not None:
+                begun, size = self._begun
+                await begun
+                self._begun = None
+                self._written(size)
             # A snapshot, then the ack: under a steady flow of responses acks would otherwise never get their turn.
             for _ in range(len(out)):
                 payload = out.popleft()
                 await write(payload)
-                self._intake.unread -= len(payload)
-                self._on_traffic(0, 0, len(payload))
+                self._written(len(payload))
             if self._ack_due:
                 self._ack_due = False
                 self._ack_sent = batches.acked
@@ -297,6 +313,10 @@ class Attachment:
                 self._wake_out = asyncio.get_running_loop().create_future()
                 self._wake_rested()
                 await self._wake_out
+
+    def _written(self, size: int) -> None:
+        self._intake.unread -= size
+        self._on_traffic(0, 0, size)
 
     def _queue(self, payload: bytes) -> None:
         self._out.append(payload)

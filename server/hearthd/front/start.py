@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from hearth_proto import polling
 from hearthd.config import Config, ConfigError, tenants
 from hearthd.front import backends, forkserver
 from hearthd.front.launcher import ForkServerLauncher
@@ -41,6 +42,7 @@ def serve(
     launcher = ForkServerLauncher(backend)
     launcher.warm_up()
 
+    polling.import_grpc(polling.LISTENER)
     import uvloop
 
     from hearthd.front import spans

@@ -1,0 +1,183 @@
+"""Writes that begin before their task has its turn: what is first, what is counted, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hearth_proto.v1 import device_pb2
+from hearthd.front.attach import EOF, Window
+from hearthd.front.batches import Batches
+from hearthd.front.begun import Begun
+from hearthd.front.execute import Attachment
+
+
+async def _steps(log: list[str], *waited: Awaitable[Any]) -> None:
+    for number, each in enumerate(waited):
+        log.append(f"before {number}")
+        try:
+            await each
+        except asyncio.CancelledError:
+            log.append(f"cancelled {number}")
+            raise
+        log.append(f"after {number}")
+
+
+def test_its_first_step_is_taken_at_once() -> None:
+    async def scenario() -> None:
+        loop, log = asyncio.get_running_loop(), list[str]()
+        futures = [loop.create_future() for _ in range(2)]
+        begun = Begun(_steps(log, *futures))
+        assert log == ["before 0"]
+        task = asyncio.ensure_future(asyncio.wait_for(begun, 10))
+        futures[0].set_result(None)
+        await asyncio.sleep(0.01)
+        assert log == ["before 0", "after 0", "before 1"]
+        futures[1].set_result(None)
+        await task
+        assert log[-1] == "after 1"
+
+        log.clear()
+        ended = Begun(_steps(log))
+        await ended
+        yields = Begun(_steps(log, asyncio.sleep(0), asyncio.sleep(0)))
+        assert log == ["before 0"]
+        await yields
+        assert log[-1] == "after 1"
+
+    asyncio.run(scenario())
+
+
+def test_its_errors_are_raised_where_it_is_awaited() -> None:
+    async def fails(first: bool) -> None:
+        if not first:
+            await asyncio.sleep(0)
+        raise OSError("gone")
+
+    async def scenario() -> None:
+        for first in (True, False):
+            begun = Begun(fails(first))
+            with pytest.raises(OSError, match="gone"):
+                await begun
+
+    asyncio.run(scenario())
+
+
+def test_it_is_cancelled_with_its_task_and_closed_without() -> None:
+    async def scenario() -> None:
+        loop, log = asyncio.get_running_loop(), list[str]()
+        future = loop.create_future()
+        task = asyncio.ensure_future(asyncio.wait_for(Begun(_steps(log, future)), 10))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert log == ["before 0", "cancelled 0"] and future.cancelled()
+
+        left = Begun(_steps(log, loop.create_future()))
+        left.close()
+        left.close()
+        await left  # nothing is left of it
+
+    asyncio.run(scenario())
+
+
+class Client:
+    """An Execute stream whose writes end when they are let through."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.let: asyncio.Queue[Exception | None] = asyncio.Queue()
+        self.more: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> Any:
+        return await self.more
+
+    async def write(self, message: bytes) -> None:
+        self.writes.append(message)
+        error = await self.let.get()
+        if error is not None:
+            raise error
+
+
+def _with_client(scenario: Callable[[Client, Attachment, asyncio.Task[None], list[int]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        client, sent = Client(), list[int]()
+        channel: Any = SimpleNamespace(
+            batches=Batches(), replies=None, lane=None, sink=None, link=SimpleNamespace(paused=False)
+        )
+        session: Any = SimpleNamespace(id="s", queue=SimpleNamespace(full=False))
+        attachment = Attachment(client, session, channel, Window(), lambda batches, received, size: sent.append(size))  # type: ignore[arg-type]
+        running = asyncio.create_task(attachment.run())
+        await asyncio.sleep(0.01)
+        await scenario(client, attachment, running, sent)
+        if not running.done():
+            client.more.set_result(EOF)
+            for _ in range(9):
+                client.let.put_nowait(None)
+            await asyncio.wait_for(running, 10)
+
+    asyncio.run(run())
+
+
+def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
+    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+        attachment.on_response(b"1")
+        assert client.writes == [b"1"], "the loop had no turn yet"
+        attachment.on_response(b"22")
+        attachment.on_response(b"333")
+        await asyncio.sleep(0.01)
+        assert client.writes == [b"1"] and attachment._intake.unread == 6 and not sent
+        for number, unread in enumerate((5, 3, 0), 1):
+            client.let.put_nowait(None)
+            await asyncio.sleep(0.01)
+            assert attachment._intake.unread == unread and sent == [1, 2, 3][:number]
+        assert client.writes == [b"1", b"22", b"333"]
+        attachment.on_response(b"4444")
+        assert client.writes[-1] == b"4444"
+
+    _with_client(scenario)
+
+
+def test_an_ack_waits_for_the_response_before_it() -> None:
+    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+        batches = attachment._channel.batches
+        batches.give(1)
+        attachment.on_response(b"1")
+        batches.acknowledge(1)
+        attachment._make_ack_due()
+        await asyncio.sleep(0.01)
+        assert client.writes == [b"1"]
+        client.let.put_nowait(None)
+        await asyncio.sleep(0.01)
+        assert [device_pb2.ExecuteResponse.FromString(each).ack.seq for each in client.writes[1:]] == [1]
+
+    _with_client(scenario)
+
+
+def test_a_write_that_fails_ends_the_stream() -> None:
+    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+        attachment.on_response(b"1")
+        client.let.put_nowait(ConnectionError("gone"))
+        with pytest.raises(ConnectionError, match="gone"):
+            await asyncio.wait_for(running, 10)
+        assert not sent
+
+    _with_client(scenario)
+
+
+def test_a_client_that_never_reads_is_displaced_all_the_same() -> None:
+    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+        attachment.on_response(b"1")
+        attachment.on_response(b"2")
+        attachment.displace()
+        with pytest.raises(Exception, match="another Execute stream"):
+            await asyncio.wait_for(running, 10)
+        assert client.writes == [b"1"]
+
+    _with_client(scenario)

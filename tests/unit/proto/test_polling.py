@@ -1,0 +1,66 @@
+"""What gRPC is told before it is imported, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from hearth_proto import polling
+
+_IMPORT = """
+import os, sys
+from hearth_proto import polling
+{before}
+polling.import_grpc({experiment!r})
+print("grpc" in sys.modules, os.environ.get("GRPC_EXPERIMENTS"))
+import grpc
+"""
+
+
+def _says(experiment: str, before: str = "", **extra: str) -> tuple[str, str]:
+    """What a fresh process prints, and what its gRPC has to say."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT.format(experiment=experiment, before=before)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **extra},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout.strip(), done.stderr
+
+
+_IN_RANGE = "polling._SINCE, polling._BEFORE = (1, 0), (99, 0)"
+
+
+def test_its_version_is_found() -> None:
+    assert polling._version() == tuple(map(int, grpc.__version__.split(".")[:2]))
+
+
+def test_grpc_hears_it_and_nobody_later() -> None:
+    said, complaint = _says("no_such_switch", _IN_RANGE)
+    assert said == "True None" and "no_such_switch" in complaint
+
+
+@pytest.mark.parametrize("experiment", [polling.CLIENT, polling.LISTENER])
+def test_this_grpc_knows_it_where_it_should(experiment: str) -> None:
+    """Where this fails, gRPC has no such switch any more: `_BEFORE` comes down."""
+    version = tuple(map(int, grpc.__version__.split(".")[:2]))
+    said, complaint = _says(experiment)
+    assert not complaint and said == f"{polling._SINCE <= version < polling._BEFORE} None"
+
+
+@pytest.mark.parametrize(
+    ("before", "extra"),
+    [
+        ("import grpc", {}),
+        ("", {"GRPC_EXPERIMENTS": "-event_engine_fork"}),
+        ("polling._BEFORE = polling._SINCE", {}),
+        ("polling.PathFinder = type('', (), {'find_spec': lambda name: None})", {}),
+    ],
+)
+def test_it_is_left_alone(before: str, extra: dict[str, str]) -> None:
+    said, complaint = _says("no_such_switch", before, **extra)
+    assert "no_such_switch" not in complaint
+    assert said == f"{before == 'import grpc'} {extra.get('GRPC_EXPERIMENTS')}"
