@@ -5,14 +5,14 @@ Bulk data has a channel of its own, so that it does not stand before commands in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
 from hearth import errors, spans
-from hearth.transport import incoming, reach
+from hearth.transport import reach
 from hearth.transport.giving_up import GivingUp
 from hearth.transport.lane import Lane, open_lane
 from hearth.transport.line import Line
@@ -49,14 +49,10 @@ def _identity(message: bytes) -> bytes:
     return message
 
 
-def _is_taken(early: Early, message: bytes) -> bool:
-    """Called by gRPC's own thread: what is taken here saves who waits for it another thread's turn."""
-    return message[:1] == _RESULT and early(message)
-
-
 def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | object:
-    """The same as part of reading a message, by which gRPC then wakes the thread that iterates over all."""
-    if _is_taken(early, message):
+    """Called by gRPC's own thread, which then wakes the one that iterates: what is taken here saves who waits for it
+    that other thread's turn."""
+    if message[:1] == _RESULT and early(message):
         return _TAKEN
     return device_pb2.ExecuteResponse.FromString(message)
 
@@ -147,10 +143,7 @@ class GrpcTransport:
             request_serializer=_identity,
             response_deserializer=partial(_read_early, early),
         )
-        call = self._start(stub, requests)
-        left = incoming.of(call, partial(_is_taken, early))
-        messages = None if left is None else map(device_pb2.ExecuteResponse.FromString, left)
-        return _Stream(call, self.target, partial(self._line.broke, channel), messages)
+        return _Stream(self._start(stub, requests), self.target, partial(self._line.broke, channel))
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
         """Opens a lane beside an Execute stream; None where that does not work."""
@@ -217,16 +210,15 @@ class GrpcTransport:
 class _Stream(Generic[T]):
     """Responses of a call, with gRPC's errors turned into ours."""
 
-    def __init__(self, call: Any, target: str, broke: Callable[[], None], messages: Iterable[T] | None = None) -> None:
+    def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call
-        self._messages: Iterable[Any] = call if messages is None else messages
         self._target = target
         self._broke = broke
         self._left = False
 
     def __iter__(self) -> Iterator[T]:
         try:
-            for message in self._messages:
+            for message in self._call:
                 if message is not _TAKEN:
                     yield message
             return
