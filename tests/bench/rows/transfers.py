@@ -46,7 +46,7 @@ def _over_grpc(context: Context) -> list[Row]:
 
 def _same_host(context: Context) -> list[Row]:
     sizes = [64, 1024 if context.cuda else 256]
-    common = {"sizes": sizes, "repeats": context.pick(4, 8)}
+    common = {"sizes": sizes, "repeats": context.pick(4, 8), "least": context.pick(1024, 4096)}
     sides = {
         "hearth": Side("rows.transfers:hearth", {"target": context.daemon.unix, "pinned": True, **common}),
         "local": Side(f"rows.transfers:{'cupy' if context.cuda else 'numpy'}", common),
@@ -71,18 +71,22 @@ def _same_host(context: Context) -> list[Row]:
     return rows
 
 
-def _rates(once: Callable[[], Any], size: int, repeats: int) -> list[float]:
-    """GB/s (1e9 bytes) of each repeat, after one to warm up."""
+def _rates(once: Callable[[], Any], size: int, repeats: int, least: int = 0) -> list[float]:
+    """GB/s (1e9 bytes) of each repeat, after an eighth as many to warm up; more of them for a small copy, so that at
+    least so many MiB are moved."""
+    repeats = max(repeats, least * MIB // size)
     samples = []
-    for repeat in range(repeats + 1):
+    for repeat in range(-max(1, repeats // 8), repeats):
         started = time.perf_counter()
         once()
-        if repeat:
+        if repeat >= 0:
             samples.append(size / (time.perf_counter() - started) / 1e9)
     return samples
 
 
-def hearth(target: str, sizes: list[int], repeats: int, lanes: bool = True, pinned: bool = False) -> Samples:
+def hearth(
+    target: str, sizes: list[int], repeats: int, lanes: bool = True, pinned: bool = False, least: int = 0
+) -> Samples:
     """A client; an upload counts until the device has the data. `pinned`: arrays in pinned memory as well."""
     import numpy as np
 
@@ -100,8 +104,9 @@ def hearth(target: str, sizes: list[int], repeats: int, lanes: bool = True, pinn
                 gpu.asarray(host)
                 gpu.synchronize()
 
-            measured[f"upload {mib}"] = _rates(upload, host.nbytes, repeats)
-            measured[f"download {mib}"] = _rates(functools.partial(x.get, out=out), host.nbytes, repeats)
+            counts = host.nbytes, repeats, least
+            measured[f"upload {mib}"] = _rates(upload, *counts)
+            measured[f"download {mib}"] = _rates(functools.partial(x.get, out=out), *counts)
             assert (out == host).all()
             if pinned:
                 up, down = hearth.empty_pinned(host.shape, host.dtype), hearth.zeros_pinned(host.shape, host.dtype)
@@ -111,14 +116,14 @@ def hearth(target: str, sizes: list[int], repeats: int, lanes: bool = True, pinn
                     x.set(up)
                     gpu.synchronize()
 
-                measured[f"pinned upload {mib}"] = _rates(set_pinned, host.nbytes, repeats)
-                measured[f"pinned download {mib}"] = _rates(functools.partial(x.get, out=down), host.nbytes, repeats)
+                measured[f"pinned upload {mib}"] = _rates(set_pinned, *counts)
+                measured[f"pinned download {mib}"] = _rates(functools.partial(x.get, out=down), *counts)
                 assert (down == host).all()
             x.free()
     return measured
 
 
-def numpy(sizes: list[int], repeats: int) -> Samples:
+def numpy(sizes: list[int], repeats: int, least: int = 0) -> Samples:
     """A copy from one array to another, by one thread."""
     import numpy as np
 
@@ -126,11 +131,11 @@ def numpy(sizes: list[int], repeats: int) -> Samples:
     for mib in sizes:
         host = np.random.default_rng(1).integers(0, 255, mib * MIB, np.uint8)
         out = np.ones_like(host)
-        measured[f"copy {mib}"] = _rates(functools.partial(np.copyto, out, host), host.nbytes, repeats)
+        measured[f"copy {mib}"] = _rates(functools.partial(np.copyto, out, host), host.nbytes, repeats, least)
     return measured
 
 
-def cupy(sizes: list[int], repeats: int) -> Samples:
+def cupy(sizes: list[int], repeats: int, least: int = 0) -> Samples:
     """CuPy in its own process: ordinary arrays, and pinned memory with cudaMemcpyAsync."""
     import cupy
     import numpy as np
@@ -157,10 +162,10 @@ def cupy(sizes: list[int], repeats: int) -> Samples:
 
         pinned_up = functools.partial(copy, device, pinned, runtime.memcpyHostToDevice)
         pinned_down = functools.partial(copy, pinned, device, runtime.memcpyDeviceToHost)
-        measured[f"upload {mib}"] = _rates(upload, size, repeats)
-        measured[f"download {mib}"] = _rates(functools.partial(cupy.asnumpy, x, out=out), size, repeats)
-        measured[f"pinned upload {mib}"] = _rates(pinned_up, size, repeats)
-        measured[f"pinned download {mib}"] = _rates(pinned_down, size, repeats)
+        measured[f"upload {mib}"] = _rates(upload, size, repeats, least)
+        measured[f"download {mib}"] = _rates(functools.partial(cupy.asnumpy, x, out=out), size, repeats, least)
+        measured[f"pinned upload {mib}"] = _rates(pinned_up, size, repeats, least)
+        measured[f"pinned download {mib}"] = _rates(pinned_down, size, repeats, least)
         del x, memory
     return measured
 
