@@ -7,6 +7,9 @@ import errno
 import fcntl
 import os
 
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Nobody can take pages away from under the others, which would end them by SIGBUS."""
+
 
 def make(name: str, size: int) -> int:
     """An open file of `size` bytes for ever, all zero, close-on-exec; `name` is for who looks at the process's files.
@@ -18,7 +21,7 @@ def make(name: str, size: int) -> int:
     file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(file)
         raise

@@ -116,13 +116,9 @@ class ChunkMemory:
     def keep(self, size: int) -> Slot | None:
         """A slot into which the device may copy `size` bytes, for `send` or `drop` when it has; None: go another
         way."""
-        if not self._locked or size < SMALLEST or size > self._slots[0].size:
-            return None
-        number = self._policy.keep()
-        if number is None:
-            return None
-        slot = self._slots[number]
-        slot.kept_ns = time.perf_counter_ns()
+        slot = self._slot(size, self._policy.keep) if self._locked else None
+        if slot is not None:
+            slot.kept_ns = time.perf_counter_ns()
         return slot
 
     def drop(self, slot: Slot) -> None:
@@ -137,16 +133,18 @@ class ChunkMemory:
 
     def fill(self, data: memoryview | bytes) -> Slot | None:
         """A slot with a copy of `data`, as `send` leaves one; None: go another way."""
-        size = len(data)
-        if not self._slots or size < SMALLEST or size > self._slots[0].size:
-            return None
-        number = self._policy.send()
-        if number is None:
-            return None
-        slot = self._slots[number]
-        slot.view[:size] = data
-        self._telemetry.chunks_in_slots += 1
+        slot = self._slot(len(data), self._policy.send)
+        if slot is not None:
+            slot.view[: len(data)] = data
+            self._telemetry.chunks_in_slots += 1
         return slot
+
+    def _slot(self, size: int, choose: Callable[[], int | None]) -> Slot | None:
+        """The one that is chosen, if there are any and chunks of this size go through them."""
+        if not self._slots or not SMALLEST <= size <= self._slots[0].size:
+            return None
+        number = choose()
+        return None if number is None else self._slots[number]
 
     def _returned(self, frame: Frame) -> None:
         bits = frame.id

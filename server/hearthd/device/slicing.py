@@ -285,8 +285,7 @@ class Slicing:
 
     def _found(self, backlog: Backlog, tracks: list[Track], turn: bool) -> None:
         """Work is on the device that was given without a slice; it becomes one."""
-        position = self._tracks.ordering.position
-        base = {track: track.given - position(track.index) + track.done_position for track in tracks}
+        base = {track: track.finished for track in tracks}
         self._mark(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
 
     def _mark(self, backlog: Backlog, made: Slice, tracks: list[Track]) -> None:

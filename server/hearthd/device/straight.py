@@ -67,11 +67,8 @@ class Straight:
         return self._take(session, None, payload)
 
     def _take(self, session: Session, lane: Lane | None, payload: bytes) -> bool:
-        plain = payload.endswith(plain_batch.ENDS)  # else it is of launches alone, for which somebody waits later,
-        copy = None if plain else plain_batch.lone_copy(payload, session.last_seq + 1)  # or a copy
         if (
-            not (plain or copy is not None)
-            or session.batches
+            session.batches
             or session.deferred
             or session.trace is not None
             or session.permissions is not None
@@ -84,9 +81,9 @@ class Straight:
         if backlog is None:
             return False
         began = time.perf_counter_ns()
+        if not payload.endswith(plain_batch.ENDS):  # of launches alone, for which somebody waits later, or a copy
+            return self._copy(lane, session, backlog, payload, began)
         seq = session.last_seq + 1
-        if copy is not None:
-            return self._copy(lane, session, backlog, *copy, len(payload), began)
         batch = plain_batch.read(payload, seq)
         if batch is None:
             return False
@@ -144,19 +141,22 @@ class Straight:
         telemetry.count("sync")
         telemetry.sync_points += 1
 
-    def _copy(
-        self, lane: Lane | None, session: Session, backlog: Backlog, kind: str, data: bytes, size: int, began: int
-    ) -> bool:
-        """A Write or a Read alone: it does not wait for its turn, for there is nobody else's."""
+    def _copy(self, lane: Lane | None, session: Session, backlog: Backlog, payload: bytes, began: int) -> bool:
+        """A Write or a Read alone: it does not wait for its turn, for there is nobody else's. False for all else."""
+        seq = session.last_seq + 1
+        found = plain_batch.lone_copy(payload, seq)
+        if found is None:
+            return False
+        kind, data = found
         try:
             command = commands_pb2.Command.FromString(data)
         except DecodeError:
             return False
         if command.WhichOneof("kind") != kind:  # there are more fields behind it
             return False
-        session.last_seq = seq = session.last_seq + 1
+        session.last_seq = seq
         if lane is not None:
-            lane.came(seq, size)
+            lane.came(seq, len(payload))
         entry = BatchEntry(seq)
         session.batches.append(entry)
         self._executor.command(session, command, kind, batch=entry)

@@ -222,12 +222,7 @@ class TrackWork:
 
     @property
     def _pending(self) -> bool:
-        if self._watched:
-            return True
-        for track in self.live:  # noqa: SIM110  `any` takes twice as long
-            if track.pending:
-                return True
-        return False
+        return bool(self._watched) or any(track.pending for track in self.live)
 
     def sleep(self) -> float | None:
         """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from waits import wait_for
 
 from hearth import attachment as attachments
 from hearth.attachment import Attachment
@@ -31,15 +30,6 @@ class Sender(threading.Thread):
     def run(self) -> None:
         while (request := self.work.take(self.stream)) is not None:
             self.sent.append(device_pb2.ExecuteRequest.FromString(request))
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def attach(work: Attachment, last_seq: int = 0, resumed: bool = False) -> None:

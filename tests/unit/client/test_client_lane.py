@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import waits
 from fake_daemon import FakeDaemon, Response
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,8 @@ from hearth.transport.lane import open_lane
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 
+wait_for = partial(waits.wait_for, seconds=5.0)
+
 
 @pytest.fixture
 def daemon() -> Iterator[LaneDaemon]:
@@ -37,15 +40,6 @@ def daemon() -> Iterator[LaneDaemon]:
         daemon = LaneDaemon(Path(directory))
         yield daemon
         daemon.stop()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def attachment(gpu: hearth.Device) -> Attachment:

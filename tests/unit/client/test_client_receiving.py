@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import interrupting
 from lane_daemon import LaneDaemon
+from waits import wait_for
 
 import hearth
 from hearth import lane_user, receiving
@@ -48,15 +49,6 @@ def work(daemon: LaneDaemon, gpu: hearth.Device, cores: int, monkeypatch: pytest
     monkeypatch.setattr(lane_user, "cores", lambda: cores)
     gpu.synchronize()
     return gpu._connection.attachment()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def ask() -> commands_pb2.Command:

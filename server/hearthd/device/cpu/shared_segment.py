@@ -13,15 +13,13 @@ import threading
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import sealed_memory
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.toolchain import Toolchain
 
 MAX_RANKS = 128
 
 _NONCE_BYTES = 16
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Nobody can take pages away from under the others, which would end them by SIGBUS."""
-
 _OTHER_BUILD = 1
 
 _created: dict[bytes, int] = {}
@@ -63,10 +61,8 @@ def create(ranks: int, toolchain: Toolchain | None = None) -> bytes:
     code = library(toolchain)
     size = int(code.hearth_segment_bytes(ranks))
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    fd = os.memfd_create("hearth-exchange", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = sealed_memory.make("hearth-exchange", size)
     try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         with mmap.mmap(fd, size) as memory:
             view = ctypes.c_char.from_buffer(memory)
             code.hearth_segment_init(ctypes.addressof(view), ranks, nonce)
@@ -127,7 +123,7 @@ def _mapped(code: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
             details={"ranks": ranks},
         )
     try:
-        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sealed_memory.SEALS == sealed_memory.SEALS
     except OSError:
         sealed = False
     memory = mmap.mmap(fd, expected) if sealed else None
