@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -70,40 +70,23 @@ class Arrivals:
             return
         batch, answered = opened
         telemetry = self._device.telemetry
-        spent = 0
         began = time.perf_counter_ns()
+        backlog.paused = 0
         entry = BatchEntry(session.last_seq)
         session.batches.append(entry)
         index = 0
         for place, command in enumerate(batch.commands):
             records = command.launches
             if records and not command.request:  # so that is its kind; to ask for it costs as much as a launch
-                at = 0
-                while at < len(records):
-                    if backlog.left <= 0 or not backlog.may(LAUNCH):
-                        spent += time.perf_counter_ns() - began
-                        backlog.place = place
-                        yield
-                        began = time.perf_counter_ns()
-                        continue
-                    launches, at = self._launches.run_records(
-                        session, records, entry, index, at, min(2 * backlog.left, backlog.room)
-                    )
-                    telemetry.count("launch", launches)
-                    index += launches
-                    backlog.left -= launches
-                    backlog.room -= launches
+                index += yield from self._run(backlog, records, entry, index, place)
                 continue
             kind = command.WhichOneof("kind") or ""
             if kind == "launches" and not command.request:
                 continue  # none
             if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)
-                while backlog.left <= 0 or not backlog.may(need):
-                    spent += time.perf_counter_ns() - began
-                    backlog.place = place
-                    yield
-                    began = time.perf_counter_ns()
+                while backlog.left <= 0 or not backlog.may(need) or (need and self._full(backlog, command)):
+                    yield from _pause(backlog, place)
                 self._commands.command(session, command, kind, batch=entry, index=index)
                 backlog.left -= 1 + HEAVY.get(kind, 0)
                 if need:
@@ -115,7 +98,37 @@ class Arrivals:
         entry.left -= 1
         if not entry.left:
             self._commands.acknowledge(session, entry)
-        telemetry.batch_execution.observe(spent + time.perf_counter_ns() - began)
+        telemetry.batch_execution.observe(time.perf_counter_ns() - began - backlog.paused)
+
+    def _run(
+        self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, place: int
+    ) -> Generator[None, None, int]:
+        """Works packed launches off; how many there were."""
+        telemetry = self._device.telemetry
+        at = count = 0
+        while at < len(records):
+            if backlog.left <= 0 or not backlog.may(LAUNCH):
+                yield from _pause(backlog, place)
+                continue
+            most = min(2 * backlog.left, backlog.room)
+            launches, at = self._launches.run_records(
+                backlog.session, records, entry, index + count, at, most, backlog.stops
+            )
+            telemetry.count("launch", launches)
+            count += launches
+            backlog.left -= launches
+            backlog.room -= launches
+            if backlog.standstill.stream is not None:
+                paused = backlog.paused
+                yield from _pause(backlog, place)
+                telemetry.queue_delay.observe(backlog.paused - paused)
+        return count
+
+    @staticmethod
+    def _full(backlog: Backlog, command: commands_pb2.Command) -> bool:
+        """Whether the row stands still before a command that gives the device work."""
+        stream = backlog.session.streams.items.get(command.stream)
+        return stream is not None and stream.track.budget <= 0 and backlog.stops(stream)
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """The batch and the places of what has been answered in it; None where there is nothing to run."""
@@ -217,6 +230,14 @@ class Arrivals:
         response = device_pb2.ExecuteResponse(event=event)
         self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
         self._device.outbox.refused(session.channel, why)
+
+
+def _pause(backlog: Backlog, place: int) -> Iterator[None]:
+    """Stops before the command at this place of its batch, for once."""
+    backlog.place = place
+    began = time.perf_counter_ns()
+    yield
+    backlog.paused += time.perf_counter_ns() - began
 
 
 def _changes(commands: Iterable[commands_pb2.Command]) -> Changes | None:

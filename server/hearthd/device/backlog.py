@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -10,7 +11,9 @@ from typing import NamedTuple
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.policy.slices import Pace
+from hearthd.device.policy.standstill import Standstill
 from hearthd.device.session import Session
+from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import NEVER, Track, Tracks
 
 NOTHING, COPY, LAUNCH = range(3)
@@ -71,8 +74,8 @@ class Backlog:
 
     __slots__ = (
         "active", "ahead", "awaited", "chance_at", "closing", "copies", "counted", "ended", "forgiven", "frame",
-        "frames", "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "place", "room",
-        "session", "since", "slices", "sparse", "transfers", "under", "used", "wanting", "work",
+        "frames", "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "paused", "place",
+        "room", "session", "since", "slices", "sparse", "standstill", "transfers", "under", "used", "wanting", "work",
     )  # fmt: skip
 
     def __init__(self, session: Session) -> None:
@@ -81,10 +84,9 @@ class Backlog:
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
         """The one that is being worked off."""
-        self.under: commands_pb2.Batch | None = None
-        """The batch in it."""
-        self.place = 0
-        """The command that it stands before."""
+        self.under: commands_pb2.Batch | None = None  # the batch in it
+        self.place = self.paused = 0
+        """The command that it stands before, and for how many nanoseconds it has stopped in this batch."""
         self.work: Iterator[None] | None = None
         """What is left of it."""
         self.ahead: dict[int, Ahead] = {}
@@ -105,6 +107,7 @@ class Backlog:
         """Commands of any kind that it may run before others are looked after; those that give the device work."""
         self.launches = False
         """Whether these may be launches."""
+        self.standstill: Standstill[LogicalStream] = Standstill()
         # What is on the device.
         self.active = False
         """Whether it has something waiting, or work on the device."""
@@ -186,8 +189,27 @@ class Backlog:
         self.need = need
         return False
 
+    def stops(self, stream: LogicalStream) -> bool:
+        """Whether it stands still before a command for a stream that takes no more, or for which many others wait. With
+        turns it does not: it has no room for so many."""
+        track, standstill = stream.track, self.standstill
+        if self.room < NEVER >> 1 or not standstill.lasts(track.index, track.finished, time.perf_counter()):
+            return False
+        standstill.stream = stream
+        return True
+
+    def stands_still(self, tracks: Tracks) -> bool:
+        """Whether it does still."""
+        stream = self.standstill.stream
+        if stream is None:
+            return False
+        self.standstill.stream = None
+        full = (stream.track.budget <= 0 and not tracks.reap(stream.track)) or self.session.deferred.holds(stream)
+        return full and not self.closing and self.stops(stream)
+
     def bar(self, tracks: Tracks) -> None:
         """Nothing goes to the device from now on."""
+        self.standstill.stream = None
         self.room = 0
         for track in self.tracks():
             asked = track.asked
@@ -248,7 +270,7 @@ class Backlog:
         dropped = [self.frame] if self.frame is not None else []
         self.ahead.clear()
         self.awaited.clear()
-        self.work = None
+        self.work = self.standstill.stream = None
         self.need = NOTHING
         while self.frames and self.frames[0].kind != Kind.CLOSE:
             dropped.append(self.frames.popleft())

@@ -7,7 +7,7 @@ all checks but those on the buffers. Everything else becomes an operation that m
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
 from hearth_proto.reasons import Reason, Refusal
@@ -23,7 +23,7 @@ from hearthd.device.policy.launch_plan import KEY_AT, Plan, Q
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.session import BatchEntry, Known, Session
 from hearthd.device.stream import LogicalStream
-from hearthd.device.tracks import NEVER
+from hearthd.device.tracks import NEVER, WINDOW
 
 LENGTH = struct.Struct("<I")
 
@@ -43,10 +43,18 @@ class LaunchCommands:
         self._replies = replies
 
     def run_records(
-        self, session: Session, data: bytes, batch: BatchEntry, index: int, at: int = 0, most: int = NEVER
+        self,
+        session: Session,
+        data: bytes,
+        batch: BatchEntry,
+        index: int,
+        at: int = 0,
+        most: int = NEVER,
+        stops: Callable[[LogicalStream], bool] | None = None,
     ) -> tuple[int, int]:
         """Runs records of one `launches` field in order, from byte `at` on and `most` of them or some fewer; how many
-        there were, and at which byte it goes on."""
+        there were, and at which byte it goes on. `stops`: whether to end before one for a stream that takes no more,
+        or for which many others wait; else it is put off."""
         functions = session.functions.items
         streams = session.streams.items
         deferred = session.deferred
@@ -56,6 +64,7 @@ class LaunchCommands:
         traced = session.trace is not None
         recall = session.recall
         known = recall.known if recall.worth_it() else None
+        last, again = b"", None
         found = 0
         size = len(data)
         end = min(size, at + most * HEADER.size)
@@ -68,13 +77,15 @@ class LaunchCommands:
                 at = size
                 count += 1
                 break
-            if known and not deferred and not traced and size - at >= HEADER.size:
-                record = data[at : at + LENGTH.unpack_from(data, at)[0]]
-                again = known.get(record)
+            if known and not deferred and not traced:
+                if not last or not data.startswith(last, at):  # one that is the same as the one before is at hand
+                    last = data[at : at + LENGTH.unpack_from(data, at)[0]]
+                    again = known.get(last)
                 if again is not None and self._repeat(again):
-                    at += len(record)
+                    at += len(last)
                     found += 1
                     continue
+                last = b""  # what is known may be something else after this one
             head = unpack_header(data, at)
             length = head[0]
             if length < HEADER.size or length & 7 or length > size - at:
@@ -101,6 +112,8 @@ class LaunchCommands:
                 or (stream.track.budget <= 0 and not tracks.reap(stream.track))
                 or not self._launch_again(session, stream, plan, data, at, known is not None)
             ):
+                if stops is not None and stream is not None and _full(session, stream) and stops(stream):
+                    break
                 self._submit(session, data[at : at + length], batch=batch, index=index + count + found)
             at += length
             count += 1
@@ -120,20 +133,24 @@ class LaunchCommands:
 
     def _repeat(self, known: Known) -> bool:
         """A launch that is the same, byte for byte, as one before; False, with nothing done, where it has to wait."""
-        stream, plan, params, writes, reads = known
-        track = stream.track
-        device = self._device
-        tracks = device.tracks
+        stream, track, plan = known.stream, known.track, known.plan
         if stream.starting or stream.capture is not None or track.held:
             return False
-        if track.budget <= 0 and not tracks.reap(track):
+        device = self._device
+        if track.budget <= 0 and not device.tracks.reap(track):
             return False
-        tracks.before(track, writes, reads)
-        track.launched.append((tracks.ordering.position(track.index), plan.name, stream.session))
+        again = known.again
+        if again is None:
+            again = known.again = device.server.repeated(
+                plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, known.params
+            )
+        position = device.tracks.before(track, known.writes, known.reads)
+        track.launched.append((position, plan.name, stream.session))
         try:
-            device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
-        except Refusal:
-            return False
+            again()
+        except (Refusal, RuntimeError):
+            known.again = None
+            return False  # the long way meets it again, and knows whom to tell
         device.telemetry.launched += plan.weight
         return True
 
@@ -162,14 +179,14 @@ class LaunchCommands:
             readers = plan.readers if not session.shares else self._readers(session, plan, data, at)
             usages = [usage for usage, reader in zip(everything, readers, strict=True) if not reader]
             reads = [usage for usage in everything if usage not in usages]
-        tracks.before(track, usages, reads)
-        track.launched.append((tracks.ordering.position(track.index), plan.name, session.id))
+        position = tracks.before(track, usages, reads)
+        track.launched.append((position, plan.name, session.id))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
         except Refusal:
             return False  # the long way meets it again, and knows whom to tell
         if remember:
-            session.recall.remember(data[at : at + plan.length], (stream, plan, params, usages, reads))
+            session.recall.remember(data[at : at + plan.length], Known(stream, plan, params, usages, reads))
         device.telemetry.launched += plan.weight
         return True
 
@@ -276,6 +293,12 @@ class LaunchCommands:
             return []
         found = (session.buffers.get(handle) for handle in record.buffers)
         return [buffer for buffer in found if buffer is not None]
+
+
+def _full(session: Session, stream: LogicalStream) -> bool:
+    """Whether a launch would have to wait for others of its stream."""
+    deferred = session.deferred
+    return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))
 
 
 def _flags(command: commands_pb2.Launch) -> int:

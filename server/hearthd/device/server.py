@@ -239,6 +239,13 @@ class ComputeServer(Protocol):
         """`params` is the parameter block with addresses filled in; it may be reused when the call returns."""
         ...
 
+    def repeated(
+        self, function: Any, grid: Dim, block: Dim, shared_mem: int, stream: Stream, params: bytearray
+    ) -> Callable[[], object]:
+        """What does again, each time that it is called, what `launch` did with these; soonest. It raises Refusal or
+        RuntimeError where it did not: `launch` says why."""
+        ...
+
     def flush_output(self) -> None:
         """What kernels that have ended printed is in the process's standard output when this returns."""
         ...

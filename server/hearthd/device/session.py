@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hearth_proto.reasons import Refusal
@@ -23,8 +23,23 @@ from hearthd.device.stream import EventEntry, LogicalStream, ProfileEntry
 from hearthd.device.stream_table import StreamTable
 from hearthd.device.tracks import Track
 
-Known = tuple[LogicalStream, Plan, bytearray, list[Usage], list[Usage]]
-"""A launch that has been handed to the driver before: its parameter block, what it writes and what it only reads."""
+
+class Known:
+    """A launch that the driver has been given before: its parameter block, what it writes and what it only reads."""
+
+    __slots__ = ("again", "params", "plan", "reads", "stream", "track", "writes")
+
+    def __init__(
+        self, stream: LogicalStream, plan: Plan, params: bytearray, writes: Sequence[Usage], reads: Sequence[Usage]
+    ) -> None:
+        self.stream = stream
+        self.track = stream.track
+        self.plan = plan
+        self.params = params
+        self.writes = writes
+        self.reads = reads
+        self.again: Callable[[], object] | None = None
+        """Hands it to the driver once more; None until it is repeated for the first time."""
 
 
 class Waiting(Deferrable, Protocol):

@@ -16,6 +16,7 @@ sending.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from hearth_proto.frames import Frame, Kind
@@ -24,6 +25,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.arrivals import Arrivals
 from hearthd.device.backlog import Backlog
 from hearthd.device.context import Device
+from hearthd.device.policy.sleep import sooner
 from hearthd.device.session import Session
 from hearthd.device.slicing import Slicing
 from hearthd.device.tracks import NEVER
@@ -198,6 +200,10 @@ class Sharing:
             return 0.0
         if self._slicing.on:
             asleep = self._slicing.sleep(asleep)
+        else:
+            for backlog in self._active:
+                if backlog.standstill.stream is not None:
+                    asleep = sooner(backlog.standstill.left(time.perf_counter()), asleep)
         return self.meter.poll(self._turns.sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
@@ -218,7 +224,7 @@ class Sharing:
                 backlog.work = handler(backlog, frame)
             if next(backlog.work, _END) is _END:
                 backlog.work = None
-            elif backlog.need and backlog.closing:
+            elif (backlog.need or backlog.standstill.stream) and backlog.closing:
                 self._abandon(backlog)
             else:
                 return True
@@ -243,11 +249,11 @@ class Sharing:
     # ---- one session alone ----
 
     def _alone(self, backlog: Backlog) -> None:
-        if backlog.waiting:
+        if backlog.waiting and not backlog.stands_still(self._tracks):
             backlog.room, backlog.launches = NEVER, True
             if self._advance(backlog, PIECE):
                 until = self.meter.clock() + STRETCH_S
-                while self._advance(backlog, PIECE):
+                while backlog.standstill.stream is None and self._advance(backlog, PIECE):
                     if self.meter.clock() > until:
                         self._more = True
                         break

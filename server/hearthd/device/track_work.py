@@ -63,16 +63,18 @@ class TrackWork:
         """Those of them that are not `idle`."""
         return [track for track in self.live if track in tracks]
 
-    def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> None:
-        """Takes a position for a command and makes the track wait for whoever used its buffers."""
+    def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
+        """Takes a position for a command and makes the track wait for whoever used its buffers; the position."""
         if self.doubts.open:
             self.doubts.spread(writes, reads)
         track.budget -= 1
         self.live[track] = None
         if track.timing or not track.budget % WINDOW:
             self._between(track)  # before the position is taken: the command itself is still to be given
-        for origin in self.ordering.plan(track.index, writes, reads):
+        ordering, index = self.ordering, track.index
+        for origin in ordering.plan(index, writes, reads):
             self.wait(track, origin)
+        return ordering.positions[index]
 
     def _between(self, track: Track) -> None:
         """Between two commands: the window ends here, or a launch is timed."""

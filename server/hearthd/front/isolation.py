@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,11 @@ class Key(NamedTuple):
 
 EVERYBODY = Key()
 
+QUICK = 2
+"""So many lost processes are replaced at once."""
+
+PAUSE_S, PAUSE_MOST_S = 0.1, 2.0
+
 
 class Loss(NamedTuple):
     """When a process was lost, and to which session."""
@@ -70,3 +75,10 @@ def weight(losses: Iterable[Loss]) -> int:
     counts once."""
     losses = list(losses)
     return sum(loss.culprit is None for loss in losses) + len({loss.culprit for loss in losses} - {None})
+
+
+def pause(losses: Collection[Loss], alone: bool) -> float:
+    """Seconds before the next process is started: none at first, then longer and longer. `alone`: one session has it to
+    itself, and waits for every fault of its own; who shares it with the session that faults is not to wait for that."""
+    late = (len(losses) if alone else weight(losses)) - QUICK
+    return 0.0 if late <= 0 else min(PAUSE_MOST_S, PAUSE_S * 2 ** (late - 1))

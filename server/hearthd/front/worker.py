@@ -16,7 +16,7 @@ from hearthd.front import refusals, spans
 from hearthd.front.channel import Channel
 from hearthd.front.farewell import Farewell
 from hearthd.front.host import Host
-from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Loss, weight
+from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Loss, pause, weight
 from hearthd.front.link import DeviceLink
 from hearthd.front.loss import ABANDONED, INTENDED, RESTART, Cause
 from hearthd.front.process import Process
@@ -133,15 +133,11 @@ class Worker:
                 await self._live()
                 if self.state == FENCED:
                     break
-                await asyncio.wait({self._ending}, timeout=self._pause())
+                alone = self.key is not None and self.key.dedicated
+                await asyncio.wait({self._ending}, timeout=pause(self.losses, alone))
         finally:
             if self.state != FENCED or self.ending:
                 self._host.gone(self)
-
-    def _pause(self) -> float:
-        """At once at first; a process that fails again and again is given less and less."""
-        quick = len(self.losses) - 2
-        return 0.0 if quick <= 0 else min(2.0, 0.1 * 2 ** (quick - 1))
 
     async def _live(self) -> None:
         """One process from its start to its end, with everyone told of it."""

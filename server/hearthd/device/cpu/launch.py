@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Image
@@ -110,6 +111,11 @@ class LaunchOperations:
 
     def flush_output(self) -> None:
         pass  # each launch does at its end
+
+    def repeated(
+        self, function: Function, grid: Dim, block: Dim, shared_mem: int, stream: CpuStream, params: bytearray
+    ) -> Callable[[], object]:
+        return partial(self.launch, function, grid, block, shared_mem, stream, params)
 
     def launch(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import driver as cu
@@ -218,6 +219,29 @@ class LaunchOperations:
                 cu.moduleUnload(pointer)
             except CudaError as error:
                 raise translate(error, "unloading a module") from error
+
+    def repeated(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_mem: int,
+        stream: Stream,
+        params: bytearray,
+    ) -> Callable[[], object]:
+        # A block of its own, so that nothing is copied into place, and no Python runs but the call itself.
+        size = len(params)
+        block_of_parameters = (ctypes.c_ubyte * size).from_buffer_copy(params)
+        block_size = ctypes.c_size_t(size)
+        extra = (ctypes.c_void_p * 5)(
+            _PARAM_POINTER, ctypes.addressof(block_of_parameters), _PARAM_SIZE, ctypes.addressof(block_size), _PARAM_END
+        )
+        again = partial(
+            launchKernel, function.pointer, *grid, *block, shared_mem, stream.pointer,
+            0, ctypes.addressof(extra) if size else 0,
+        )  # fmt: skip
+        again.__dict__["keeps"] = function, block_of_parameters, block_size, extra
+        return again
 
     def launch(
         self,

@@ -1,0 +1,28 @@
+"""How soon a lost process is replaced: not later because of one session that faults again and again beside others."""
+
+from __future__ import annotations
+
+import pytest
+
+from hearthd.front.isolation import Loss, pause
+
+
+@pytest.mark.parametrize(
+    ("culprits", "alone", "seconds"),
+    [
+        ([], False, 0.0),
+        (["a", "a"], False, 0.0),
+        (["a"] * 5, False, 0.0),  # the others have done nothing; after devices.max_faults it shares none any more
+        (["a"] * 3, True, 0.1),
+        (["a"] * 5, True, 0.4),
+        (["a", "b", "a", "b"], False, 0.0),
+        (["a", "b", "c"], False, 0.1),
+        ([None] * 3, False, 0.1),
+        ([None, None, "a", "a"], False, 0.1),
+        ([None] * 40, False, 2.0),
+        (["a"] * 40, True, 2.0),
+    ],
+)
+def test_the_pause(culprits: list[str | None], alone: bool, seconds: float) -> None:
+    losses = [Loss(float(at), culprit) for at, culprit in enumerate(culprits)]
+    assert pause(losses, alone) == pytest.approx(seconds)
