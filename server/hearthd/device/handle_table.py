@@ -17,7 +17,8 @@ REFUSED = 1024
 class Table(Generic[T]):
     """Objects of one kind by handle."""
 
-    def __init__(self, kind: str, recall: Recall[Any]) -> None:
+    def __init__(self, kind: str, recall: Recall[Any] | None = None) -> None:
+        """`recall`: launches that name such objects."""
         self.kind = kind
         self._recall = recall
         self.items: dict[int, T] = {}
@@ -90,7 +91,8 @@ class Table(Generic[T]):
     def pop(self, handle: int) -> T:
         found = self.find(handle)
         del self.items[handle]
-        self._recall.forget()  # launches that named it
+        if self._recall is not None and self._named(found):
+            self._recall.forget()
         return found
 
     def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
@@ -104,5 +106,10 @@ class Table(Generic[T]):
                 found.append(item)
             elif not self.forget(handle) and wrong is None:
                 wrong = handle
-        self._recall.forget()
+        if self._recall is not None and any(map(self._named, found)):
+            self._recall.forget()
         return found, None if wrong is None else self.unknown(wrong)
+
+    def _named(self, _item: T) -> bool:
+        """Whether launches that are remembered may name it."""
+        return True

@@ -186,6 +186,8 @@ class LaunchCommands:
         except Refusal:
             return False  # the long way meets it again, and knows whom to tell
         if remember:
+            for usage in (*usages, *reads):
+                usage.recalled = True
             session.recall.remember(data[at : at + plan.length], Known(stream, plan, params, usages, reads))
         device.telemetry.launched += plan.weight
         return True

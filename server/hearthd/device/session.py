@@ -54,6 +54,13 @@ class Waiting(Deferrable, Protocol):
     def abandon(self, refusal: Refusal) -> None: ...
 
 
+class BufferTable(Table[Buffer]):
+    """Most buffers are made, used once and freed: launches that are remembered outlive those that they do not name."""
+
+    def _named(self, item: Buffer) -> bool:
+        return item.usage.recalled
+
+
 class BatchEntry:
     """A batch that has arrived, and how many of its commands have not run yet."""
 
@@ -78,16 +85,16 @@ class Session:
         self._identify(info)
         self.recall: Recall[Known] = Recall()
         """Launches that may be repeated without another look, by their records."""
-        self.buffers: Table[Buffer] = Table("buffer", self.recall)
+        self.buffers = BufferTable("buffer", self.recall)
         self.streams = StreamTable(self.recall)
-        self.events: Table[EventEntry] = Table("event", self.recall)
+        self.events: Table[EventEntry] = Table("event")
         self.modules: Table[ModuleEntry] = Table("module", self.recall)
         self.functions: Table[FunctionEntry] = Table("function", self.recall)
-        self.profiles: Table[ProfileEntry] = Table("profile", self.recall)
+        self.profiles: Table[ProfileEntry] = Table("profile")
         self.tensor_maps: Table[TensorMapEntry] = Table("tensor map", self.recall)
-        self.graphs: Table[Any] = Table("graph", self.recall)
+        self.graphs: Table[Any] = Table("graph")
         """Each a `hearthd.device.capture.GraphEntry`."""
-        self.prepared: Table[Any] = Table("prepared list", self.recall)
+        self.prepared: Table[Any] = Table("prepared list")
         """Each a `hearthd.device.prepared.PreparedEntry`."""
         self.uploads: dict[int, Upload] = {}
         self.downloads: dict[int, Download] = {}

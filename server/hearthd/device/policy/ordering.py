@@ -17,7 +17,7 @@ from typing import Any
 class Usage:
     """Where a buffer was last written, and read since. Track -1: never."""
 
-    __slots__ = ("behind", "position", "reads", "track")
+    __slots__ = ("behind", "position", "reads", "recalled", "track")
 
     def __init__(self) -> None:
         self.behind: tuple[Any, ...] = ()
@@ -25,6 +25,8 @@ class Usage:
         self.track = -1
         self.position = 0
         self.reads: dict[int, int] | None = None
+        self.recalled = False
+        """Whether launches that use the buffer have been remembered (`hearthd.device.policy.recall`)."""
 
     def tracks(self) -> dict[int, int]:
         """Every track with unfenced use of the buffer, and the position of its last use."""

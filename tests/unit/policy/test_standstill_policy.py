@@ -1,0 +1,41 @@
+"""How long a row stands still before a stream that takes no more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.policy.standstill import PATIENCE_S, Standstill
+
+
+def test_as_long_as_something_is_done() -> None:
+    row: Standstill[str] = Standstill()
+    assert row.stream is None
+    assert row.lasts(0, 128, 5.0)
+    assert row.left(5.0) == pytest.approx(PATIENCE_S)
+    assert row.lasts(0, 128, 5.0 + 0.9 * PATIENCE_S)
+    assert row.lasts(0, 256, 5.0 + 1.8 * PATIENCE_S)
+    assert not row.lasts(0, 256, 5.0 + 2.9 * PATIENCE_S)
+    assert row.left(9.0) == 0.0
+
+
+def test_another_stream_is_another_wait() -> None:
+    row: Standstill[str] = Standstill()
+    assert row.lasts(0, 128, 1.0)
+    assert row.lasts(1, 128, 2.0)
+    assert not row.lasts(1, 128, 3.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(0, PATIENCE_S * 2))))
+def test_it_never_lasts_without_anything_done(steps: list[tuple[int, int, float]]) -> None:
+    """Whatever is asked and when: between two changes of what is done it says yes for no longer than its patience."""
+    row: Standstill[str] = Standstill()
+    now, done, since, seen = 100.0, 0, 0.0, None
+    for stream, more, seconds in steps:
+        now += seconds
+        done += more
+        if (stream, done) != seen:
+            seen, since = (stream, done), now
+        assert row.lasts(stream, done, now) == (now < since + PATIENCE_S)
+        assert 0.0 <= row.left(now) <= PATIENCE_S + 1e-9
