@@ -17,6 +17,22 @@ WILD = r"""
 extern "C" __global__ void wild(long long address) { *(volatile int*)address = 1; }
 """
 
+PACE = r"""
+extern "C" __global__ void pace(long long nanoseconds) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while ((long long)(now - begin) < nanoseconds);
+}
+"""
+PACE_NS = 10_000
+
+
+def paced_on(library: Any) -> Callable[..., None]:
+    """A launch of a kernel that takes 10 us of a GPU, longer than it takes to launch it."""
+    import numpy as np
+
+    return functools.partial(library.RawKernel(PACE, "pace"), (1,), (1,), (np.int64(PACE_NS),))
+
 
 def saxpy_on(library: Any) -> Callable[..., None]:
     """A launch of saxpy with one block of 128 threads, ready to be called; `library` is a hearth.Device or CuPy."""

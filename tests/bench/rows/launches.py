@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.bench import echo_client
 from tests.bench.context import Context, Side
-from tests.bench.kernels import saxpy_on
+from tests.bench.kernels import PACE_NS, paced_on, saxpy_on
 from tests.bench.stats import Row, Samples, Summary
 
 MODES = {"checked": (0.6, 1.0), "unchecked": (0.8, 1.2)}
@@ -29,6 +29,9 @@ def measure(context: Context) -> list[Row]:
     }
     if context.cuda:
         sides["cupy"] = Side("rows.launches:cupy", common)
+        paced = {"count": common["count"] // 4, "repeats": common["repeats"]}
+        sides["hearth paced"] = Side("rows.launches:hearth_paced", {"target": context.daemon.unix, **paced})
+        sides["cupy paced"] = Side("rows.launches:cupy_paced", paced)
     measured = context.take_turns(sides)
     bare = Summary.of(measured["bare"]["batches"])
     rows = []
@@ -39,6 +42,11 @@ def measure(context: Context) -> list[Row]:
             rows.append(Row("launches", what, "1/s", ours, "higher", "CuPy RawKernel loop", theirs, at_least, aim))
         name = f"bare gRPC, {_PER_BATCH} records a message"
         rows.append(Row("launches", what, "1/s", ours, "higher", name, bare, note="the baseline executes nothing"))
+    if context.cuda:
+        what = f"pipelined launches of kernels of {PACE_NS // 1000} us, unchecked"
+        ours, theirs = (Summary.of(measured[f"{side} paced"]["loop"]) for side in ("hearth", "cupy"))
+        note = "the device has more to do than the host: neither side should make it wait"
+        rows.append(Row("launches", what, "1/s", ours, "higher", "CuPy RawKernel loop", theirs, note=note))
     return rows
 
 
@@ -71,6 +79,22 @@ def cupy(count: int, repeats: int) -> Samples:
 
     finish = cupy.cuda.get_current_stream().synchronize
     return {"loop": _rates(saxpy_on(cupy), finish, count, repeats)}
+
+
+def hearth_paced(target: str, count: int, repeats: int) -> Samples:
+    """A client whose kernels take longer than their launches: the daemon's queue is full all the time."""
+    import hearth
+
+    with hearth.connect(target) as node:
+        gpu = node.device(0)
+        return {"loop": _rates(functools.partial(paced_on(gpu), mode="unchecked"), gpu.synchronize, count, repeats)}
+
+
+def cupy_paced(count: int, repeats: int) -> Samples:
+    """The same with CuPy in its own process."""
+    import cupy
+
+    return {"loop": _rates(paced_on(cupy), cupy.cuda.get_current_stream().synchronize, count, repeats)}
 
 
 def bare(target: str, count: int, repeats: int) -> Samples:
