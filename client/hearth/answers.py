@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hearth import wire
+from hearth import plain_answers, wire
 from hearth.errors import DeviceLostError, HearthError, from_status
 from hearth.outgoing import Limits, Outgoing
 from hearth.receipts import Receipts
-from hearth_proto.v1 import commands_pb2, device_pb2
+from hearth_proto import later
+from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.reply import ReplyLike
 
-_DONE = commands_pb2.Result(done=commands_pb2.Done())
-"""What all requests get that were done and have no other result."""
+_LARGE = 4096
+"""Bytes of a response from which on protobuf, which copies what was read twice, takes longer than to do without."""
 
 
 class Answers(Outgoing):
@@ -55,8 +56,14 @@ class Answers(Outgoing):
 
     def receive_serialized(self, data: bytes) -> None:
         """Takes one response as it came. That a request is done, which most say, is read without making a message."""
-        if not self.receive_done(data):
+        if self.receive_done(data):
+            return
+        # Small ones protobuf reads sooner, once it is there.
+        answer = plain_answers.read_answer(data) if len(data) > _LARGE or not later.are_here() else None
+        if answer is None:
             self.receive(device_pb2.ExecuteResponse.FromString(data))
+        elif self.error is None:
+            self._complete(answer)
 
     def receive_done(self, data: bytes) -> bool:
         """The same, where it says that a request is done for which somebody waits; False, with nothing done, for any
@@ -68,7 +75,7 @@ class Answers(Outgoing):
         covered = self._barriers.get(request)
         if covered is not None and covered > self._settled:
             self._settled = covered
-        reply.set_result(_DONE)
+        reply.set_result(plain_answers.DONE)
         self._counted_off(request)
         return True
 

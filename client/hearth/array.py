@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hearth import shapes, stream, strided
+from hearth import plain, shapes, stream
 from hearth.arithmetic import NoArithmetic
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth.exchange import Exchange
 from hearth.memory import Memory
 from hearth_proto import layouts
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from hearth import casting as casts
-    from hearth import ipc, tensor_map
+    from hearth import ipc, strided, tensor_map
     from hearth.device import Device
     from hearth.properties import DeviceProperties
 
@@ -59,6 +59,8 @@ class DeviceArray(NoArithmetic, Exchange):
         if strides is not None:
             rows = layouts.rows_of(shape, strides, dtype.itemsize)
             if rows is None:
+                from hearth import strided
+
                 raise strided.no_rows(shape)
             self._rows = None if rows.dense else rows
 
@@ -121,12 +123,12 @@ class DeviceArray(NoArithmetic, Exchange):
             return
         attachment = self._usable()
         rows = self._as_rows()
-        command = commands_pb2.Command(stream=self._stream(stream, attachment))
-        command.fill.buffer = self._memory.handle
-        command.fill.offset = self._offset
-        command.fill.size = rows.width
-        command.fill.pattern = pattern
+        command = plain.fill(self._stream(stream, attachment), self._memory.handle, self._offset, rows.width, pattern)
         attachment.submit(command)
+        if rows.rows <= 1:
+            return
+        from hearth import strided
+
         for move in strided.doublings(rows):
             attachment.submit(self._copy_command(command.stream, self, move))
 
@@ -173,6 +175,8 @@ class DeviceArray(NoArithmetic, Exchange):
             copy_between(self, other, stream)
             return
         handle = self._stream(stream, attachment)
+        from hearth import strided
+
         for move in strided.moves(self._as_rows(), other._as_rows()):
             attachment.submit(self._copy_command(handle, other, move))
 
@@ -277,10 +281,7 @@ def allocate(
     connection = device._connection
     attachment = connection.attachment()
     handle = connection.mint()
-    command = commands_pb2.Command(stream=stream.resolve_for_memory(on, connection, attachment))
-    command.allocate.buffer = handle
-    command.allocate.size = size
-    attachment.submit(command)
+    attachment.submit(plain.allocate(stream.resolve_for_memory(on, connection, attachment), handle, size))
     assert attachment.space is not None
     return device._array_type(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
 

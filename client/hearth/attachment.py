@@ -21,12 +21,13 @@ from hearth.lane_user import HELD_S, LaneUser
 from hearth.memory import burials
 from hearth.reply import Reply
 from hearth.session import Session
-from hearth_proto.v1 import commands_pb2, device_pb2
+from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.memory import Kind, Space
     from hearth.outgoing import Limits
     from hearth.output import Prints
+    from hearth.plain import Plain
     from hearth.reply import ReplyLike
     from hearth.transport.base import Transport
 
@@ -156,7 +157,7 @@ class Attachment(LaneUser):
             elif self._sender_waits and session.sendable:
                 self._call_sender()
 
-    def submit(self, command: commands_pb2.Command, worth: int = 1) -> None:
+    def submit(self, command: commands_pb2.Command | Plain, worth: int = 1) -> None:
         """Queues a command that answers nothing; it is as good a reason to send a batch as `worth` others."""
         self._add(command.SerializeToString(), 0, None, False, worth)
 
@@ -167,7 +168,7 @@ class Attachment(LaneUser):
             self.session.count_up(key, n, command)
             self._wake_sender(False)
 
-    def request(self, command: commands_pb2.Command, *, reports: bool = False, barrier: bool = False) -> Reply:
+    def request(self, command: commands_pb2.Command | Plain, *, reports: bool = False, barrier: bool = False) -> Reply:
         """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
         return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hearth import transfer
+from hearth import plain, transfer
 from hearth.errors import HearthError, TransferError
 from hearth.reply import Asked, Reply
 
@@ -43,7 +44,7 @@ def write(
     if size == 0:
         return
     inline = transfer.inline(size, attachment.session.limits)
-    if shared and size >= transfer.SHARED_LEAST:
+    if shared and size >= transfer.SHARED_LEAST and _shares(inline):
         from hearth import shared_transfer  # small arrays do without
 
         done = shared_transfer.write(connection, attachment, part, data, progress, inline=inline, blocking=blocking)
@@ -51,13 +52,22 @@ def write(
             return
         part, data, progress = part.behind(done), data[done:], transfer.later(progress, done, size)
     if inline:
-        command = part.write()
-        command.write.data = bytes(data)
-        attachment.submit(command)
+        if part.rows is None:
+            attachment.submit(plain.write(part.stream, part.buffer, part.offset, data))
+        else:
+            command = part.write()
+            command.write.data = bytes(data)
+            attachment.submit(command)
         if progress is not None:
             progress(size, size)
         return
     _upload(connection, attachment, part, data, progress)
+
+
+def _shares(inline: bool) -> bool:
+    """Whether memory that is shared with the device may come into it: for what travels `inline`, where an array of this
+    process lies in such memory, which none does before that module is there."""
+    return not inline or "hearth.segments" in sys.modules
 
 
 def _upload(
@@ -127,7 +137,7 @@ def read(
     connection.raise_deferred(part.stream, part.buffer)
     inline = transfer.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
-    if shared and size >= transfer.SHARED_LEAST:
+    if shared and size >= transfer.SHARED_LEAST and _shares(inline):
         from hearth import shared_transfer  # small arrays do without
 
         done = shared_transfer.read(
@@ -156,7 +166,9 @@ def reading(
         if progress is not None:
             progress(size, size)
 
-    return connection.asking(part.read(size), read, attachment, reports=True)
+    whole = part.rows is None
+    command = plain.read(part.stream, part.buffer, part.offset, size) if whole else part.read(size)
+    return connection.asking(command, read, attachment, reports=True)
 
 
 def _download(

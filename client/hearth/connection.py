@@ -21,7 +21,7 @@ from hearth.memory import Space
 from hearth.output import Prints
 from hearth.reattaching import Reattaching
 from hearth.reply import Asked
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hearth.deferred import Whose
     from hearth.memory import Memory
     from hearth.outgoing import Limits
+    from hearth.plain import Plain
     from hearth.reply import Reply
     from hearth.shared_memory import SharedMemory
     from hearth.stripes import Stripes
@@ -178,19 +179,23 @@ class Connection:
 
     # ---- commands ----
 
-    def submit(self, command: commands_pb2.Command) -> None:
+    def submit(self, command: commands_pb2.Command | Plain) -> None:
         """Sends a command one way; a failure surfaces at the stream's next sync, read, flush or end of a profile."""
         self.attachment().submit(command)
 
     def call(
-        self, command: commands_pb2.Command, *, attachment: Attachment | None = None, timeout: float | None = None
+        self,
+        command: commands_pb2.Command | Plain,
+        *,
+        attachment: Attachment | None = None,
+        timeout: float | None = None,
     ) -> commands_pb2.Result:
         """Sends a command and waits for its answer. Raises its error, or `TimeoutError` after `timeout` seconds."""
         return (attachment or self.attachment()).request(command).wait(timeout)
 
     def asking(
         self,
-        command: commands_pb2.Command,
+        command: commands_pb2.Command | Plain,
         read: Callable[[commands_pb2.Result], T],
         attachment: Attachment | None = None,
         *,
@@ -203,7 +208,7 @@ class Connection:
 
     def report(
         self,
-        command: commands_pb2.Command,
+        command: commands_pb2.Command | Plain,
         *,
         attachment: Attachment | None = None,
         barrier: bool = False,
@@ -213,7 +218,7 @@ class Connection:
         return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
 
     def reporting(
-        self, command: commands_pb2.Command, *, attachment: Attachment | None = None, barrier: bool = False
+        self, command: commands_pb2.Command | Plain, *, attachment: Attachment | None = None, barrier: bool = False
     ) -> Reply:
         """The same, for who waits for several."""
         self.raise_deferred(None if barrier else command.stream)

@@ -11,7 +11,7 @@ import numpy as np
 from hearth import shapes
 from hearth.array import DeviceArray, allocate, allocate_many
 from hearth.errors import DtypeError, UnsupportedError
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection

@@ -12,15 +12,16 @@ from hearth.deferred import NO_STREAM
 from hearth.dispatch import Dispatching
 from hearth.durable import Durability
 from hearth.errors import ArgumentError
-from hearth.module import RawModule
+from hearth.plain import SYNC_ALL
 from hearth.published import Published
-from hearth.stream import SYNC_ALL, Event, Stream, current, resolve
-from hearth_proto.v1 import commands_pb2
+from hearth.stream import Event, Stream, current, resolve
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection
     from hearth.function import Function
     from hearth.graph import Graph
+    from hearth.module import RawModule
     from hearth.node import Node
     from hearth.prepared import Prepared
     from hearth.profile import Profile
@@ -89,6 +90,8 @@ class Device(Creation, Dispatching, Durability, Published):
         `options`: the compiler's; `name_expressions`: C++ names to instantiate, e.g. ``["scale<float>"]``; `headers`:
         name in the source's ``#include`` -> text. Raises `UnsupportedError` for CuPy's further keywords.
         """
+        from hearth.module import RawModule  # when the device has been attached to: its lane is opened meanwhile
+
         return RawModule(
             self,
             code,

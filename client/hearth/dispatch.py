@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from hearth import arguments, launching, spans
+from hearth import spans
 from hearth import stream as streams
 from hearth.errors import LaunchTypeError
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -121,7 +121,7 @@ class Dispatching:
         how: How,
     ) -> Job:
         """Everything is checked, and every output has its place, before anything is sent."""
-        from hearth import bindings
+        from hearth import arguments, bindings, launching
         from hearth.pending import Job
 
         connection = self._connection

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from hearth import stream as streams
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.array import DeviceArray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
 from hearth.patience import Patience, may_go_on
-from hearth_proto.v1 import device_pb2
+from hearth_proto.later import device_pb2
 
 if TYPE_CHECKING:
     from hearth.laned import Laned
@@ -147,7 +147,8 @@ class Execute:
         """Takes one response; what it ends the attachment or the stream with."""
         if self._laned is not None and not _may_come_beside(response):
             return broken("the daemon went on beside the lane.")  # it comes again, in its place
-        if response.attached.lane.path and self._transport.lanes and self._fruitless < _FRUITLESS:
+        offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
+        if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
             self._offer = response.attached.lane
             self._driver.hold()
         error = self._driver.deliver(response)
@@ -234,4 +235,5 @@ class Execute:
 def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
     """Whether it is no matter that it did not come over the lane: an ack is true whenever it comes, a loss is the
     end."""
-    return response.HasField("ack") or response.event.WhichOneof("kind") == "device_lost"
+    kind: str | None = response.WhichOneof("kind")
+    return kind == "ack" or (kind == "event" and response.event.WhichOneof("kind") == "device_lost")

@@ -11,13 +11,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hearth import arguments, launching, packing
+from hearth import arguments, launching, packing, plain
 from hearth import stream as streams
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
 from hearth.function_attributes import Attributes
 from hearth.memory import OnDevice
 from hearth.stream import _current
-from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -248,11 +247,8 @@ class Function(Attributes):
                 module = self._module._handle_on(attachment)
                 connection = self._connection
                 handle = connection.mint()
-                command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment, work=False))
-                command.get_function.function = handle
-                command.get_function.module = module
-                command.get_function.name = self.name
-                attachment.submit(command)
+                on = streams.resolve(None, connection, attachment, work=False)
+                attachment.submit(plain.get_function(on, handle, module, self.name))
                 self._bound = _Bound(attachment, handle, {})
             return self._bound
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import arguments, progress
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment

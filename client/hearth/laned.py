@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from hearth.errors import HearthError
 from hearth.lane_sending import Owner, Sending, lane_broke
 from hearth_proto.frames import FrameError, Kind
@@ -39,7 +37,8 @@ class Laned(Sending):
         """Threads that use the descriptor."""
 
     def start(self, name: str) -> None:
-        """Begins to receive."""
+        """Sends what waits for it, and begins to receive."""
+        self.push()  # now: threads take a while to start
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
 
@@ -182,6 +181,8 @@ class Laned(Sending):
 
 
 def _ended(error: Exception) -> HearthError:
+    from google.protobuf.message import DecodeError  # not before something fails
+
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_broke(error)
     return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")  # else every waiter would wait for ever

@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
-from hearth_proto.v1 import commands_pb2
+from hearth import plain
+from hearth_proto.later import commands_pb2
 
 FREES = 50_000
 """Buffers that one command gives back: however many have died, it fits a batch."""
+_FEW = 64
+"""More of them protobuf writes sooner."""
 
 Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
 
@@ -35,10 +38,10 @@ class Graveyard:
             nudge()
 
 
-def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command]:
+def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | plain.Plain]:
     """The commands that give back what lies there; it is empty afterwards."""
     buffers: list[int] = []
-    others: list[commands_pb2.Command] = []
+    others: list[commands_pb2.Command | plain.Plain] = []
     while dead:
         kind, handle = dead.popleft()
         if kind == "buffer":
@@ -56,12 +59,14 @@ def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command]:
             destroyed_list = commands_pb2.DestroyPrepared(prepared=handle)
             others.append(commands_pb2.Command(destroy_prepared=destroyed_list))
         else:
-            others.append(commands_pb2.Command(unload_module=commands_pb2.UnloadModule(module=handle)))
+            others.append(plain.unload_module(handle))
+    if len(buffers) <= _FEW:
+        return [plain.free(buffers), *others] if buffers else others
     frees = [
         commands_pb2.Command(free=commands_pb2.Free(buffers=buffers[start : start + FREES]))
         for start in range(0, len(buffers), FREES)
     ]
-    return frees + others
+    return [*frees, *others]
 
 
 class Space:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 import numpy as np
 
-from hearth import progress, shapes, spans
+from hearth import plain, progress, shapes, spans
 from hearth import stream as streams
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
 from hearth.function import Function
 from hearth.memory import Memory
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
@@ -63,15 +63,9 @@ class RawModule:
         data = code.encode() if isinstance(code, str) else bytes(code)
         if isinstance(options, str):
             raise DtypeError("options is a str.", reason="INVALID_ARGUMENT", fix=f"options=({options!r},)")
-        self._load = commands_pb2.LoadModule(
-            kind=code_kind(data),
-            code=data,
-            options=list(options),
-            name_expressions=list(name_expressions or ()),
-            headers=dict(headers or {}),
-        )
+        self._load = _serialized(data, list(options), list(name_expressions or ()), dict(headers or {}))
         limit = self._connection.limits.max_code_bytes
-        size = self._load.ByteSize()
+        size = len(self._load)
         if size > limit:
             raise ArgumentError(
                 f"the code, options and headers take {size} bytes; the daemon takes {limit}.",
@@ -170,10 +164,8 @@ class RawModule:
         with self._making:
             if self._attachment is not attachment:
                 handle = self._connection.mint()
-                command = commands_pb2.Command(stream=streams.resolve(None, self._connection, attachment, work=False))
-                command.load_module.CopyFrom(self._load)
-                command.load_module.module = handle
-                attachment.submit(command)
+                on = streams.resolve(None, self._connection, attachment, work=False)
+                attachment.submit(plain.load_module(on, handle, self._load))
                 self._handle, self._attachment = handle, attachment
         return self._handle
 
@@ -233,17 +225,28 @@ def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
             log_stream.write("".join(log))
 
 
-def code_kind(code: bytes) -> commands_pb2.CodeKind:
+def _serialized(code: bytes, options: list[str], names: list[str], headers: dict[str, str]) -> bytes:
+    """A `LoadModule`, but for its handle."""
+    kind = code_kind(code)
+    if not (options or names or headers):
+        return plain.code(kind, code)
+    load = commands_pb2.LoadModule(
+        kind=commands_pb2.CodeKind.Name(kind), code=code, options=options, name_expressions=names, headers=headers
+    )
+    return load.SerializeToString()
+
+
+def code_kind(code: bytes) -> int:
     """What the code is, by its first bytes: ELF (CUBIN), fatbin, PTX (first statement ``.version``), else CUDA C++."""
     if code.startswith(_ELF):
-        return commands_pb2.CODE_KIND_CUBIN
+        return plain.CUBIN
     if code.startswith(_FATBIN):
-        return commands_pb2.CODE_KIND_FATBIN
+        return plain.FATBIN
     for line in code[: 64 << 10].splitlines():
         text = line.strip()
         if text and not text.startswith(b"//"):
-            return commands_pb2.CODE_KIND_PTX if text.startswith(b".version") else commands_pb2.CODE_KIND_CUDA_CPP
-    return commands_pb2.CODE_KIND_CUDA_CPP
+            return plain.PTX if text.startswith(b".version") else plain.CUDA_CPP
+    return plain.CUDA_CPP
 
 
 def _refuse_keywords(keywords: Mapping[str, Any]) -> None:

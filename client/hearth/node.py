@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import weakref
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from hearth import credentials, spans
 from hearth import target as targets
 from hearth.errors import ArgumentError
 from hearth.opening import open_session
-from hearth_proto.v1 import node_pb2
+from hearth_proto.later import node_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -228,6 +227,8 @@ class Node:
         """What the daemon's page shows: devices, tenants, sessions, throughput, faults, as far as this client may see
         them. The document of HTTP's ``/status``."""
         answer = self._session.call("GetStatus", node_pb2.GetStatusRequest(), node_pb2.GetStatusResponse)
+        import json
+
         document: dict[str, Any] = json.loads(answer.json)
         return document
 

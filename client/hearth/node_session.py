@@ -11,18 +11,20 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from hearth import plain, plain_answers
 from hearth.attachment import closed
 from hearth.connection import LEASE_S, Connection
 from hearth.errors import HearthError
 from hearth.outgoing import Limits
-from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
     from hearth.tracing import Recorder
     from hearth.transport.base import Transport
+    from hearth_proto.v1 import node_pb2
 
 Roads = Callable[["Transport", str, int, Limits, float, float], Connection]
 
@@ -91,11 +93,8 @@ class NodeSession:
             self.refusal = self.refusal or closed()
             for connection in self.connections.values():
                 connection.close(_SETTLE_S)
-            try:
-                request = node_pb2.CloseSessionRequest(session_token=self.token)
-                self.transport.call("CloseSession", request, node_pb2.CloseSessionResponse, _CLOSE_S)
-            except HearthError:
-                pass  # the daemon is gone, or closes it when the lease ends
+            with suppress(HearthError):  # the daemon is gone, or closes it when the lease ends
+                self.transport.call("CloseSession", plain.of_token(self.token), plain_answers.Unread, _CLOSE_S)
             self.transport.close()
 
     def abandon(self) -> None:
@@ -111,11 +110,8 @@ class NodeSession:
         """Prolongs the lease while no stream does."""
         if any(connection.attached for connection in self.connections.values()):
             return
-        try:
-            request = node_pb2.RenewSessionRequest(session_token=self.token)
-            self.transport.call("RenewSession", request, node_pb2.RenewSessionResponse, self.timeout)
-        except HearthError:
-            pass  # the next use says what is wrong
+        with suppress(HearthError):  # the next use says what is wrong
+            self.transport.call("RenewSession", plain.of_token(self.token), plain_answers.Unread, self.timeout)
 
     def forked(self) -> None:
         """In the child of a fork: refuses all use, takes no lock."""

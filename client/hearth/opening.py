@@ -10,25 +10,22 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
+from hearth import plain, plain_answers
 from hearth.credentials import bearer, of_session, opening
 from hearth.errors import HearthError, UnsupportedError
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, polling
-from hearth_proto.v1 import node_pb2
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 
 if TYPE_CHECKING:
     from hearth.credentials import Credentials
     from hearth.node_session import NodeSession, Roads
+    from hearth.plain import Plain
     from hearth.target import Target
     from hearth.transport.base import Answer, Transport
+    from hearth_proto.v1 import node_pb2
 
     Opened = tuple[Transport, node_pb2.OpenSessionResponse]
 
 _OPEN_TRIES = 3
-_ISOLATION = {
-    None: node_pb2.ISOLATION_UNSPECIFIED,
-    False: node_pb2.ISOLATION_SHARED,
-    True: node_pb2.ISOLATION_DEDICATED,
-}
 _FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
@@ -49,12 +46,12 @@ def open_session(
     what was tried, or what the daemon answers."""
     from hearth import __version__
 
-    request = node_pb2.OpenSessionRequest(
-        protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-        client_version=__version__,
-        client_name=client_name or default_name(),
-        isolation=_ISOLATION[dedicated],
-        launch_timeout_ns=int(launch_timeout * 1e9),
+    request = plain.open_session(
+        (PROTOCOL_MIN, PROTOCOL_MAX),
+        __version__,
+        client_name or default_name(),
+        plain.ISOLATION[dedicated],
+        int(launch_timeout * 1e9),
     )
     within = timeout if within is None else within
     found = _by_frames(target, credentials, request, within) if lanes else None
@@ -80,9 +77,7 @@ def open_session(
     return session
 
 
-def _by_frames(
-    target: Target, credentials: Credentials, request: node_pb2.OpenSessionRequest, timeout: float
-) -> Opened | None:
+def _by_frames(target: Target, credentials: Credentials, request: Plain, timeout: float) -> Opened | None:
     """None where the daemon takes no frames, or does not answer: gRPC may, and says why not. Raises what it answers."""
     if target.address[:5] != "unix:" or target.tls:
         return None
@@ -91,14 +86,16 @@ def _by_frames(
     transport = FramedTransport(target.address)
     transport.metadata = bearer(credentials)
     try:
-        return transport, _answered(transport.ask("OpenSession", request, node_pb2.OpenSessionResponse, timeout))
+        return transport, _answered(transport.ask("OpenSession", request, plain_answers.Opened, timeout))
     except HearthError as error:
         if error.broken:
             return None
         raise _explained(error, transport, target, credentials) from None
 
 
-def _by_grpc(target: Target, credentials: Credentials, request: node_pb2.OpenSessionRequest, timeout: float) -> Opened:
+def _by_grpc(target: Target, credentials: Credentials, request: Plain, timeout: float) -> Opened:
+    from hearth_proto import polling
+
     polling.import_grpc(polling.CLIENT)
     from hearth.transport.grpc import GrpcTransport
 
@@ -116,7 +113,7 @@ def _by_grpc(target: Target, credentials: Credentials, request: node_pb2.OpenSes
     for left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is good for one call
         try:
-            return transport, _answered(transport.ask("OpenSession", request, node_pb2.OpenSessionResponse, timeout))
+            return transport, _answered(transport.ask("OpenSession", request, plain_answers.Opened, timeout))
         except HearthError as error:
             if error.broken and left:
                 continue  # a session that was opened and never heard of ends with its lease

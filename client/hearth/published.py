@@ -16,7 +16,7 @@ from hearth import shapes, spans
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, BufferLostError, ConnectError, DtypeError, HearthError, UnsupportedError
 from hearth.memory import Memory
-from hearth_proto.v1 import commands_pb2, device_pb2
+from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.connection import Connection

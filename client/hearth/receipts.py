@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from hearth_proto.v1 import device_pb2
+from hearth_proto.later import device_pb2
 
 RESPONSES = 64
 BYTES = 1 << 20

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hearth import wire
+from hearth import plain, wire
 from hearth.answers import Answers
 from hearth.errors import ConnectError, HearthError
 from hearth.outgoing import NOTHING_LEFT, Limits, Move
-from hearth_proto.v1 import commands_pb2, device_pb2
+from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.reply import ReplyLike
@@ -109,16 +109,9 @@ class Session(Answers):
         """The first request of a stream: it begins the attachment, or goes on with it."""
         begun = self.generation > 0
         self.receipts.attached()
-        attach = device_pb2.Attach(
-            session_token=token,
-            device=device,
-            resumable=True,
-            resume=begun,
-            generation=self.generation,
-            last_seq_acked=self.acked,
-            received=self.receipts.responses,
+        return plain.attach(
+            token, device, self.acked, resume=begun, generation=self.generation, received=self.receipts.responses
         )
-        return device_pb2.ExecuteRequest(attach=attach).SerializeToString()
 
     @property
     def quiet(self) -> bool:

@@ -16,7 +16,7 @@ from hearth.lookout import DOWN, UP
 from hearth.one_way import Ending, heard_otherwise, lost_on_the_way
 from hearth.segments import address_of, known
 from hearth.transfer import short
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.attachment import Attachment

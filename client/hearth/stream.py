@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hearth import spans
 from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
-from hearth_proto.v1 import commands_pb2
+from hearth.plain import SYNC
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from hearth.connection import Connection
     from hearth.launching import Call
     from hearth.reply import Asked, Reply
-
-
-_SYNC = commands_pb2.Command(sync=commands_pb2.Sync()).SerializeToString()
-SYNC_ALL = commands_pb2.Command(sync=commands_pb2.Sync(all_streams=True)).SerializeToString()
-"""Kept serialized: each wait sends one."""
 
 
 class _Scope(NamedTuple):
@@ -89,7 +85,7 @@ class Stream:
         self._attachment: Attachment | None = None
         self._handle = 0
         self._making = threading.Lock()
-        self._sync = 0, _SYNC
+        self._sync = 0, SYNC
         """The command that waits for it, behind its handle."""
         self._probe: tuple[tuple[Attachment, int], Event] | None = None
         """What `done` recorded last, and after how many submissions: polling does not record ever anew."""

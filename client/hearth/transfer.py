@@ -13,8 +13,8 @@ import numpy as np
 
 from hearth.errors import TransferError
 from hearth_proto import chunks
+from hearth_proto.later import commands_pb2
 from hearth_proto.layouts import Rows
-from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.outgoing import Limits

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from hearth import shapes, strided
+from hearth import shapes
 from hearth.errors import ArgumentError, UnsupportedError
 from hearth.memory import OnDevice
 from hearth_proto import layouts
@@ -116,6 +116,8 @@ class Views(OnDevice):
         """
         if index is Ellipsis:
             return self._view(0, self._shape, self._dtype, self._strides)
+        from hearth import strided
+
         selection = strided.select(self._shape, self.strides, index)
         return self._view(selection.offset, selection.shape, self._dtype, selection.strides)
 
@@ -125,6 +127,8 @@ class Views(OnDevice):
         fresh = shapes.reshaped(self.size, axes)
         if self._rows is None:
             return self._view(0, fresh, self._dtype)
+        from hearth import strided
+
         strides = strided.reshaped_strides(self._rows, self._dtype.itemsize, fresh)
         if strides is None:
             raise UnsupportedError(

@@ -6,9 +6,7 @@ Going through message objects would copy every byte two or three times more. The
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
-from hearth_proto.v1 import device_pb2
+from hearth_proto.later import device_pb2
 
 _UPLOAD_DATA = 0x22  # UploadRequest.data, length-delimited
 _OFFSET = 0x08  # DownloadResponse.offset, varint
@@ -52,6 +50,8 @@ def upload_data(message: bytes) -> memoryview:
         size, at = read_varint(view, 1)
         if at + size == len(view):
             return view[at:]
+    from google.protobuf.message import DecodeError
+
     try:
         return memoryview(device_pb2.UploadRequest.FromString(message).data)
     except DecodeError as error:
@@ -83,6 +83,8 @@ def download_response(message: bytes) -> tuple[int, memoryview]:
 
 
 def _any_download_response(message: bytes) -> tuple[int, memoryview]:
+    from google.protobuf.message import DecodeError
+
     try:
         response = device_pb2.DownloadResponse.FromString(message)
     except DecodeError as error:

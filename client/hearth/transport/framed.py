@@ -11,14 +11,14 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hearth import errors, spans
+from hearth import errors, plain_answers, spans
 from hearth.errors import HearthError
 from hearth.transport import reach
 from hearth.transport.call import Call, send_beside
 from hearth.transport.giving_up import GivingUp
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.calls import Metadata, socket_path
-from hearth_proto.v1 import device_pb2
+from hearth_proto.later import device_pb2
 
 if TYPE_CHECKING:
     from hearth.transport.base import Early
@@ -176,12 +176,15 @@ class _Answer:
             self._transport.over(self._call)
         if answer is None:
             raise reach.unreached(self._transport.target, "it answered nothing")
-        from google.protobuf.message import DecodeError
-
         try:
             return self._type.FromString(answer)
-        except DecodeError as error:
-            raise HearthError(f"the daemon's answer cannot be read: {error}.", reason="INTERNAL") from None
+        except Exception as error:
+            from google.protobuf.message import DecodeError  # not before something fails
+
+            if not isinstance(error, DecodeError):
+                raise
+            unread = error
+        raise HearthError(f"the daemon's answer cannot be read: {unread}.", reason="INTERNAL")
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -223,7 +226,7 @@ class _Chunks:
 class _Responses(_Chunks):
     def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]:  # type: ignore[override]
         for message in super().__iter__():
-            yield device_pb2.ExecuteResponse.FromString(message)
+            yield plain_answers.response(message)
 
     def leave(self) -> None:
         self._call.cancel()  # nobody else is on its connection

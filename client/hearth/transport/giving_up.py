@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hearth.errors import HearthError
 from hearth.patience import Patience
-from hearth_proto.v1 import device_pb2
+from hearth_proto.later import device_pb2
 
 
 class GivingUp:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 import waits
@@ -23,9 +24,12 @@ from lane_daemon import LaneDaemon
 
 import hearth
 from hearth import attachment as attachments
+from hearth import laned
 from hearth.attachment import Attachment
 from hearth.collective_parts import WORTH
 from hearth.lane_sending import GATHER
+from hearth.outgoing import Limits
+from hearth.session import Session
 from hearth.transport import grpc as transports
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
@@ -68,6 +72,30 @@ def test_work_goes_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None
     assert daemon.batches and not daemon.over_grpc
     assert daemon.told and daemon.told == sorted(daemon.told), "what has come is told over the lane"
     assert daemon.attaches == 1 and not daemon.tickets
+
+
+def test_what_waited_for_the_lane_goes_before_its_threads_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, sent, sent_before = Session(Limits()), [], []
+    session.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1)))
+    session.add(note(7).SerializeToString())
+
+    class Sink:
+        blocked = False
+
+        def send(self, seq: int, request: bytes) -> None:
+            sent.append(seq)
+
+    class Late:
+        def __init__(self, **_: object) -> None: ...
+        def start(self) -> None:
+            sent_before.append(len(sent))
+
+    monkeypatch.setattr(laned, "threading", SimpleNamespace(Thread=Late))
+    owner = SimpleNamespace(session=session, sleepers=[], watchers=0, listeners=0)
+    lock = threading.Lock()
+    with lock:
+        laned.Laned(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
+    assert (sent, sent_before) == ([1], [1, 1])
 
 
 def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: hearth.Device) -> None:
