@@ -55,9 +55,13 @@ class Answers(Outgoing):
         raise NotImplementedError
 
     def receive_serialized(self, data: bytes) -> None:
-        """Takes one response as it came. That a request is done, which most say, is read without making a message."""
-        if self.receive_done(data):
-            return
+        """Takes one response as it came. That a request is done, which most say, or what is expected for it, is read
+        without making a message."""
+        if not self.receive_done(data):
+            self.receive_other(data)
+
+    def receive_other(self, data: bytes) -> None:
+        """One that `receive_done` does not take."""
         # Small ones protobuf reads sooner, once it is there.
         answer = plain_answers.read_answer(data) if len(data) > _LARGE or not later.are_here() else None
         if answer is None:
@@ -66,17 +70,29 @@ class Answers(Outgoing):
             self._complete(answer)
 
     def receive_done(self, data: bytes) -> bool:
-        """The same, where it says that a request is done for which somebody waits; False, with nothing done, for any
-        other."""
-        request = wire.done_request(data)
-        reply = self._replies.get(request) if request else None
+        """The same, where it says that of a request that is waited for; False, with nothing done, for any other."""
+        request, rest = wire.answered(data)
+        reply = self._replies.get(request)
         if reply is None or self.error is not None:
             return False
+        result = plain_answers.DONE
+        if rest != wire.DONE:
+            expected = reply.expected
+            if expected is None or rest != expected[0]:
+                return False
+            result = expected[1]
         covered = self._barriers.get(request)
         if covered is not None and covered > self._settled:
             self._settled = covered
-        reply.set_result(plain_answers.DONE)
-        self._counted_off(request)
+        reply.set_result(result)
+        self._completed = request  # from here on `_counted_off`, spelled out
+        if covered is not None:
+            self._barriers.pop(request, None)
+        self._replies.pop(request, None)
+        receipts = self.receipts
+        receipts.responses = count = receipts.responses + 1
+        if count >= receipts.responses_due:
+            receipts.due = True
         return True
 
     def _counted_off(self, request: int) -> None:

@@ -55,6 +55,7 @@ class DeviceArray(NoArithmetic, Exchange):
         self._dtype = dtype
         self._nbytes = math.prod(shape) * dtype.itemsize
         self._strides = strides
+        self._pairs = None
         self._rows = None
         if strides is not None:
             rows = layouts.rows_of(shape, strides, dtype.itemsize)

@@ -172,18 +172,31 @@ class Attachment(LaneUser):
         """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
         return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
 
-    def ask(self, command: bytes, *, reports: bool = False, barrier: bool = False) -> Reply:
-        """The same for a command that is serialized, without a request."""
+    def ask(
+        self,
+        command: bytes,
+        *,
+        reports: bool = False,
+        barrier: bool = False,
+        on_error: Callable[[], None] | None = None,
+    ) -> Reply:
+        """The same for a command that is serialized, without a request; `on_error` is the reply's."""
         request = next(self._requests_minted)
         reply = Reply(reports=reports, waiting=self)
         reply.before = self._before
+        if on_error is not None:
+            reply.on_error = on_error
         if reports:
             reply.on_late_error = self._on_late_error
         command = wire.asking(request, command)
         try:
             with self._lock:
                 session = self.session
-                if session.error is not None or self._dead or session.full:
+                if (
+                    session.error is not None or self._dead
+                    or session.queued >= outgoing.QUEUE_COMMANDS  # `session.full`, spelled out
+                    or session.queued_bytes >= outgoing.QUEUE_BYTES
+                ):  # fmt: skip
                     self._make_ready()
                 laned = self._laned
                 if laned is not None:
@@ -209,8 +222,12 @@ class Attachment(LaneUser):
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
         """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
         before, it counts as lost work that nobody was waiting for."""
-        command.request = request = next(self._requests_minted)
-        data, session = command.SerializeToString(), self.session
+        self.tell(command.SerializeToString(), reply, one_way=one_way)
+
+    def tell(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
+        """The same for a command that is serialized, without a request."""
+        request = next(self._requests_minted)
+        data, session = wire.asking(request, command), self.session
         with self._lock:
             if one_way:
                 session.submitted += 1

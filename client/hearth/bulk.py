@@ -15,6 +15,7 @@ from hearth.reply import Asked, Reply
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.connection import Connection
+    from hearth.pinned_copy import PinnedCopy
     from hearth.progress import Progress
     from hearth.transfer import Part
     from hearth_proto.v1 import commands_pb2
@@ -32,24 +33,26 @@ def write(
     *,
     blocking: bool = False,
     shared: bool = True,
-) -> None:
+) -> PinnedCopy | None:
     """Writes `data` to `part` of a buffer. `data` is taken when this returns; but for memory that is shared with the
     device (`hearth.empty_pinned`), which is read in the order of the stream, and then only unless `blocking`.
-    `shared`: whether it may go by shared memory.
+    `shared`: whether it may go by shared memory. What is returned makes the same copy again.
 
     Raises `TransferError` and what the daemon refuses of a large write; a small one is sent one way, and one of shared
     memory unless `blocking`.
     """
     size = len(data)
     if size == 0:
-        return
+        return None
     inline = transfer.inline(size, attachment.session.limits)
     if shared and size >= transfer.SHARED_LEAST and _shares(inline):
         from hearth import shared_transfer  # small arrays do without
 
-        done = shared_transfer.write(connection, attachment, part, data, progress, inline=inline, blocking=blocking)
+        done, copy = shared_transfer.write(
+            connection, attachment, part, data, progress, inline=inline, blocking=blocking
+        )
         if done == size:
-            return
+            return copy
         part, data, progress = part.behind(done), data[done:], transfer.later(progress, done, size)
     if inline:
         if part.rows is None:
@@ -60,8 +63,9 @@ def write(
             attachment.submit(command)
         if progress is not None:
             progress(size, size)
-        return
+        return None
     _upload(connection, attachment, part, data, progress)
+    return None
 
 
 def _shares(inline: bool) -> bool:
@@ -127,9 +131,10 @@ def read(
     *,
     blocking: bool = True,
     shared: bool = True,
-) -> None:
+) -> PinnedCopy | None:
     """Reads `part` of a buffer, `len(into)` bytes, after the work before it on its stream. Unless `blocking`, memory
-    that is shared with the device is filled in the order of the stream, and not when this returns.
+    that is shared with the device is filled in the order of the stream, and not when this returns. What is returned
+    makes the same copy again.
 
     Raises what failed on the stream before, `BufferLostError`, `TransferError`, or `TimeoutError`.
     """
@@ -140,17 +145,18 @@ def read(
     if shared and size >= transfer.SHARED_LEAST and _shares(inline):
         from hearth import shared_transfer  # small arrays do without
 
-        done = shared_transfer.read(
+        done, copy = shared_transfer.read(
             connection, attachment, part, into, timeout, progress, inline=inline, blocking=blocking
         )
         if done == size:
-            return
+            return copy
         part, into, progress = part.behind(done), into[done:], transfer.later(progress, done, size)
     left = None if deadline is None else max(0.0, deadline - time.monotonic())
     if inline:
         reading(connection, attachment, part, into, progress).wait(left)
-        return
+        return None
     _download(connection, attachment, part, into, left, progress)
+    return None
 
 
 def reading(

@@ -154,7 +154,8 @@ class Device(Creation, Dispatching, Durability, Published):
         Raises what failed since errors were last asked for, `DeviceLostError` once after a loss, or `TimeoutError`.
         """
         self._synchronizing().wait(timeout)
-        self._connection.raise_deferred()  # what failed before has been told before
+        if self._connection._deferred:  # what failed before has been told before
+            self._connection.raise_deferred()
 
     def _synchronizing(self) -> Reply:
         connection = self._connection

@@ -1,28 +1,51 @@
-"""An array's contents from and to host memory, as NumPy arrays."""
+"""An array's contents from and to host memory, as NumPy arrays.
+
+What is copied to and from pinned memory is remembered: to find out anew where it lies, and that it can be copied as it
+is, takes longer than the rest of what the client has to do for it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hearth import bulk, progress, spans, stream, transfer
 from hearth.deferred import NO_STREAM
 from hearth.errors import ArgumentError, DtypeError
+from hearth.lookout import DOWN, UP
 from hearth.views import Views
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth.attachment import Attachment
     from hearth.connection import Connection
+    from hearth.pinned_copy import PinnedCopy
+
+_PAIRS = 8
+"""Host arrays that an array remembers, and ways and streams of each; with more it begins anew."""
+
+
+class _Pair(NamedTuple):
+    """A host array and what its memory belongs to, by weak references; how it is copied each way, if it was."""
+
+    host: Callable[[], Any]
+    base: Callable[[], Any]
+    copies: dict[tuple[int, int | None], PinnedCopy]
+    """By way and the id of the stream."""
 
 
 class HostCopies(Views):
     """How a `DeviceArray` is read and written by the host."""
 
-    __slots__ = ("_connection", "_nbytes")
+    __slots__ = ("_connection", "_nbytes", "_pairs")
 
     _connection: Connection
     _nbytes: int
+    _pairs: dict[int, _Pair] | None
+    """By the id of the host array; None as long as there are none."""
 
     @spans.traced("hearth.get", spans.of_array)
     def get(
@@ -44,6 +67,10 @@ class HostCopies(Views):
         `timeout` in seconds. `progress`: True for a bar on a terminal or in a notebook, or `f(done, total)` in bytes.
         Raises what failed on the stream, `BufferLostError`, `DeviceLostError`, `TimeoutError`.
         """
+        if out is not None and self._pairs is not None and progress is None:
+            copy = self._again(out, DOWN, stream, blocking)
+            if copy is not None and self._get_again(copy, out, timeout, blocking):
+                return out
         self._connection.raise_deferred(NO_STREAM)  # which stream it is, is known when it can be used
         attachment = self._usable()
         host, into = self._places(out)
@@ -77,6 +104,14 @@ class HostCopies(Views):
 
         Raises `ArgumentError` and `DtypeError` where they differ.
         """
+        if self._pairs is not None and progress is None and not spans.made():
+            copy = self._again(a, UP, stream, blocking)
+            if copy is not None:
+                if not blocking:
+                    copy.begin(a)
+                    return
+                if copy.run(a):
+                    return
         host = a if isinstance(a, np.ndarray) else np.asarray(a, self._dtype)
         if host.dtype is not self._dtype and host.dtype.newbyteorder("=") != self._dtype:
             raise DtypeError(
@@ -91,6 +126,54 @@ class HostCopies(Views):
                 fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
             )
         self._write(host, stream, progress, blocking)
+
+    # ---- the same once more ----
+
+    def _again(self, host: Any, way: int, on: stream.Stream | None, blocking: bool) -> PinnedCopy | None:
+        """What copies the array as it was copied before, where nothing has changed that matters."""
+        pair = None if self._pairs is None else self._pairs.get(id(host))
+        if (
+            pair is None or pair.host() is not host or pair.base() is not host.base
+            or host.shape != self._shape or host.dtype is not self._dtype
+        ):  # fmt: skip
+            return None
+        flags = host.flags
+        if not flags.c_contiguous or (way == DOWN and not flags.writeable):
+            return None
+        if on is None:
+            on = stream.current(self._connection)
+        copy = pair.copies.get((way, None if on is None else id(on)))
+        if copy is None or copy.again(self._memory, on, blocking):
+            return copy
+        self._pairs = None  # what was remembered may keep what has ended
+        return None
+
+    def _get_again(self, copy: PinnedCopy, out: np.ndarray[Any, Any], timeout: float | None, blocking: bool) -> bool:
+        if not blocking:
+            copy.begin(out)
+        elif not copy.run(out, timeout):
+            return False
+        if self._connection._deferred:  # as in `get`
+            self._connection.raise_deferred(copy.stream, self._memory.handle)
+        return True
+
+    def _remember(self, host: np.ndarray[Any, Any], way: int, given: stream.Stream | None, copy: PinnedCopy) -> None:
+        """It was copied just as it is."""
+        pairs = self._pairs
+        if type(host) is not np.ndarray or host.dtype is not self._dtype or host.base is None:
+            return
+        if pairs is None or len(pairs) >= _PAIRS:
+            self._pairs = pairs = {}
+        pair = pairs.get(id(host))
+        if pair is None or pair.host() is not host or pair.base() is not host.base:
+            try:
+                pairs[id(host)] = pair = _Pair(weakref.ref(host), weakref.ref(host.base), {})
+            except TypeError:  # what has no weak references
+                return
+        if len(pair.copies) >= _PAIRS:
+            pair.copies.clear()
+        on = given if given is not None else stream.current(self._connection)
+        pair.copies[way, None if on is None else id(on)] = copy
 
     # ---- inside ----
 
@@ -115,10 +198,12 @@ class HostCopies(Views):
         blocking: bool = False,
     ) -> None:
         attachment = self._usable()
-        host = np.ascontiguousarray(host, self._dtype)
+        given, host = host, np.ascontiguousarray(host, self._dtype)
         part = self._part(attachment, stream)
         report = progress.reporter(show, "upload")
-        self._send(attachment, part, transfer.host_bytes(host), report, blocking, not self._records(stream))
+        copy = self._send(attachment, part, transfer.host_bytes(host), report, blocking, not self._records(stream))
+        if copy is not None and host is given:
+            self._remember(host, UP, stream, copy)
 
     def _send(
         self,
@@ -128,8 +213,8 @@ class HostCopies(Views):
         report: progress.Progress | None,
         blocking: bool,
         shared: bool,
-    ) -> None:
-        bulk.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
+    ) -> PinnedCopy | None:
+        return bulk.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
 
     def _part(self, attachment: Attachment, on: stream.Stream | None) -> transfer.Part:
         """All of it, in the order of a stream."""
@@ -148,7 +233,9 @@ class HostCopies(Views):
         data = transfer.host_bytes(into)
         report = progress.reporter(show, "download")
         shared = not self._records(on)
-        bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+        copy = bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+        if copy is not None:
+            self._remember(into, DOWN, on, copy)
 
     def _places(self, out: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The array that is returned, and the one that takes its bytes as they come."""

@@ -114,7 +114,9 @@ class Laned(Sending):
             self._nested = False
             self._break(lane_broke("a signal handler waited"))
         self._role.leave(thread)
-        self._leave()
+        self._users -= 1
+        if not self._users:
+            self._lane.release()
 
     def _leave(self) -> None:
         self._users -= 1
@@ -164,7 +166,8 @@ class Laned(Sending):
             if self._over:
                 return False
             if kind == _RESPONSE:
-                session.receive_serialized(payload)
+                if not session.receive_done(payload):
+                    session.receive_other(payload)
             elif kind == _ACK:
                 session.acknowledge(number)
             else:

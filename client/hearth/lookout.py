@@ -43,11 +43,11 @@ UP, DOWN = 0, 1
 class Lookout:
     """Of one attachment. What threads tell it at the same time may be lost: it is no more than a guess."""
 
-    __slots__ = ("_copies", "_due", "_early", "_ended", "_margin", "_pace", "_patience", "most")
+    __slots__ = ("_copies", "_due", "_early", "_ended", "_margin", "_pace", "most", "patience")
 
     def __init__(self, cores: int) -> None:
-        self.most = self._patience = LOOK_S if cores >= CORES else 0.0
-        """How long to look at the most; 0: never."""
+        self.most = self.patience = LOOK_S if cores >= CORES else 0.0
+        """How long to look at the most (0: never), and for what is awaited from now on."""
         self._due = self._early = self._margin = 0.0
         self._copies = 0
         """How many are under way; of one that failed nobody tells."""
@@ -58,17 +58,13 @@ class Lookout:
 
     # ---- answers ----
 
-    @property
-    def patience(self) -> float:
-        """How long to look for what is awaited from now on."""
-        return self._patience
-
     def came(self, waited: float) -> None:
         """It came after so long: of a row, what comes next comes as soon again."""
-        if waited <= 2 * self.most:
-            self._patience = self.most
-        elif self.most:
-            self._patience = max(self._patience / 2, LEAST_S)
+        most = self.most
+        if waited <= 2 * most:
+            self.patience = most
+        elif most:
+            self.patience = max(self.patience / 2, LEAST_S)
 
     # ---- copies ----
 

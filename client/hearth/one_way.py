@@ -24,6 +24,8 @@ class Ending:
 
     __slots__ = ("_end", "abandoned", "keep", "reports")
 
+    expected = None
+
     def __init__(self, end: End, keep: object = None, *, reports: bool = False) -> None:
         self.reports = reports
         self.abandoned = False

@@ -21,6 +21,8 @@ class Receipts:
     def __init__(self) -> None:
         self.responses = 0
         """Results and events that have come."""
+        self.responses_due = RESPONSES
+        """How many there are to be when the daemon should be told."""
         self._bytes = 0
         self._told = 0
         self._told_bytes = 0
@@ -33,7 +35,7 @@ class Receipts:
     def response(self) -> None:
         """A result or an event has come."""
         self.responses = count = self.responses + 1
-        if count - self._told >= RESPONSES:
+        if count >= self.responses_due:
             self.due = True
 
     def size(self, size: int) -> None:
@@ -80,3 +82,4 @@ class Receipts:
 
     def _note(self) -> None:
         self._told, self._told_bytes, self.due = self.responses, self._bytes, False
+        self.responses_due = self._told + RESPONSES

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from hearth.errors import HearthError, TimeoutError
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 T = TypeVar("T")
+Expected: TypeAlias = "tuple[bytes, commands_pb2.Result]"
+"""A `Result` without its request, serialized and as what it is passed on as: it need not be read then."""
 
 
 class ReplyLike(Protocol):
@@ -27,6 +29,8 @@ class ReplyLike(Protocol):
     def reports(self) -> bool: ...
     @property
     def abandoned(self) -> bool: ...
+    @property
+    def expected(self) -> Expected | None: ...
     def set_result(self, result: commands_pb2.Result) -> None: ...
     def set_error(self, error: HearthError) -> None: ...
 
@@ -52,6 +56,8 @@ class Reply:
     """Whether the answer is there."""
     error: HearthError | None = None
     abandoned = False
+    expected: Expected | None = None
+    """What the answer will be, most likely."""
     on_error: Callable[[], None] | None = None
     """Called when it fails, so that a transfer waiting beside it ends."""
     on_late_error: Callable[[HearthError], None] | None = None

@@ -44,6 +44,16 @@ class Shared:
         return self._connection.alive
 
     @property
+    def alive_lately(self) -> bool:
+        """The same; does not look each time."""
+        return self._connection.alive_lately
+
+    @property
+    def open(self) -> bool:
+        """Whether it was when somebody looked last."""
+        return not self._connection.closed
+
+    @property
     def fruitful(self) -> bool:
         """Whether anything was ever shared on it."""
         return self._connection.fruitful

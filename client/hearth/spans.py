@@ -133,6 +133,11 @@ def context() -> tuple[tuple[str, str], ...]:
     return tuple(carrier.items())
 
 
+def made() -> bool:
+    """Whether there are any."""
+    return _API in _modules and _find_tracer() is not None
+
+
 # ---- what stands in spans ----
 
 

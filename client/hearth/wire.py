@@ -20,7 +20,8 @@ _SHORT = tuple(bytes((size,)) for size in range(128))
 """The varints of one byte."""
 FRAMING = 16
 """More than a tag and a length add to a command, and than the rest of a request adds to its commands."""
-_DONE = b"\x1a\x00"  # Result.done, empty
+DONE = b"\x1a\x00"
+"""Result.done, empty."""
 _RESULT = 0x1A  # ExecuteResponse.result, length-delimited
 _RESULT_REQUEST = 0x08  # Result.request, varint
 
@@ -45,23 +46,28 @@ def number(value: int) -> bytes:
     return varint(value)
 
 
-def done_request(response: bytes) -> int:
-    """The request that an `ExecuteResponse` says is done, where it says nothing else; 0 for every other one."""
-    size = len(response)
-    if (
-        not 5 < size < 10
-        or response[0] != _RESULT
-        or response[1] != size - 2
-        or response[2] != _RESULT_REQUEST
-        or response[-2:] != _DONE
-        or (value := response[-3]) >= 0x80
-    ):
-        return 0
-    for byte in response[-4:2:-1]:  # of the request's number, from the highest byte to the lowest
-        if byte < 0x80:
-            return 0
-        value = value << 7 | byte & 0x7F
-    return value
+def answered(response: bytes) -> tuple[int, bytes]:
+    """The request that an `ExecuteResponse` has the result of, and the rest of the serialized `Result`. 0 where it is
+    anything else, or a long one, or its number has more than 28 bits."""
+    try:
+        if response[0] == _RESULT and response[2] == _RESULT_REQUEST and response[1] == len(response) - 2 < 0x80:
+            value = response[3]
+            if value < 0x80:
+                return value, response[4:]
+            byte = response[4]
+            value += (byte << 7) - 0x80
+            if byte < 0x80:
+                return value, response[5:]
+            byte = response[5]
+            value += (byte << 14) - (0x80 << 7)
+            if byte < 0x80:
+                return value, response[6:]
+            byte = response[6]
+            if byte < 0x80:
+                return value + (byte << 21) - (0x80 << 14), response[7:]
+    except IndexError:
+        pass
+    return 0, b""
 
 
 def launches_command(records: Sequence[bytes], size: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 from collections import deque
 from itertools import islice, repeat
 from time import monotonic
@@ -26,6 +27,8 @@ unmapped each time, which takes 15 us."""
 _BATCH = int(Kind.BATCH)
 _HEAD = HEADER.size
 _unpack = HEADER.unpack_from
+_unpack_two = struct.Struct(HEADER.format + HEADER.format[1:]).unpack_from
+_TWO = 2 * _HEAD
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 Came: TypeAlias = tuple[int, int, bytes]
@@ -170,7 +173,12 @@ class Lane:
                 raise LaneEnded("the daemon closed the lane")
             at, size = 0, len(data)
             # Most often it is one or two short ones, whole: those are cut here, and not by the reader, which is ready
-            # for everything.
+            # for everything. An ack and the answer behind it come together.
+            if size > _TWO and not self._pending:
+                empty, kind, _, _, ident, length, second, _, _, about = _unpack_two(data)
+                if not empty and _TWO + length == size:
+                    came += (kind, ident, b""), (second, about, data[_TWO:])
+                    continue
             while not self._pending and size - at >= _HEAD:
                 length, kind, _, _, ident = _unpack(data, at)
                 end = at + _HEAD + length

@@ -30,6 +30,9 @@ LIVE_S = 2.0
 REGISTER_S = 10.0
 REGISTER_GIB_S = 1.0
 """So long the answer to a segment may take, and so much longer for each GiB of it."""
+LOOKED_S = 10e-3
+"""So long a look lasts for who copies the same again and again. It ends with one of the two processes, and of that the
+lane tells as well; what was sent meanwhile fails, as what was under way does."""
 _FULL = "QUOTA_EXCEEDED"
 _READ_BYTES = 64 << 10
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -95,15 +98,18 @@ class SegmentConnection:
         """Transfers that were placed, and what was said of it; None: nothing yet."""
         self._gone: deque[int] = deque()
         """Segments of `_sent` that nobody has any more."""
-        self._closed = False
+        self.closed = False
+        """Nothing more is shared on it: known without a look."""
+        self._looked = -LOOKED_S
 
     # ---- state ----
 
     @property
     def alive(self) -> bool:
         """Whether it can be used; looks."""
-        if self._closed:
+        if self.closed:
             return False
+        self._looked = time.monotonic()
         try:
             data = self._connection.recv(1, _PEEK)
         except BlockingIOError:
@@ -114,9 +120,14 @@ class SegmentConnection:
             self.close()
         return bool(data)
 
+    @property
+    def alive_lately(self) -> bool:
+        """The same; it is as good for a moment."""
+        return not self.closed and (time.monotonic() - self._looked < LOOKED_S or self.alive)
+
     def close(self) -> None:
         """Ends it for both sides."""
-        self._closed = True
+        self.closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -128,24 +139,24 @@ class SegmentConnection:
 
     def forked(self) -> None:
         """In the child of a fork, where another thread may have held the lock; the parent's connection goes on."""
-        self._closed = True
+        self.closed = True
         self._connection.close()
 
     # ---- segments ----
 
     def number(self, segment: Segment) -> int:
         """What commands name it by; 0: they may not."""
-        return 0 if self._closed else self._named.get(segment.number, 0)
+        return 0 if self.closed else self._named.get(segment.number, 0)
 
     def register(self, segment: Segment) -> int:
         """Has the device process map the segment, and waits for that; what commands name it by, or 0 where it, or the
         bound on all of them, does not allow it. Raises `Lost`."""
         ident = segment.number
-        if ident in self._named and not self._closed:
+        if ident in self._named and not self.closed:
             return self._named[ident]
         with self._lock:
             self._release_gone()
-            if self._closed:
+            if self.closed:
                 raise Lost("the connection was closed")
             if ident in self._named:
                 return self._named[ident]
@@ -262,7 +273,7 @@ class SegmentConnection:
 
     def _release_gone(self) -> None:
         """Tells the device process what is named no more; never waits."""
-        while self._gone and not self._closed:
+        while self._gone and not self.closed:
             ident = self._gone[0]
             sent = self._sent.get(ident)
             if sent is not None:

@@ -48,10 +48,13 @@ def result(request: int) -> commands_pb2.Result:
     return commands_pb2.Result(request=request, done=commands_pb2.Done())
 
 
-@given(st.integers(0, 2**30) | st.integers(0, 2**64 - 1))
-def test_what_is_done_is_read_without_a_message(request: int) -> None:
-    data = device_pb2.ExecuteResponse(result=result(request)).SerializeToString()
-    assert wire.done_request(data) == (request if request < 2**28 else 0)
+@given(st.integers(0, 2**30) | st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_what_a_request_is_answered_is_read_without_a_message(request: int, size: int) -> None:
+    filled = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
+    for answer, rest in ((result(0), wire.DONE), (filled, filled.SerializeToString())):
+        answer.request = request
+        data = device_pb2.ExecuteResponse(result=answer).SerializeToString()
+        assert wire.answered(data) == ((request, rest) if 0 < request < 2**28 else (0, b""))
 
 
 @given(st.integers(1, 2**28), st.integers(0, 12), st.integers(0, 255), st.binary(max_size=2))
@@ -59,7 +62,8 @@ def test_other_responses_are_left_to_protobuf(request: int, at: int, byte: int, 
     """Whatever it says is done, the generated classes say, too."""
     data = bytearray(device_pb2.ExecuteResponse(result=result(request)).SerializeToString() + more)
     data[at % len(data)] = byte
-    if number := wire.done_request(bytes(data)):
+    number, rest = wire.answered(bytes(data))
+    if number and rest == wire.DONE:
         assert device_pb2.ExecuteResponse.FromString(bytes(data)).result == result(number)
 
 
@@ -67,16 +71,19 @@ def test_responses_that_are_not_only_done() -> None:
     failed = commands_pb2.Result(request=3)
     failed.error.code = 3
     usage = commands_pb2.Result(request=3, memory_usage=commands_pb2.MemoryUsageResult())
-    others = [
-        device_pb2.ExecuteResponse(result=failed),
-        device_pb2.ExecuteResponse(result=usage),
-        device_pb2.ExecuteResponse(result=commands_pb2.Result(request=3)),
+    long = commands_pb2.Result(request=3, read=commands_pb2.ReadResult(data=bytes(300)))
+    for other in (failed, usage, long, commands_pb2.Result(request=3)):
+        number, rest = wire.answered(device_pb2.ExecuteResponse(result=other).SerializeToString())
+        assert rest != wire.DONE and number in (0, 3)
+    for response in (
         device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=3)),
         device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x"))),
-    ]
-    for other in others:
-        assert not wire.done_request(other.SerializeToString())
-    assert not wire.done_request(b"")
+        device_pb2.ExecuteResponse(),
+    ):
+        assert wire.answered(response.SerializeToString()) == (0, b"")
+    whole = device_pb2.ExecuteResponse(result=result(2**27)).SerializeToString()
+    for size in range(len(whole)):
+        assert wire.answered(whole[:size]) == (0, b""), "cut short"
 
 
 @pytest.mark.parametrize(
