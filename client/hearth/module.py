@@ -19,6 +19,7 @@ from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
 from hearth.function import Function
 from hearth.memory import Memory
+from hearth.plain import encodable
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class RawModule:
         assert code is not None
         if not isinstance(code, str | bytes | bytearray):
             raise DtypeError(f"code is {type(code).__name__}.", reason="INVALID_ARGUMENT", fix="pass str or bytes.")
+        if isinstance(code, str) and not encodable(code):
+            raise DtypeError("code is no text that UTF-8 can hold.", reason="INVALID_ARGUMENT", fix="read it as UTF-8.")
         data = code.encode() if isinstance(code, str) else bytes(code)
         if isinstance(options, str):
             raise DtypeError("options is a str.", reason="INVALID_ARGUMENT", fix=f"options=({options!r},)")
@@ -95,7 +98,7 @@ class RawModule:
 
     def get_function(self, name: str) -> Function:
         """A kernel by name, or by one of the `name_expressions`. Does not wait: a wrong name surfaces on use."""
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not encodable(name):
             raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
         return self._function_type(self, name)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hearth import plain, plain_answers
 from hearth.credentials import bearer, of_session, opening
-from hearth.errors import HearthError, UnsupportedError
+from hearth.errors import ArgumentError, HearthError, UnsupportedError
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 
 if TYPE_CHECKING:
@@ -46,10 +46,13 @@ def open_session(
     what was tried, or what the daemon answers."""
     from hearth import __version__
 
+    name = client_name or default_name()
+    if not isinstance(name, str) or not plain.encodable(name):
+        raise ArgumentError(f"name is {name!r}.", reason="INVALID_ARGUMENT", fix="pass a str that UTF-8 can hold.")
     request = plain.open_session(
         (PROTOCOL_MIN, PROTOCOL_MAX),
         __version__,
-        client_name or default_name(),
+        name,
         plain.ISOLATION[dedicated],
         int(launch_timeout * 1e9),
     )

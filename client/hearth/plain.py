@@ -44,10 +44,17 @@ def _bytes(tag: int, *parts: bytes | memoryview) -> bytes:
     return b"".join((number(tag), number(sum(map(len, parts))), *parts))
 
 
+def encodable(text: str) -> bool:
+    """Whether UTF-8, in which a message has text, can hold it: not half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _text(tag: int, value: str) -> bytes:
-    """Raises TypeError and UnicodeEncodeError for what is no text."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no str")
+    """Of `encodable` text."""
     return _bytes(tag, value.encode()) if value else b""
 
 
@@ -100,7 +107,7 @@ def code(kind: int, data: bytes) -> bytes:
 
 
 def get_function(stream: int, function: int, module: int, name: str) -> Plain:
-    """`Command.get_function`. Raises UnicodeEncodeError, a ValueError, for what is no text."""
+    """`Command.get_function`."""
     body = b"".join((b"\x08", number(function), b"\x10", number(module), _text(0x1A, name)))
     return _command(stream, b"\x92\x01", body)
 

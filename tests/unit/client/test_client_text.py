@@ -1,0 +1,41 @@
+"""Text that no message can hold is refused by name before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import hearth
+from hearth.module import RawModule
+from hearth.opening import open_session
+from hearth.plain import encodable
+
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize("name", [5, b"bytes", HALF, ["x"]])
+def test_a_client_s_name(name: Any) -> None:
+    with pytest.raises(hearth.ArgumentError, match="name is .*pass a str"):
+        open_session(None, None, 1.0, name)  # type: ignore[arg-type]
+
+
+class _Device:
+    _connection: Any = None
+
+
+def test_a_source() -> None:
+    with pytest.raises(hearth.DtypeError, match="UTF-8"):
+        RawModule(_Device(), "//" + HALF)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", HALF, 5, None])
+def test_a_kernel_s_name(name: Any) -> None:
+    module = RawModule.__new__(RawModule)
+    with pytest.raises(hearth.ArgumentError, match="no kernel's name"):
+        module.get_function(name)
+
+
+def test_what_is_text() -> None:
+    assert encodable("né\0漢\U0001f525") and encodable("")
+    assert not encodable("a" + HALF)
