@@ -50,7 +50,7 @@ class Executor:
         device.telemetry.know(self._handlers)
         device.quiet.tenant_of = self._tenant_of
         self.sharing = Sharing(device, Arrivals(device, families.launches, self), self._perform)
-        self.straight = Straight(device, self, families.launches, self.sharing)
+        self.straight = Straight(device, self, families.launches, self.sharing, self.segments)
         self._at_once: dict[int, Callable[[Session, Frame], None]] = {
             Kind.UPLOAD: self._upload,
             Kind.DOWNLOAD: self.transfers.download_frame,
@@ -99,7 +99,9 @@ class Executor:
     def kick(self, session: Session | None) -> None:
         """Deferred commands of the session (None: of all) are tried again before the loop sleeps."""
         if session is None:
-            self._kicked.update(channel for channel, each in self._sessions.items() if each.deferred)
+            for channel, each in self._sessions.items():
+                if each.deferred:
+                    self._kicked.add(channel)
         elif session.deferred:
             self._kicked.add(session.channel)
 

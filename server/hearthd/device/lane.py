@@ -157,20 +157,33 @@ class Lane:
         self._acked = self._told = seq
         self._sizes.clear()
         self._unacked = 0
-        data = ANSWER.pack(0, ACK, 0, 0, seq, len(payload), RESPONSE, 0, 0, 0) + payload
+        self._write(ANSWER.pack(0, ACK, 0, 0, seq, len(payload), RESPONSE, 0, 0, 0) + payload)
+        return True
+
+    def respond(self, payload: bytes) -> bool:
+        """A response, now, behind the ack of what has been executed. False, with nothing done, where it has to wait."""
+        if self._unread or self._why or not self._open:
+            return False
+        head = HEADER.pack(len(payload), RESPONSE, 0, 0, 0)
+        if self._told != self._acked:
+            head = self._ack() + head
+        self._write(head + payload)
+        return True
+
+    def _write(self, data: bytes) -> None:
+        """Sends it, where nothing else waits to be; what does not go waits."""
         try:
             sent = self._end.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
             self._ended("")
-            return True
+            return
         if sent < len(data):
             self._out.parts.append(data[sent:])
             self._unread = len(data) - sent
         if self._unread or not self._reading:
             self._watch()
-        return True
 
     def put_ack(self) -> None:
         """Tells the client what has been executed."""
@@ -232,7 +245,7 @@ class Lane:
 
     def _ready(self, events: int) -> None:
         if events & EPOLLIN and self._reading:
-            if self._room():
+            if not (self._sizes or self._unread or self._repeated or self._crowded()) or self._room():
                 self._receive()
             else:
                 self._watch()  # until `settle` finds room: who makes any stirs the lane

@@ -43,6 +43,8 @@ class Loop:
         self.on_turn: Callable[[int], None] = lambda nanoseconds: None
         """Told how long a turn took in which there was something to do, sleep not counted."""
         self._began = 0
+        self._came = False
+        """Whether what is ready has been looked for, and came."""
         self.lingering: Spinning | None = None
         """How long to look for what is ready again and again, once something was done, before the loop sleeps."""
 
@@ -125,6 +127,10 @@ class Loop:
                 callback = self._callbacks.get(fd)
                 if callback is not None:
                     callback(events)
+        if self._came:  # only now: somebody may have been waiting for what was to be done
+            self._came = False
+            if self.lingering is not None:
+                self.lingering.came(self._began / 1e9)
         for _ in range(len(self._tasks)):
             self._tasks.popleft()()
 
@@ -137,8 +143,7 @@ class Loop:
                 break
         if not (ready or self._tasks):
             ready = poll(sleep) if sleep is not None else poll()
-        if ready:
-            lingering.came(time.perf_counter())
+        self._came = bool(ready)
         return ready or []
 
     def _nap(self, seconds: float) -> list[tuple[int, int]]:

@@ -159,6 +159,17 @@ class Outbox:
         self._urgent = True
         self.send()
 
+    def now(self, channel: int, payload: bytes, last: bool = True) -> None:
+        """A response, now, where nothing else has to go before it. Not the `last`: the next one may be known in a
+        moment, and one message then tells of both; at the latest it goes when the turn is over."""
+        lane = self.lanes.get(channel)
+        if lane is None or self._urgent or not last or not lane.respond(payload):
+            self.put(RESPONSE, payload, channel=channel)
+            if last:
+                self.answer()
+            return
+        self._copy(HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
+
     def _copy(self, head: bytes, payload: bytes) -> None:
         """For the front, when there is company."""
         if self._ack is not None:

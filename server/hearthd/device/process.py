@@ -59,6 +59,12 @@ HASTY = 8
 NAP_S = 2e-5
 """How long to sleep where what was awaited has not come soon."""
 
+EXPECTED_S = 1e-4
+"""How long the next step is looked for first."""
+
+LOOKS = 4
+"""So often the device is asked before the sockets are looked at, which takes as long as to ask it."""
+
 LAST_WORDS_S = 0.3
 """How long a process that gives up its device waits for the front to have heard why."""
 
@@ -98,6 +104,8 @@ class DeviceProcess:
         self._reader = FrameReader()
         self._hasty = 0
         """Turns in a row that left things undone."""
+        self._expected_until = 0.0
+        """How long the next step of who has just been answered is looked for before anything else is done; else 0."""
         self.loop = Loop()
         link.setblocking(False)
         self._outbox = Outbox(link, self._watch_writes)
@@ -208,6 +216,7 @@ class DeviceProcess:
     def _poll(self) -> float | None:
         device, executor = self._device, self._executor
         tracks, sharing = device.tracks, executor.sharing
+        self._expected_until = 0.0
         progress = tracks.poll()
         if progress:
             self._outbox.answer()  # who waited hears of it before anything else is done
@@ -216,7 +225,7 @@ class DeviceProcess:
         device.staging.poll()
         executor.pump()
         device.staging.flush()
-        if self._hasty < HASTY and tracks.awaits and not (sharing.several or executor.more):
+        if self._hasty < HASTY and not (sharing.several or executor.more) and (self._expects() or tracks.awaits):
             self._hasty += 1  # the rest is done when what is awaited has come, or does not come soon
             return NAP_S
         self._hasty = 0
@@ -238,11 +247,35 @@ class DeviceProcess:
         asleep = self._stripes.sleep(self._lanes.sleep(executor.sleep(asleep)))
         return self._collector.sleep(self._outbox.sleep(asleep))
 
+    def _expects(self) -> bool:
+        """Whether somebody who works step by step has just been answered: the next step comes soon, and is not to find
+        this thread busy with what nobody waits for."""
+        straight = self._executor.straight
+        answered, straight.answered = straight.answered, False
+        if not answered or self._device.tracks.live or self.loop.lingering is None:
+            return False
+        self._executor.sharing.settle(True)
+        self._expected_until = time.perf_counter() + EXPECTED_S
+        return True
+
     def _nap(self) -> bool | None:
+        if self._expected_until:  # nothing is under way
+            return None if time.perf_counter() < self._expected_until else True
         tracks = self._device.tracks
-        if tracks.news:
-            return True
-        return None if tracks.awaits else False
+        if not tracks.news:
+            if not tracks.awaits:
+                return False
+            looks = LOOKS
+            while not tracks.news:
+                looks -= 1
+                if not looks:
+                    return None
+        for track in tuple(tracks.live):
+            if track.pending:
+                tracks.reap(track)  # who waits hears of it before the loop goes round; a `poll` finds it all the same
+        self._outbox.answer()
+        self._executor.sharing.settle(False)  # device time ends here, whatever the sockets bring before that poll
+        return True
 
     def _send(self) -> None:
         self._executor.collectives.flush()

@@ -56,10 +56,16 @@ class Segments:
     def gauges(self) -> dict[str, int]:
         return {"segments": sum(self._count.values()), "segment_bytes": self.bytes}
 
+    def get(self, session: Session, ident: int) -> Segment | None:
+        """The one that the number stands for in this session, if any."""
+        named = self._named.get(session)
+        segment = named.get(ident) if named is not None else None
+        return segment if segment is not None and segment.ready else None
+
     def find(self, session: Session, ident: int) -> Segment:
         """Raises Refusal(INVALID_HANDLE) for a number that stands for none of this session's."""
-        segment = self._named.get(session, {}).get(ident)
-        if segment is None or not segment.ready:
+        segment = self.get(session, ident)
+        if segment is None:
             raise Refusal(
                 Reason.INVALID_HANDLE,
                 f"segment {ident} is not shared by this session with this device process",

@@ -1,5 +1,6 @@
 """Launches and the wait for them that go straight through: from the lane, or from the front, to the device, and the
-answer back, in one go. So do copies that come one by one, as far as to the device.
+answer back, in one go. So do copies that come one by one, as far as to the device; those from and to shared memory are
+answered like the former (`hearthd.device.straight_copies`).
 
 Whoever launches and waits, again and again, pays for every step between. So where nothing else is going on (nobody else
 has work, nothing of the session waits, nothing looks at its commands), a plain batch is not queued, nor taken apart
@@ -10,7 +11,6 @@ What does not fit goes the long way, from its beginning or from where it ceased 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -21,18 +21,22 @@ from hearthd.device.backlog import Backlog
 from hearthd.device.context import Device
 from hearthd.device.lane import Lane
 from hearthd.device.launch import LaunchCommands
-from hearthd.device.operation import Origin, Replies
-from hearthd.device.outbox import ACK
+from hearthd.device.operation import Replies
 from hearthd.device.policy import plain_batch
 from hearthd.device.policy.plain_batch import PlainBatch
+from hearthd.device.segments import Segments
 from hearthd.device.session import BatchEntry, Session
 from hearthd.device.sharing import Sharing
+from hearthd.device.straight_copies import Copy, StraightCopies
+from hearthd.device.straight_wait import Wait
 from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import Track
-from hearthd.device.waits import answer_with
 
 HERE_S = 2e-5
 """How long the end of the work is asked for without a look at the sockets: no longer than a turn of the loop takes."""
+
+SOON = 512 << 10
+"""Bytes of a copy that may be done by then."""
 
 
 class Executing(Commands, Replies, Protocol):
@@ -48,11 +52,16 @@ class Executing(Commands, Replies, Protocol):
 class Straight:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, executor: Executing, launches: LaunchCommands, sharing: Sharing) -> None:
+    def __init__(
+        self, device: Device, executor: Executing, launches: LaunchCommands, sharing: Sharing, segments: Segments
+    ) -> None:
         self._device = device
         self._executor = executor
         self._launches = launches
         self._sharing = sharing
+        self._copies = StraightCopies(device, segments, executor)
+        self.answered = False
+        """Whether somebody was answered in the turn in which it asked, since somebody looked."""
 
     def take(self, lane: Lane, seq: int, payload: bytes) -> bool:
         """A batch has come over a lane on which nothing waits. False, with nothing done, where it goes the long way."""
@@ -104,42 +113,51 @@ class Straight:
         batch: PlainBatch,
         began: int,
     ) -> None:
-        device, launches = self._device, self._launches
-        telemetry, tracks = device.telemetry, device.tracks
+        device = self._device
         session.last_seq = seq = session.last_seq + 1
-        records = batch.records
-        entry: BatchEntry | None = None
-        index = 0
-        if records:
-            if launches.again(session, records):
-                index = 1
-            else:
-                entry = BatchEntry(seq)
-                session.batches.append(entry)
-                index, _ = launches.run_records(session, records, entry, 0)
-            telemetry.count("launch", index)
-        telemetry.batches += 1
+        index, entry = self._issue(session, batch.records) if batch.records else (0, None)
         busy = self._busy(session, stream, batch.all_streams)
         if busy is None or (entry is not None and session.deferred):  # the former: it waits for more than one track
             self._go_on(session, batch, entry, index)
-            self._sharing.went(backlog)
-            telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+            self._ran(backlog, index, began)
             return
-        session.batches.clear()  # it has run
-        wait = _Wait(device, self._executor, lane, session, stream, batch, seq, index)
-        if busy:
-            tracks.on_complete(busy[0], wait.end)
-            self._sharing.went(backlog)
-            telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+        if entry is not None:
+            session.batches.clear()  # it has run
+        wait = Wait(device, self._executor, lane, session, stream, batch, seq, index)
+        device.telemetry.sync_points += 1
+        if not busy:
+            wait.end()
+            self._ran(None, index, began)
+            self.answered = True
+        else:
+            tracks = device.tracks
+            tracks.on_complete(busy[0], wait.end)  # before all else, for the device may come to its end any moment
+            self._ran(backlog, index, began)
             if not tracks.notified:
                 tracks.ask(busy[0], HERE_S)
-            if not wait.over:
+            if wait.over:
+                self.answered = True
+            else:
                 wait.take_its_time()
-        else:
-            wait.end()
-            telemetry.batch_execution.observe(time.perf_counter_ns() - began)
-        telemetry.count("sync")
-        telemetry.sync_points += 1
+        device.telemetry.count("sync")
+
+    def _issue(self, session: Session, records: bytes) -> tuple[int, BatchEntry | None]:
+        """How many launches there were; the batch, where they were not all the same as before."""
+        if self._launches.again(session, records):
+            return 1, None
+        entry = BatchEntry(session.last_seq)
+        session.batches.append(entry)
+        return self._launches.run_records(session, records, entry, 0)[0], entry
+
+    def _ran(self, backlog: Backlog | None, launches: int, began: int) -> None:
+        """A batch has run; `backlog`: whose, where the device has been given something."""
+        telemetry = self._device.telemetry
+        if launches:
+            telemetry.count("launch", launches)
+        telemetry.batches += 1
+        if backlog is not None:
+            self._sharing.went(backlog)
+        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
 
     def _copy(self, lane: Lane | None, session: Session, backlog: Backlog, payload: bytes, began: int) -> bool:
         """A Write or a Read alone: it does not wait for its turn, for there is nobody else's. False for all else."""
@@ -147,19 +165,27 @@ class Straight:
         found = plain_batch.lone_copy(payload, seq)
         if found is None:
             return False
-        kind, data = found
-        try:
-            command = commands_pb2.Command.FromString(data)
-        except DecodeError:
-            return False
-        if command.WhichOneof("kind") != kind:  # there are more fields behind it
-            return False
+        named = self._copies.known(found)
+        if named is None:
+            try:
+                command = commands_pb2.Command.FromString(found.data)
+            except DecodeError:
+                return False
+            if command.WhichOneof("kind") != found.kind:  # there are more fields behind it
+                return False
+            named = self._copies.learn(found, command)
+        if named is not None:
+            copy = self._copies.give(session, lane, seq, found.request, named)
+            if copy is not None:
+                self._after(copy, lane, session, backlog, found.kind, len(payload), began)
+                return True
+            command = commands_pb2.Command.FromString(found.data)
         session.last_seq = seq
         if lane is not None:
             lane.came(seq, len(payload))
         entry = BatchEntry(seq)
         session.batches.append(entry)
-        self._executor.command(session, command, kind, batch=entry)
+        self._executor.command(session, command, found.kind, batch=entry)
         entry.left -= 1
         if not entry.left:
             self._executor.acknowledge(session, entry)
@@ -169,12 +195,35 @@ class Straight:
         telemetry.batch_execution.observe(time.perf_counter_ns() - began)
         return True
 
+    def _after(
+        self, copy: Copy, lane: Lane | None, session: Session, backlog: Backlog, kind: str, size: int, began: int
+    ) -> None:
+        """A copy has been given to the device: what has to be noted of it, while that is at it."""
+        telemetry, tracks = self._device.telemetry, self._device.tracks
+        session.last_seq = seq = session.last_seq + 1
+        if lane is not None:
+            lane.came(seq, size)
+        telemetry.count(kind)
+        telemetry.batches += 1
+        self._sharing.went(backlog)
+        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+        if copy.refusal is not None:
+            copy.fail(copy.refusal)
+            return
+        if copy.size <= SOON and len(copy.track.pending) == 1 and not tracks.notified:
+            tracks.ask(copy.track, HERE_S)
+        if copy.over:
+            self.answered = True
+        else:
+            copy.take_its_time()
+
     def _busy(self, session: Session, stream: LogicalStream, all_streams: bool) -> list[Track] | None:
         """The track to wait for, if any; None: there is more to wait for than one."""
-        tracks = self._device.tracks
+        tracks, track = self._device.tracks, stream.track
         if not all_streams:
-            return [] if tracks.idle(stream.track) else [stream.track]
-        busy = tracks.busy(session.tracks())
+            return [] if tracks.idle(track) else [track]
+        live = tracks.live
+        busy = [track] if len(live) == 1 and track in live else tracks.busy(session.tracks())
         return None if len(busy) > 1 or session.streams.marked else busy
 
     def _go_on(self, session: Session, batch: PlainBatch, entry: BatchEntry | None, index: int) -> None:
@@ -191,70 +240,3 @@ class Straight:
         entry.left -= 1
         if not entry.left:
             self._executor.acknowledge(session, entry)
-
-
-class _Wait:
-    """A Sync whose batch has run. Its ack is sent with its answer, unless that takes its time."""
-
-    __slots__ = ("_batch", "_began", "_device", "_index", "_lane", "_origin", "_replies", "_seq", "_session",
-                 "_stream", "over")  # fmt: skip
-
-    def __init__(
-        self,
-        device: Device,
-        replies: Replies,
-        lane: Lane | None,
-        session: Session,
-        stream: LogicalStream,
-        batch: PlainBatch,
-        seq: int,
-        index: int,
-    ) -> None:
-        self._device = device
-        self._replies = replies
-        self._lane = lane
-        self._session = session
-        self._stream = stream
-        self._batch = batch
-        self._seq = seq
-        self._index = index
-        self._origin: Origin | None = None
-        self._began = time.perf_counter_ns()
-        self.over = False
-
-    def end(self) -> None:
-        """What it waited for is done."""
-        self.over = True
-        device, stream = self._device, self._stream
-        failed: Iterable[LogicalStream] = ()
-        if self._batch.all_streams:
-            failed = self._session.streams.marked
-        elif stream.errors:
-            failed = (stream,)
-        if self._origin is None:
-            if not (failed or device.output.suspects):
-                answer = plain_batch.done(self._batch.request)
-                if self._lane is not None:
-                    device.outbox.straight(self._lane, self._seq, answer)
-                else:
-                    device.outbox.straight_linked(self._session.channel, self._seq, answer)
-                device.telemetry.sync_wait.observe(time.perf_counter_ns() - self._began)
-                return
-            self.take_its_time()
-        assert self._origin is not None
-        answer_with(self._origin, failed)
-        device.telemetry.sync_wait.observe(time.perf_counter_ns() - self._began)
-
-    def take_its_time(self) -> None:
-        """The long way from here on: others may come between."""
-        session = self._session
-        self._device.outbox.put(ACK, channel=session.channel, id=self._seq)
-        self._origin = Origin(
-            self._replies,
-            session,
-            self._stream,
-            "sync",
-            batch=BatchEntry(self._seq),
-            index=self._index,
-            request=plain_batch.number(self._batch.request),
-        )

@@ -89,3 +89,14 @@ def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: py
     outbox.send()
     assert peer.said() == [(Kind.ACK, 3, 2), (Kind.ACK, 4, 1)]
     assert outbox.sleep(None) is None
+
+
+def test_what_is_said_at_once_waits_for_the_next_where_that_is_not_the_last(peer: Peer) -> None:
+    outbox = peer.outbox
+    outbox.now(3, b"first", last=False)
+    assert not peer.said()
+    outbox.now(3, b"second")
+    assert peer.said() == [(Kind.RESPONSE, 3, 0)] * 2
+    outbox.now(3, b"third", last=False)
+    outbox.send()
+    assert peer.said() == [(Kind.RESPONSE, 3, 0)], "at the latest when the turn is over"

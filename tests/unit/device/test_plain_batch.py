@@ -74,15 +74,20 @@ def copy(data: bytes, seq: int) -> c.Command | None:
     found = plain_batch.lone_copy(data, seq)
     if found is None:
         return None
-    kind, written = found
+    kind = found.kind
     try:
-        command = c.Command.FromString(written)
+        command = c.Command.FromString(found.data)
     except DecodeError:
         with pytest.raises(DecodeError):
             device_pb2.ExecuteRequest.FromString(data)
         return None
     batch = device_pb2.ExecuteRequest.FromString(data).batch
     assert batch.seq == seq and list(batch.commands) == [command] and kind in ("write", "read")
+    if found.request:
+        number = plain_batch.number(found.request)
+        assert number and found.data == b"\x08" + found.request + found.rest
+        assert c.Command.FromString(found.rest).request in (0, command.request)
+        assert c.Command.FromString(found.rest).request or command.request == number
     return command if command.WhichOneof("kind") == kind else None
 
 
@@ -102,6 +107,8 @@ def test_a_copy_alone_is_found(seq: int, request: int, stream: int, what: c.Writ
     found = copy(data, seq)
     if 0 < seq < 1 << 63:
         assert found == command
+        asked = plain_batch.lone_copy(data, seq)
+        assert asked is not None and bool(asked.request) == (0 < request < 1 << 63)
     assert plain_batch.lone_copy(data, seq + 1) is None
     assert all(plain_batch.lone_copy(data[:size], seq) is None for size in range(min(len(data), 40)))
 
@@ -114,6 +121,19 @@ def test_a_copy_that_is_found_means_the_same_to_all(data: st.DataObject) -> None
         place = data.draw(st.integers(0, len(message) - 1))
         message[place] = data.draw(st.sampled_from([0, 1, 2, 3, 8, 0x10, 0x12, 0x1A, 0x32, 0x3A, 0x7F, 0x80, 0xFF]))
     copy(bytes(message), 5)
+
+
+@given(
+    st.integers(1, (1 << 63) - 1), st.sampled_from([c.Result(done=c.Done()), c.Result(read=c.ReadResult(size=1 << 62))])
+)
+def test_an_answer_is_what_the_generated_classes_make_of_it(request: int, result: c.Result) -> None:
+    written = c.Command(request=request).SerializeToString()[1:]
+    rest = result.SerializeToString()
+    whole = c.Result(request=request)
+    whole.MergeFrom(result)
+    assert plain_batch.answered(written, rest) == device_pb2.ExecuteResponse(result=whole).SerializeToString()
+    with pytest.raises(ValueError, match="127"):
+        plain_batch.answered(written, bytes(127))
 
 
 def _command(what: c.Write | c.Read) -> c.Command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 from rig import Rig
 
-from hearth_proto.frames import Kind
+from hearth_proto.frames import Frame, FrameReader, Kind, encode
 from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process import HASTY
+from hearthd.device.process import HASTY, DeviceProcess
 from hearthd.spec import DeviceSpec
 
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
@@ -142,3 +143,43 @@ def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
     ok(rig.answer(sync))
     rig.gauges()
     assert order[order.index("done") + 1] == "answer" and order[-1] == "settle"
+
+
+def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
+    """The loop here goes round only when it is told to."""
+    link, theirs = socket.socketpair()
+    link.settimeout(30)
+    process = DeviceProcess(theirs, DeviceSpec(0, "cpu", 0, cpu_threads=1), Polled(DeviceSpec(0, "cpu", 0)))
+    loop, tracks = process.loop, process._device.tracks
+    reader = FrameReader()
+    frames: list[Frame] = []
+
+    def hear(kind: int) -> None:
+        while not any(frame.kind == kind for frame in frames):
+            frames.extend(reader.feed(link.recv(1 << 16)))
+
+    with link, theirs:
+        link.sendall(encode(Kind.OPEN, b"{}", channel=1))
+        loop.on_idle()
+        hear(Kind.READY)
+        loop._turn(None)
+        gate = process._server.shut()  # type: ignore[attr-defined]
+        flag = c.Command(request=1, record_event=c.RecordEvent(event=1))
+        sync = c.Command(request=1, sync=c.Sync())
+        for call, command in enumerate((flag, sync), 1):
+            link.sendall(encode(Kind.CALL, command.SerializeToString(), channel=1, id=call))
+            loop._turn(None)
+            loop.on_poll()
+            loop.on_idle()
+        hear(Kind.RESULT)
+        frames.clear()
+        assert not loop.on_nap(), "the gate is shut"
+        gate.set()
+        while loop.on_nap() is not True:
+            pass
+        hear(Kind.RESULT)
+        assert [frame.id for frame in frames] == [2]
+        assert tracks.poll(), "it is progress all the same"
+        process._server.close()
+        process._device.compiler.close()
+        loop.close()

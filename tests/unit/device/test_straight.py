@@ -5,53 +5,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lane_rig import Client, Laned, add, batch, summed, sync
+from lane_rig import Client, add, batch, summed, sync
+from passing import Passing, Polled
 from rig import Command
 
 from hearth_proto.frames import Flag, Frame, Kind, encode
 from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
+from hearthd.device import process
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.straight import Straight
-
-
-class Polled(CpuServer):
-    """Does not say when something is done, as CUDA does not."""
-
-    def on_progress(self, wake: Any) -> bool:
-        super().on_progress(None)
-        return False
-
-
-class Passing(Laned):
-    """`straight` False: everything goes the long way. `taken` counts what did not."""
-
-    def __init__(self, server: type[CpuServer], straight: bool = True) -> None:
-        self.taken = self.offered = 0
-        self.straight = straight
-        self.channels = itertools.count(2)
-        super().__init__(server)
-
-    def _started(self) -> None:
-        straight = self.process._executor.straight
-        straight.take = self._counting(straight.take)  # type: ignore[method-assign]
-        straight.take_linked = self._counting(straight.take_linked)  # type: ignore[method-assign]
-
-    def _counting(self, real: Callable[..., bool]) -> Callable[..., bool]:
-        def take(*what: Any) -> bool:
-            self.offered += 1
-            taken = self.straight and real(*what)
-            self.taken += taken
-            return taken
-
-        return take
 
 
 @pytest.fixture(params=[CpuServer, Polled])
@@ -427,3 +397,43 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
     client.end.settimeout(30)
     assert sent
     assert [client.response().result.request for _ in range(sent)] == list(range(1, sent + 1))
+
+
+def test_the_next_step_comes_before_what_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But that is not put off for ever, nor are others."""
+    monkeypatch.setattr(process, "cores", lambda: 8)
+    monkeypatch.setattr(process, "EXPECTED_S", 30.0)
+    rig = Passing(Polled)
+    try:
+        looks = threading.Semaphore(0)
+        quiet = rig.process._device.quiet
+        real = quiet.poll
+
+        def poll() -> float | None:
+            looks.release()
+            return real()
+
+        client = rig.lane()
+        client.batch(sync(1))
+        client.response()
+        rig.barrier()
+        quiet.poll = poll  # type: ignore[method-assign]
+        steps = 20 * process.HASTY
+        for number in range(2, steps):
+            client.batch(sync(number))
+            assert client.response().result.request == number
+        done = 0
+        while looks.acquire(blocking=False):
+            done += 1
+        assert steps // (process.HASTY + 1) - 2 <= done <= steps // process.HASTY + 2
+        rig.barrier()
+        monkeypatch.setattr(process, "EXPECTED_S", 1e-3)
+        client.batch(sync(steps))
+        client.response()
+        while looks.acquire(blocking=False):
+            pass
+        client.batch(sync(steps + 1))
+        client.response()
+        assert looks.acquire(timeout=30), "nothing comes, so that it is done"
+    finally:
+        rig.stop()

@@ -27,8 +27,23 @@ _DONE = b"\x1a\x00"  # Result.done
 _RESULTS = tuple(bytes((0x1A, size + 3, 0x08)) for size in range(11))
 """ExecuteResponse.result up to the number in Result.request, by the bytes that this has."""
 
+_SHORT = 0x80
+"""What is shorter has a length of one byte."""
+
 _MOST = 9
 """Bytes of a number: a longer one is not read here."""
+
+
+class LoneCopy(NamedTuple):
+    """What was found; the bytes of the Command are in `data`."""
+
+    kind: str
+    """Which one it looks like: there may be more fields behind it."""
+    data: bytes
+    request: bytes
+    """The number under which it is answered, as it is written; empty: there is none, or it is for others to read."""
+    rest: bytes
+    """The Command without that number."""
 
 
 class PlainBatch(NamedTuple):
@@ -66,9 +81,9 @@ def read(data: bytes, seq: int) -> PlainBatch | None:
         return None
 
 
-def lone_copy(data: bytes, seq: int) -> tuple[str, bytes] | None:
-    """The kind and the bytes of the only Command of the ExecuteRequest in `data`, where that is a batch with this
-    number and the command a Write or a Read; None: it may be anything."""
+def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
+    """The only Command of the ExecuteRequest in `data`, where that is a batch with this number and the command a Write
+    or a Read; None: it may be anything."""
     try:
         at = _commands(data, seq)
         size, at = data[at], at + 1
@@ -76,15 +91,22 @@ def lone_copy(data: bytes, seq: int) -> tuple[str, bytes] | None:
             size, at = size & 0x7F | data[at] << 7, at + 1
         if at + size != len(data):
             return None
-        start = at
-        for tag in (_REQUEST, _STREAM):
-            if data[at] == tag:
+        start = rest = at
+        request = b""
+        if data[at] == _REQUEST:
+            at += 1
+            while data[at] >= 0x80:
                 at += 1
-                while data[at] >= 0x80:
-                    at += 1
+            at += 1
+            if at - start <= _MOST + 1 and data[at - 1]:
+                request, rest = data[start + 1 : at], at
+        if data[at] == _STREAM:
+            at += 1
+            while data[at] >= 0x80:
                 at += 1
+            at += 1
         kind = _COPIES.get(data[at])
-        return None if kind is None else (kind, data[start:])
+        return None if kind is None else LoneCopy(kind, data[start:], request, data[rest:])
     except IndexError:
         return None
 
@@ -141,3 +163,11 @@ def number(request: bytes) -> int:
 def done(request: bytes) -> bytes:
     """The ExecuteResponse that says that it is done."""
     return _RESULTS[len(request)] + request + _DONE
+
+
+def answered(request: bytes, rest: bytes) -> bytes:
+    """The ExecuteResponse with the Result that has this number, as it is written, before the `rest` of its fields."""
+    size = len(request) + len(rest) + 1
+    if size >= _SHORT:
+        raise ValueError(f"a result of {size} bytes; the most is {_SHORT - 1}")
+    return bytes((0x1A, size, 0x08)) + request + rest
