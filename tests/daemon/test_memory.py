@@ -18,6 +18,10 @@ from .harness import DaemonProcess, on_cpu, wait_until
 from .kernels import gated, saxpy_works
 from .raw import Execute, Raw, refused
 
+ADD = r"""
+extern "C" __global__ void add(const int* x, int* y) { y[threadIdx.x] += x[threadIdx.x]; }
+"""
+
 
 def test_usage_counts_what_is_held(gpu: hearth.Device) -> None:
     assert (gpu.memory_usage().allocations, gpu.memory_usage().bytes_in_use) == (0, 0)
@@ -105,6 +109,26 @@ def test_temporaries_of_a_loop_do_not_pile_up(gpu: hearth.Device) -> None:
     del x
     gpu.synchronize()
     assert gpu.memory_usage().bytes_in_use == 0
+
+
+def test_temporaries_on_several_streams_keep_their_contents(gpu: hearth.Device) -> None:
+    """Each is written on one stream, used on another and dropped at once: its memory is the next one's soon."""
+    add = gpu.RawKernel(ADD, "add")
+    streams = [gpu.stream() for _ in range(3)]
+    total = gpu.zeros(256, np.int32)
+    sums = [gpu.zeros(256, np.int32) for _ in streams]
+    for value in range(600):
+        with streams[value % 3]:
+            x = gpu.asarray(np.full(256, value, np.int32)) if value % 2 else gpu.full(256, value, np.int32)
+        with streams[value // 3 % 3]:
+            y = gpu.zeros(256, np.int32)
+            add((1,), (256,), (x, y))
+            add((1,), (256,), (y, sums[value // 3 % 3]))
+    for each in sums:
+        add((1,), (256,), (each, total))
+    np.testing.assert_array_equal(total.get(), np.full(256, sum(range(600))))
+    del x, y
+    assert gpu.memory_usage().allocations == 4
 
 
 def test_used_after_free_is_named(gpu: hearth.Device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -15,6 +15,7 @@ from hearthd.device.backlog import LAUNCH, NEEDS, NOTHING, Ahead, Backlog, Chang
 from hearthd.device.context import Device
 from hearthd.device.launch import LaunchCommands
 from hearthd.device.session import BatchEntry, Session
+from hearthd.device.temporaries import AtOnce
 
 LOOK_AHEAD_BYTES = 64 << 10
 """Longer batches are not looked into before their turn: that takes time, which belongs to others."""
@@ -24,6 +25,7 @@ HEAVY = {"collective": 15, "all_reduce": 15}
 over, and a long row of them must not hold up the first."""
 
 _NONE: frozenset[int] = frozenset()
+_NOBODY = (None, 0)
 
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
 """Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
@@ -53,8 +55,12 @@ class Arrivals:
     """Belongs to the device-handle thread. What `batch` and `call` give yields where it may not go on; see
     `Backlog.left` and `Backlog.may`."""
 
-    def __init__(self, device: Device, launches: LaunchCommands, commands: Commands) -> None:
+    def __init__(
+        self, device: Device, launches: LaunchCommands, commands: Commands, at_once: Mapping[str, AtOnce]
+    ) -> None:
+        """`at_once`: who is asked first for commands of these kinds."""
         self._device = device
+        self._at_once = at_once
         self._launches = launches
         self._commands = commands
         self.handlers: dict[int, Callable[[Backlog, Frame], Iterator[None]]] = {
@@ -69,7 +75,7 @@ class Arrivals:
         if opened is None:
             return
         batch, answered = opened
-        telemetry = self._device.telemetry
+        telemetry, at_once = self._device.telemetry, self._at_once
         began = time.perf_counter_ns()
         backlog.paused = 0
         entry = BatchEntry(session.last_seq)
@@ -81,7 +87,14 @@ class Arrivals:
                 index += yield from self._run(backlog, records, entry, index, place)
                 continue
             kind = command.WhichOneof("kind") or ""
-            if kind == "launches" and not command.request:
+            runs, work = at_once.get(kind, _NOBODY)
+            if runs is not None and backlog.left > 0 and backlog.room >= work and not answered:
+                if runs(session, command, entry, index):
+                    backlog.left -= 1
+                    backlog.room -= work
+                    index += 1
+                    continue
+            elif kind == "launches" and not command.request:
                 continue  # none
             if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)

@@ -28,6 +28,7 @@ from hearthd.device.segments import Segments
 from hearthd.device.session import Session
 from hearthd.device.shared_moves import SharedMoves
 from hearthd.device.snapshots import SnapshotCommands
+from hearthd.device.temporaries import Temporaries
 from hearthd.device.tensor_maps import TensorMapCommands
 from hearthd.device.trace import TraceCommands
 from hearthd.device.transfers import Transfers
@@ -119,6 +120,8 @@ class Families:
             "checkpoint": self.snapshots.checkpoint,
         }
         """By the name of the command's field."""
+        self.at_once = Temporaries(device, self.memory, replies).handlers
+        """Asked first, for commands of batches."""
 
     def close(self, session: Session) -> None:
         """Lets go of all that the session holds, behind its work that is under way."""

@@ -95,6 +95,10 @@ class Table(Generic[T]):
             self._recall.forget()
         return found
 
+    def refuses(self, handle: int) -> bool:
+        """Whether the handle was `never_made`, which is known until it is or `forget` is called."""
+        return handle in self._refused
+
     def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
         """The objects behind the handles, which die; and why there is none behind one of them."""
         found: list[T] = []

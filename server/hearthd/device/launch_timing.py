@@ -34,6 +34,21 @@ class LaunchTiming:
             track.probe = Probe(position + 1, time.perf_counter_ns())
         return found
 
+    @staticmethod
+    def passed(track: Track) -> bool:
+        """As `between` where the command that follows is no launch: the one behind it is timed instead."""
+        probe = track.probe
+        if probe is None:
+            return False
+        if not probe.launch and not _is_launch(track, probe):
+            track.probe = None
+            track.timing = TIME_NEXT
+            return False
+        found = not probe.launch
+        probe.launch = True
+        track.timing = 0
+        return found
+
     def reached(self, track: Track, position: int) -> None:
         """The track, which has a probe, is done with all up to `position`."""
         probe = track.probe

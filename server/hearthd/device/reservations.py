@@ -15,6 +15,7 @@ from hearthd.device.context import Device
 from hearthd.device.policy.budget import out_of_memory, over_quota, rounded
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.resources import Memory
+from hearthd.device.server import DeviceFault
 from hearthd.device.session import Session
 from hearthd.device.tracks import Track
 
@@ -36,6 +37,12 @@ class Reservation:
         self.last: dict[int, int] = {}
         """The last position of every track that used it, while nobody has it or parts of it are free."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether it goes back to the pool with the one buffer that is in it, and counts with the session that took
+        it."""
+        return self.parts == 1 and not (self.last or self.persistent or self.payer is not None)
+
 
 class Reservations:
     """Belongs to the device-handle thread."""
@@ -44,6 +51,7 @@ class Reservations:
         self._device = device
         self._held: dict[str, int] = {}
         """What each tenant has of the pool, with what its sessions keep for themselves."""
+        self._most = device.spec.memory_limit or device.server.properties.total_memory
         self._freed_at: dict[Track, int] = {}
         """Where each track's last free stands, until it is known to have happened."""
         self.clearance = Clearance()
@@ -77,6 +85,43 @@ class Reservations:
         device.telemetry.allocated_bytes += size
         return reservation
 
+    def take_at_once(self, session: Session, buffer: Buffer, track: Track) -> bool:
+        """As `take` for one new buffer, which is placed as well, where that takes no second thought: memory that the
+        session keeps, too little left of its quota or of the pool. False then, and nothing has changed."""
+        size, persistent, tenant = buffer.size, session.persistent, session.tenant
+        if persistent.bytes or persistent.window or not 0 < size <= self._most:
+            return False
+        held = self._held.get(tenant, 0)
+        if session.device_bytes and held + rounded(size) > session.device_bytes:
+            return False
+        device = self._device
+        memory: Memory | None = None
+        try:
+            memory = device.grants.allocate(size, track.stream)
+            position = device.tracks.step(track)
+        except DeviceFault:
+            raise
+        except Exception:  # `take` meets it again, and knows what to try
+            if memory is not None:
+                device.server.free(memory, track.stream)
+            return False
+        reserved = memory.reserved
+        self._held[tenant] = held + reserved
+        buffer.reservation = reservation = Reservation(memory, track, False)
+        reservation.tenant = tenant
+        reservation.parts = 1
+        buffer.address = memory.address
+        usage = buffer.usage
+        usage.track, usage.position = track.index, position
+        session.bytes_reserved += reserved
+        session.allocations += 1
+        session.bytes_in_use += size
+        session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
+        telemetry = device.telemetry
+        telemetry.allocations += 1
+        telemetry.allocated_bytes += size
+        return True
+
     def give(self, session: Session, reservation: Reservation, buffer: Buffer) -> None:
         """One buffer less; the last one gives the memory back, behind every use of it."""
         session.allocations -= 1
@@ -92,6 +137,25 @@ class Reservations:
         (reservation.payer or session).bytes_reserved -= size
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
+
+    def give_at_once(self, session: Session, buffer: Buffer) -> None:
+        """As `give` for a buffer that is `alone` in its reservation, which it has no more then."""
+        reservation: Reservation = buffer.reservation
+        memory, home, usage = reservation.memory, reservation.home, buffer.usage
+        reserved, size = memory.reserved, buffer.size
+        buffer.reservation = None
+        session.allocations -= 1
+        session.bytes_in_use -= size
+        session.bytes_reserved -= reserved
+        device = self._device
+        telemetry, tracks = device.telemetry, device.tracks
+        telemetry.frees += 1
+        telemetry.freed_bytes += size
+        if usage.reads is not None or usage.track != home.index:
+            tracks.settle(home, usage)
+        device.server.free(memory, home.stream)
+        self._held[reservation.tenant] -= reserved
+        self._freed_at[home] = tracks.step(home)
 
     def check_quota(self, session: Session, more: int) -> None:
         """Raises Refusal(QUOTA_EXCEEDED) where the session's tenant may not have so many bytes more."""
@@ -141,9 +205,8 @@ class Reservations:
         self._free_all(session, session.persistent.close())
 
     def _allocate(self, session: Session, size: int, track: Track) -> Memory:
-        server, limit = self._device.server, self._device.spec.memory_limit
-        if size > (limit or server.properties.total_memory):
-            raise out_of_memory(size, server.memory_info(), limit)
+        if size > self._most:
+            raise out_of_memory(size, self._device.server.memory_info(), self._device.spec.memory_limit)
         try:
             return self._within_quota(session, size, track)
         except Refusal as refusal:
@@ -165,8 +228,7 @@ class Reservations:
         tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
         self._held[reservation.tenant] -= reservation.memory.reserved
-        tracks.before(home, ())  # a step of its own: what came before it may long be done
-        self._freed_at[home] = tracks.ordering.position(home.index)
+        self._freed_at[home] = tracks.step(home)  # of its own: what came before it may long be done
 
 
 def _home(reservation: Reservation) -> Track:

@@ -76,6 +76,17 @@ class TrackWork:
             self.wait(track, origin)
         return ordering.positions[index]
 
+    def step(self, track: Track) -> int:
+        """As `before` for a command that is no launch and waits for nobody; the position."""
+        track.budget -= 1
+        self.live[track] = None
+        window = not track.budget % WINDOW
+        if window:
+            self.mark(track)
+        if track.probe is not None and track.timing and self.timing.passed(track) and not window:
+            self.on_complete(track, _noticed)
+        return self.ordering.step(track.index)
+
     def _between(self, track: Track) -> None:
         """Between two commands: the window ends here, or a launch is timed."""
         window = not track.budget % WINDOW

@@ -91,6 +91,12 @@ class Ordering:
             usage.reads[track] = position
         return waits
 
+    def step(self, track: int) -> int:
+        """As `plan` for a command without buffers; the position."""
+        positions = self._positions
+        positions[track] = position = positions[track] + 1
+        return position
+
     def fence(self, track: int, origin: int, position: int) -> bool:
         """Whether `track` has to wait for `origin` to pass `position`; notes that it does."""
         waits: list[int] = []

@@ -45,7 +45,8 @@ class SizeClasses(Generic[P]):
 
     def take(self, size: int) -> Block[P] | None:
         """A block of at least `size` bytes, the one given back last; None where a page has to be added first."""
-        free = self._free.get(self.class_of(size))
+        step = 1 << (size - 1).bit_length() if size > self._smallest else self._smallest  # as `class_of` has it
+        free = self._free.get(step)
         if not free:
             return None
         block = free.pop()

@@ -1,0 +1,36 @@
+"""Which launches are timed, where commands that are none come between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hearthd.device.launch_timing import LaunchTiming
+from hearthd.device.track import TIME_NEXT, TIMED, Track
+
+
+@pytest.fixture
+def track() -> Track:
+    return Track(0, None, 0)
+
+
+def test_what_is_no_launch_leaves_the_next_command_to_be_timed(track: Track) -> None:
+    timing = LaunchTiming()
+    assert not timing.passed(track)
+    assert (track.timing, track.probe) == (TIME_NEXT, None)
+    timing.between(track, 1)  # something else, as it turns out
+    assert track.timing == TIMED
+    assert not timing.passed(track)
+    assert (track.timing, track.probe) == (TIME_NEXT, None)
+
+
+def test_a_launch_before_it_is_noticed_once_and_timed(track: Track) -> None:
+    timing, told = LaunchTiming(), []
+    timing.on_done = told.append
+    timing.between(track, 4)
+    track.launched.append((5, "kernel", "session"))
+    assert timing.passed(track), "somebody has to notice its end"
+    assert not timing.passed(track) and not track.timing
+    timing.reached(track, 4)
+    assert not told
+    timing.reached(track, 6)
+    assert len(told) == 1 and track.probe is None
