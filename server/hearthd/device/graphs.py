@@ -128,9 +128,7 @@ class GraphCommands:
         return ProgramLaunch(origin, entry, rounds.run)
 
     def _issue(self, entry: GraphEntry, stream: LogicalStream, count: int) -> None:
-        launch, graph, on = self._device.server.launch_graph, entry.graph, stream.track.stream
-        for _ in range(count):
-            launch(graph, on)
+        self._device.server.launch_graph(entry.graph, stream.track.stream, count)
         self._device.telemetry.graph_launches += count
 
     def update(self, origin: Origin, command: commands_pb2.UpdateGraph) -> Operation:

@@ -52,7 +52,7 @@ class GraphOperations:
     def create_graph(self, nodes: Sequence[GraphNode]) -> CpuGraph:
         return CpuGraph([self._step(node) for node in nodes])
 
-    def launch_graph(self, graph: CpuGraph, stream: CpuStream) -> None:
+    def launch_graph(self, graph: CpuGraph, stream: CpuStream, times: int = 1) -> None:
         work = graph.work()
         self._note_session(stream)
 
@@ -60,7 +60,8 @@ class GraphOperations:
             for each in work:
                 each()
 
-        stream.submit(run)
+        for _ in range(times):
+            stream.submit(run)
 
     def update_graph(self, graph: CpuGraph, index: int, node: KernelNode) -> None:
         graph.replace(index, self._step(node))

@@ -80,10 +80,12 @@ class GraphOperations:
             raise
         return Graph(nodes, captured, executable)
 
-    def launch_graph(self, graph: Graph, stream: Stream) -> None:
+    def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None:
         """The driver orders it behind the graph's own launches before."""
+        executable, pointer = graph.executable, stream.pointer
         try:
-            graphLaunch(graph.executable, stream.pointer)
+            for _ in range(times):
+                graphLaunch(executable, pointer)
         except CudaError as error:
             raise translate(error, "launching a graph", Reason.LAUNCH_FAILED) from error
 
