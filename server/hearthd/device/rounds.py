@@ -30,6 +30,9 @@ class Program:
 
     __slots__ = ("error", "handle", "holdings", "unsettled", "usage")
 
+    turn = TURN
+    """What of it goes to the device at one turn of the loop, in commands."""
+
     def __init__(self, handle: int, holdings: Holdings) -> None:
         self.handle = handle
         self.holdings = holdings
@@ -94,7 +97,7 @@ class Rounds:
             return True
         device, track, summary = self._device, self._stream.track, program.holdings.summary
         tracks, cost, names = device.tracks, program.cost, program.names
-        turn = min(TURN, track.room)
+        turn = min(program.turn, track.room)
         while self._left and not track.closed and turn > 0:  # in this order: who finds it closed lines up for a turn
             count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
             tracks.before(track, (program.usage, *summary.writes), summary.reads)
