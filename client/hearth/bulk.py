@@ -45,7 +45,7 @@ def write(
     if size == 0:
         return None
     inline = transfer.inline(size, attachment.session.limits)
-    if shared and size >= transfer.SHARED_LEAST and _shares(inline):
+    if shared and size >= transfer.SHARED_LEAST and _shares(connection, inline, size):
         from hearth import shared_transfer  # small arrays do without
 
         done, copy = shared_transfer.write(
@@ -68,10 +68,10 @@ def write(
     return None
 
 
-def _shares(inline: bool) -> bool:
-    """Whether memory that is shared with the device may come into it: for what travels `inline`, where an array of this
-    process lies in such memory, which none does before that module is there."""
-    return not inline or "hearth.segments" in sys.modules
+def _shares(connection: Connection, inline: bool, size: int) -> bool:
+    """Whether memory that is shared with the device may come into it: for what might travel `inline`, where that is a
+    habit, or where an array of this process lies in such memory, which none does before that module is there."""
+    return not inline or connection.habit.worth(size) or "hearth.segments" in sys.modules
 
 
 def _upload(
@@ -142,7 +142,7 @@ def read(
     connection.raise_deferred(part.stream, part.buffer)
     inline = transfer.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
-    if shared and size >= transfer.SHARED_LEAST and _shares(inline):
+    if shared and size >= transfer.SHARED_LEAST and _shares(connection, inline, size):
         from hearth import shared_transfer  # small arrays do without
 
         done, copy = shared_transfer.read(

@@ -21,6 +21,7 @@ from hearth.memory import Space
 from hearth.output import Prints
 from hearth.reattaching import Reattaching
 from hearth.reply import Asked
+from hearth.transfer import Habit
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Connection:
         self._requests = itertools.count(1)  # of all attachments: an answer to an earlier one's may come late
         self.prints = Prints()
         self.durables = Durables()
+        self.habit = Habit()
         self.turns = Turns()
         """What the device has presented in groups."""
         self.recorder: Recorder | None = None

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SLOTS = 8
 SLOT_BYTES = 8 << 20
+FEW = 4
+"""Slots that are made for copies that could do without."""
 PIECE_LEAST = 1 << 20
 """A command costs the device process tens of microseconds, in which it could move a MiB."""
 _ROUND = 64 << 10
@@ -88,6 +90,11 @@ class Ring:
     def idle(self) -> int:
         """Slots that nobody has."""
         return len(self._free)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a slot is to be had at once, or soon: the first few are made when they are needed."""
+        return bool(self._free) or len(self._slots) + self._making < FEW
 
     @property
     def made(self) -> int:

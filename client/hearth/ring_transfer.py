@@ -159,7 +159,19 @@ class _Transfer:
 
 
 class Upload(_Transfer):
-    """From `host` to a buffer."""
+    """From `host` to a buffer; `waits`: for slots that others have."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        shared: Shared,
+        part: Part,
+        host: Bytes,
+        progress: Progress | None,
+        waits: bool = True,
+    ) -> None:
+        super().__init__(connection, shared, part, host, progress)
+        self._waits = waits
 
     def run(self) -> int:
         """How many bytes were taken and sent, from the beginning; what fails later is told as of one-way commands.
@@ -170,7 +182,7 @@ class Upload(_Transfer):
         ring = self._shared.ring
         try:
             while self._wanted():
-                slot = ring.take(self, wait=self._wanted)
+                slot = ring.take(self, wait=self._wanted if self._waits else None)
                 if slot is None:
                     return self._stop()
                 piece = self._take_piece()

@@ -41,10 +41,10 @@ def write(
     inline: bool,
     blocking: bool,
 ) -> Moved:
-    """Uploads `data`; `inline`: it need not come here, but for memory that is shared. What lies in a segment is not
-    taken when this returns, unless `blocking`."""
+    """Uploads `data`; `inline`: it may go in a batch as well, and does where nothing is shared for it yet and it is no
+    habit, or the ring is not free at once. What lies in a segment is not taken when this returns, unless `blocking`."""
     place = known.find(address_of(data), len(data))
-    if place is None and inline:
+    if place is None and inline and not connection.habit.formed(len(data)):
         return NOTHING
     shared = connection.shared_memory().for_attachment(attachment)
     if shared is None:
@@ -53,11 +53,12 @@ def write(
     if place is not None and number:
         copy = PinnedCopy(UP, connection, shared, part, place, number, len(data))
         return _pinned(copy, data, None, progress, blocking)
-    if inline:
+    if inline and (place is not None or not shared.ring.ready):
         return NOTHING
     from hearth import ring_transfer  # pinned arrays do without
 
-    return Moved(ring_transfer.Upload(connection, shared, part, np.frombuffer(data, np.uint8), progress).run())
+    upload = ring_transfer.Upload(connection, shared, part, np.frombuffer(data, np.uint8), progress, waits=not inline)
+    return Moved(upload.run())
 
 
 def read(
@@ -73,7 +74,7 @@ def read(
 ) -> Moved:
     """Downloads into `into`; see `write`. What lies in a segment is not there when this returns, unless `blocking`."""
     place = known.find(address_of(into), len(into))
-    if place is None and inline:
+    if place is None and inline and not connection.habit.formed(len(into)):
         return NOTHING
     shared = connection.shared_memory().for_attachment(attachment)
     if shared is None:
@@ -82,7 +83,7 @@ def read(
     if place is not None and number:
         copy = PinnedCopy(DOWN, connection, shared, part, place, number, len(into))
         return _pinned(copy, into, timeout, progress, blocking)
-    if inline:
+    if inline and (place is not None or not shared.ring.ready):
         return NOTHING
     from hearth import ring_transfer
 

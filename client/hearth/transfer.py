@@ -79,6 +79,33 @@ def inline(size: int, limits: Limits) -> bool:
     return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
 
 
+MIDDLING = 128 << 10
+"""Bytes of an ordinary array from which on the ring takes less time than a batch: a fifth of it at 1 MiB (CPU)."""
+_HABIT = 4
+"""So many copies of the kind are made before anything is shared for it, which takes as long as several: who copies once
+does without."""
+
+
+class Habit:
+    """Whether copies that might travel in a batch go through the ring."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def worth(self, size: int) -> bool:
+        """Whether this one does, of `size` bytes, where the ring has room at once."""
+        if size < MIDDLING:
+            return False
+        self._seen += 1
+        return self._seen > _HABIT
+
+    def formed(self, size: int) -> bool:
+        """The same; the copy has been counted."""
+        return size >= MIDDLING and self._seen > _HABIT
+
+
 def stripes(size: int, most: int) -> int:
     """Over how many stripes `size` bytes go, where there may be so many. 0: over none."""
     if size < STRIPED_BYTES:
