@@ -25,6 +25,7 @@ from hearthd.device.context import Device
 from hearthd.device.descriptors import Descriptors
 from hearthd.device.executor import Executor
 from hearthd.device.grants import Grants
+from hearthd.device.haste import NAP_S, Haste
 from hearthd.device.journal import Journal
 from hearthd.device.lane import BATCH
 from hearthd.device.lanes import Lanes
@@ -52,18 +53,6 @@ HEAD = HEADER.size
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 2 << 20
 """While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""
-
-HASTY = 8
-"""Turns in a row that may leave undone what nobody waits for."""
-
-NAP_S = 2e-5
-"""How long to sleep where what was awaited has not come soon."""
-
-EXPECTED_S = 1e-4
-"""How long the next step is looked for first."""
-
-LOOKS = 4
-"""So often the device is asked before the sockets are looked at, which takes as long as to ask it."""
 
 LAST_WORDS_S = 0.3
 """How long a process that gives up its device waits for the front to have heard why."""
@@ -102,10 +91,6 @@ class DeviceProcess:
         self._spec = spec
         self._server = server
         self._reader = FrameReader()
-        self._hasty = 0
-        """Turns in a row that left things undone."""
-        self._expected_until = 0.0
-        """How long the next step of who has just been answered is looked for before anything else is done; else 0."""
         self.loop = Loop()
         link.setblocking(False)
         self._outbox = Outbox(link, self._watch_writes)
@@ -151,6 +136,7 @@ class DeviceProcess:
         self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
+        self._haste = Haste(self._executor, tracks, self._outbox, self.loop)
         self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
         self._segments = SegmentConnections(self.loop, self._executor, journal, self.descriptors)
         self._stripes = Stripes(self.loop, self._executor.session, self._executor.transfers, journal, self.descriptors)
@@ -167,7 +153,7 @@ class DeviceProcess:
             self.loop.lingering = Spinning(spec.linger)
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
-        self.loop.on_nap = self._nap
+        self.loop.on_nap = self._haste.nap
         self.loop.on_idle = self._send
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: _keep_crash_record(server, files, journal))
@@ -216,7 +202,7 @@ class DeviceProcess:
     def _poll(self) -> float | None:
         device, executor = self._device, self._executor
         tracks, sharing = device.tracks, executor.sharing
-        self._expected_until = 0.0
+        self._haste.begin()
         progress = tracks.poll()
         if progress:
             self._outbox.answer()  # who waited hears of it before anything else is done
@@ -225,10 +211,8 @@ class DeviceProcess:
         device.staging.poll()
         executor.pump()
         device.staging.flush()
-        if self._hasty < HASTY and not (sharing.several or executor.more) and (self._expects() or tracks.awaits):
-            self._hasty += 1  # the rest is done when what is awaited has come, or does not come soon
+        if self._haste.goes_on():
             return NAP_S
-        self._hasty = 0
         wake = device.quiet.poll()
         idle = not (progress and sharing.several)  # one that others wait for is filled from the sockets first
         sharing.settle(idle)
@@ -246,36 +230,6 @@ class DeviceProcess:
             asleep = sooner(wake, asleep)
         asleep = self._stripes.sleep(self._lanes.sleep(executor.sleep(asleep)))
         return self._collector.sleep(self._outbox.sleep(asleep))
-
-    def _expects(self) -> bool:
-        """Whether somebody who works step by step has just been answered: the next step comes soon, and is not to find
-        this thread busy with what nobody waits for."""
-        straight = self._executor.straight
-        answered, straight.answered = straight.answered, False
-        if not answered or self._device.tracks.live or self.loop.lingering is None:
-            return False
-        self._executor.sharing.settle(True)
-        self._expected_until = time.perf_counter() + EXPECTED_S
-        return True
-
-    def _nap(self) -> bool | None:
-        if self._expected_until:  # nothing is under way
-            return None if time.perf_counter() < self._expected_until else True
-        tracks = self._device.tracks
-        if not tracks.news:
-            if not tracks.awaits:
-                return False
-            looks = LOOKS
-            while not tracks.news:
-                looks -= 1
-                if not looks:
-                    return None
-        for track in tuple(tracks.live):
-            if track.pending:
-                tracks.reap(track)  # who waits hears of it before the loop goes round; a `poll` finds it all the same
-        self._outbox.answer()
-        self._executor.sharing.settle(False)  # device time ends here, whatever the sockets bring before that poll
-        return True
 
     def _send(self) -> None:
         self._executor.collectives.flush()

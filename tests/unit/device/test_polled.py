@@ -15,7 +15,8 @@ from hearth_proto.frames import Frame, FrameReader, Kind, encode
 from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process import HASTY, DeviceProcess
+from hearthd.device.haste import HASTY
+from hearthd.device.process import DeviceProcess
 from hearthd.spec import DeviceSpec
 
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'

@@ -19,7 +19,7 @@ from hearth_proto.frames import Flag, Frame, Kind, encode
 from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device import process
+from hearthd.device import haste, process
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.straight import Straight
 
@@ -402,7 +402,7 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 def test_the_next_step_comes_before_what_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """But that is not put off for ever, nor are others."""
     monkeypatch.setattr(process, "cores", lambda: 8)
-    monkeypatch.setattr(process, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(haste, "EXPECTED_S", 30.0)
     rig = Passing(Polled)
     try:
         looks = threading.Semaphore(0)
@@ -418,16 +418,16 @@ def test_the_next_step_comes_before_what_nobody_waits_for(monkeypatch: pytest.Mo
         client.response()
         rig.barrier()
         quiet.poll = poll  # type: ignore[method-assign]
-        steps = 20 * process.HASTY
+        steps = 20 * haste.HASTY
         for number in range(2, steps):
             client.batch(sync(number))
             assert client.response().result.request == number
         done = 0
         while looks.acquire(blocking=False):
             done += 1
-        assert steps // (process.HASTY + 1) - 2 <= done <= steps // process.HASTY + 2
+        assert steps // (haste.HASTY + 1) - 2 <= done <= steps // haste.HASTY + 2
         rig.barrier()
-        monkeypatch.setattr(process, "EXPECTED_S", 1e-3)
+        monkeypatch.setattr(haste, "EXPECTED_S", 1e-3)
         client.batch(sync(steps))
         client.response()
         while looks.acquire(blocking=False):
