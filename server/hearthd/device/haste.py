@@ -1,0 +1,84 @@
+"""What of a turn of the loop is left undone because what somebody waits for may come soon, and how it is looked for."""
+
+from __future__ import annotations
+
+import time
+
+from hearthd.device.executor import Executor
+from hearthd.device.loop import Loop
+from hearthd.device.outbox import Outbox
+from hearthd.device.tracks import Tracks
+
+HASTY = 8
+"""Turns in a row that may leave undone what nobody waits for."""
+
+NAP_S = 2e-5
+"""How long to sleep where what was awaited has not come soon."""
+
+EXPECTED_S = 1e-4
+"""How long the next step is looked for first."""
+
+LOOKS = 4
+"""So often the device is asked before the sockets are looked at, which takes as long as to ask it."""
+
+
+class Haste:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, executor: Executor, tracks: Tracks, outbox: Outbox, loop: Loop) -> None:
+        self._executor = executor
+        self._tracks = tracks
+        self._outbox = outbox
+        self._loop = loop
+        self._turns = 0
+        """Turns in a row that left things undone."""
+        self._expected_until = 0.0
+        """How long the next step of who has just been answered is looked for before anything else is done; else 0."""
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self._expected_until = 0.0
+
+    def goes_on(self) -> bool:
+        """Whether the rest of the turn is left undone: until what is awaited has come, or does not come soon."""
+        executor = self._executor
+        if (
+            self._turns < HASTY
+            and not (executor.sharing.several or executor.more)
+            and (self._expects() or self._tracks.awaits)
+        ):
+            self._turns += 1
+            return True
+        self._turns = 0
+        return False
+
+    def _expects(self) -> bool:
+        """Whether somebody who works step by step has just been answered: the next step comes soon, and is not to find
+        this thread busy with what nobody waits for."""
+        straight = self._executor.straight
+        answered, straight.answered = straight.answered, False
+        if not answered or self._tracks.live or self._loop.lingering is None:
+            return False
+        self._executor.sharing.settle(True)
+        self._expected_until = time.perf_counter() + EXPECTED_S
+        return True
+
+    def nap(self) -> bool | None:
+        """Instead of a short sleep of the loop; see `Loop.on_nap`."""
+        if self._expected_until:  # nothing is under way
+            return None if time.perf_counter() < self._expected_until else True
+        tracks = self._tracks
+        if not tracks.news:
+            if not tracks.awaits:
+                return False
+            looks = LOOKS
+            while not tracks.news:
+                looks -= 1
+                if not looks:
+                    return None
+        for track in tuple(tracks.live):
+            if track.pending:
+                tracks.reap(track)  # who waits hears of it before the loop goes round; a `poll` finds it all the same
+        self._outbox.answer()
+        self._executor.sharing.settle(False)  # device time ends here, whatever the sockets bring before that poll
+        return True
