@@ -95,14 +95,12 @@ class Habit:
         self._seen = 0
 
     def worth(self, size: int) -> bool:
-        """Whether this one does, of `size` bytes, where the ring has room at once."""
-        if size < MIDDLING:
-            return False
-        self._seen += 1
-        return self._seen > _HABIT
+        """Whether this one does, of `size` bytes, where the ring has room at once. Counts it."""
+        self._seen += size >= MIDDLING
+        return self.formed(size)
 
     def formed(self, size: int) -> bool:
-        """The same; the copy has been counted."""
+        """The same of one that has been counted."""
         return size >= MIDDLING and self._seen > _HABIT
 
 

@@ -104,7 +104,7 @@ class HostPool:
         """`size` bytes, or None until some are given back or have been locked; then `grown` says so."""
         if size <= 0:
             return HostBuffer(None, 0, 0)
-        buffer = self._find_small(size) if size <= LARGEST_SMALL else self._find(size)
+        buffer = self._find(size)
         if buffer is None and self._reclaim():
             buffer = self._find(size)
         if buffer is not None:

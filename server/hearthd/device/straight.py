@@ -165,7 +165,7 @@ class Straight:
         found = plain_batch.lone_copy(payload, seq)
         if found is None:
             return False
-        named = self._copies.known(found)
+        named, command = self._copies.known(found), None
         if named is None:
             try:
                 command = commands_pb2.Command.FromString(found.data)
@@ -179,6 +179,7 @@ class Straight:
             if copy is not None:
                 self._after(copy, lane, session, backlog, found.kind, len(payload), began)
                 return True
+        if command is None:
             command = commands_pb2.Command.FromString(found.data)
         session.last_seq = seq
         if lane is not None:
@@ -189,24 +190,19 @@ class Straight:
         entry.left -= 1
         if not entry.left:
             self._executor.acknowledge(session, entry)
-        self._sharing.went(backlog)
-        telemetry = self._device.telemetry
-        telemetry.batches += 1
-        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+        self._ran(backlog, 0, began)
         return True
 
     def _after(
         self, copy: Copy, lane: Lane | None, session: Session, backlog: Backlog, kind: str, size: int, began: int
     ) -> None:
         """A copy has been given to the device: what has to be noted of it, while that is at it."""
-        telemetry, tracks = self._device.telemetry, self._device.tracks
+        tracks = self._device.tracks
         session.last_seq = seq = session.last_seq + 1
         if lane is not None:
             lane.came(seq, size)
-        telemetry.count(kind)
-        telemetry.batches += 1
-        self._sharing.went(backlog)
-        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+        self._device.telemetry.count(kind)
+        self._ran(backlog, 0, began)
         if copy.refusal is not None:
             copy.fail(copy.refusal)
             return

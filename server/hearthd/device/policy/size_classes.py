@@ -45,8 +45,7 @@ class SizeClasses(Generic[P]):
 
     def take(self, size: int) -> Block[P] | None:
         """A block of at least `size` bytes, the one given back last; None where a page has to be added first."""
-        step = 1 << (size - 1).bit_length() if size > self._smallest else self._smallest  # as `class_of` has it
-        free = self._free.get(step)
+        free = self._free.get(self.class_of(size))
         if not free:
             return None
         block = free.pop()
