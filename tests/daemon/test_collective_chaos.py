@@ -95,9 +95,7 @@ def test_two_daemons(cache: Path) -> None:
         for round_, rng in in_turn(DAEMON_ROUNDS, ROUNDS):
             order = rng.sample([0, 1], 2)  # whose daemon coordinates
             victim = rng.randrange(2)
-            group = hearth.Group([world.gpus[index] for index in order])
-            with play(round_, group, victim, world.daemons[order[victim]], rng):
+            with play(round_, (group := world.group(order)), victim, world.daemons[order[victim]], rng):
                 assert group.closed
-            world.mend()
-            gpus = [world.gpus[index] for index in order]
-            recovers(lambda gpus=gpus: works(hearth.Group(gpus)), f"the group after {round_}")
+            world.mend(order[victim] if round_.daemon == signal.SIGKILL else None)
+            recovers(lambda order=order: works(world.group(order)), f"the group after {round_}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import hearth
 
 from .collective_losses import DEVICES
 from .group_nodes import on_device
-from .harness import DaemonProcess
+from .harness import STOP_S, DaemonProcess
 
 
 class TwoDaemons:
@@ -30,8 +31,16 @@ class TwoDaemons:
     def gpus(self) -> list[hearth.Device]:
         return [node.device(0) for node in self.nodes]
 
-    def mend(self) -> None:
-        """One that was killed is started again, on its old addresses."""
+    def group(self, order: Sequence[int]) -> hearth.Group:
+        """Of their devices; both are running."""
+        for daemon in self.daemons:
+            assert daemon.process.poll() is None, f"it ended by itself: {daemon.log()[-4000:]}"
+        return hearth.Group([self.gpus[index] for index in order])
+
+    def mend(self, killed: int | None = None) -> None:
+        """One that was `killed` is started again, on its old addresses."""
+        if killed is not None:  # its sockets are closed, and others know, some time before it can be waited for
+            self.daemons[killed].process.wait(STOP_S)
         for index, daemon in enumerate(self.daemons):
             if daemon.process.poll() is not None:
                 self.nodes[index].close()

@@ -106,8 +106,7 @@ def test_two_daemons(cache: Path) -> None:
             victim = rng.randrange(2)
             daemon = world.daemons[order[victim]]
             pid = daemon.process.pid if kind == "daemon killed" else daemon.device_pid(0)
-            with play(kind, hearth.Group([world.gpus[index] for index in order]), victim, pid, rng):
+            with play(kind, world.group(order), victim, pid, rng):
                 pass
-            world.mend()
-            gpus = [world.gpus[index] for index in order]
-            recovers(lambda gpus=gpus: works(hearth.Group(gpus)), f"the group after a rank was {kind}")
+            world.mend(order[victim] if kind == "daemon killed" else None)
+            recovers(lambda order=order: works(world.group(order)), f"the group after a rank was {kind}")

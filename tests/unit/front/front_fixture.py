@@ -84,6 +84,17 @@ async def refused(call: Any) -> Refusal:
     raise AssertionError(f"was answered: {answer}")
 
 
+async def refused_while_sending(begin: Callable[[], Any]) -> Refusal:
+    """Begins a call that is refused while it still sends. Where a message finds it ended, gRPC's client says that and
+    forgets the answer ("Internal error from Core"): then it is begun again."""
+    while True:
+        try:
+            return await refused(begin())
+        except grpc.aio.AioRpcError as error:
+            if error.details() != "Internal error from Core":
+                raise
+
+
 async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     """Returns when the condition holds; for what happens in the fake device's thread or behind a socket."""
     async with asyncio.timeout(seconds):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_fixture import Front, ended, front, refused, run, until
+from front_fixture import Front, ended, front, refused, refused_while_sending, run, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,7 +263,7 @@ def test_a_refused_write_or_read_says_why(tmp_path: Path) -> None:
             f.launcher.hold_credits = True
             for name in ("write", "read"):
                 f.launcher.refusals[name] = Refusal(Reason.OUT_OF_BOUNDS, "beyond the end")
-            refusal = await refused(f.devices.Write(writes(f, 2 << 20, [bytes(1000)] * 20)))
+            refusal = await refused_while_sending(lambda: f.devices.Write(writes(f, 2 << 20, [bytes(1000)] * 20)))
             assert refusal.reason == Reason.OUT_OF_BOUNDS
             call = f.devices.Read(
                 device_pb2.ReadRequest(target=f.target(), command=commands_pb2.Read(buffer=1, size=9))
