@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 
+import pytest
 from hypothesis import settings
 
 # How long an example takes says how busy the machine is, not whether the code is right.
@@ -28,11 +29,23 @@ if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of tests are half a gigabyte of objects that stay to the end: no pass of the collector looks at them
-    again, and those that tests ask for take a millisecond, not half a second."""
+def settle() -> None:
+    """What is there now stays: no pass of the collector looks at it again, and those that tests ask for take a
+    millisecond, not half a second."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are half a gigabyte of objects that stay to the end."""
+    settle()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settled() -> None:
+    """Some tests have all objects looked at again."""
+    if not gc.get_freeze_count():
+        settle()
 
 
 _LONGEST_NAME = 60

@@ -21,7 +21,7 @@ from lane_daemon import LaneDaemon
 from waits import wait_for
 
 import hearth
-from hearth import lane_user, receiving
+from hearth import attachment, lane_user, receiving
 from hearth.attachment import Attachment
 from hearth.lookout import UP
 from hearth.receiving import Role
@@ -181,7 +181,7 @@ def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> Non
 def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     first, second = work.request(ask()), work.request(ask())
-    assert wait_for(lambda: daemon.count("memory_usage") == 2)
+    assert wait_for(lambda: daemon.count("memory_usage") == 2 and work.session.idle)  # else the background receives
     waiting = threading.Thread(target=second.wait, args=(20,))
     started = threading.Event()
 
@@ -335,8 +335,12 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
     assert not work.sleepers and work.session.receipts.responses == len(daemon.kept)
 
 
-def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
+def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
+    daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the wait sends on what was left for an ack."""
+    monkeypatch.setattr(lane_user, "HELD_S", 0.05)
+    monkeypatch.setattr(attachment, "HELD_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")
     last = asked = missed = step = hits = 0
     me = threading.get_ident()
@@ -377,7 +381,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
         missed = 0
         hits += 1
         assert work.session.error is None and not work.sleepers
-        if not wait_for(laned, 0.4):  # an answer was owed for so long that work went on over the stream
+        if not wait_for(laned, 0.1):  # an answer was owed for so long that work went on over the stream
             daemon.sink.put(None)
             assert wait_for(laned)
         work.request(ask()).wait(20)  # over a lane that brings nothing, several times in a row, there are no more
