@@ -38,15 +38,15 @@ def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
 
 
 MIB = 1 << 20
-STILL_S = 5.0
+STILL_S = 2.5
 
 
 @pytest.mark.parametrize("size", [6 * MIB, 40 * MIB], ids=["all sent", "half sent"])
 def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """An upload behind a kernel that runs for long: its client does not take the daemon for gone, though what it asks
     is not read."""
-    monkeypatch.setattr(calls, "ASK_S", 0.3)
-    monkeypatch.setattr(calls, "ANSWER_S", 3.0)
+    monkeypatch.setattr(calls, "ASK_S", 0.15)
+    monkeypatch.setattr(calls, "ANSWER_S", 1.5)
     path = str(tmp_path / "calls")
     answers: list[bytes] = []
 
