@@ -50,7 +50,7 @@ class Executor:
         device.telemetry.know(self._handlers)
         device.quiet.tenant_of = self._tenant_of
         self.sharing = Sharing(device, Arrivals(device, families.launches, self, families.at_once), self._perform)
-        self.straight = Straight(device, self, families.launches, self.sharing, self.segments)
+        self.straight = Straight(device, self, families.launches, self.sharing, self.segments, families.at_once)
         self._at_once: dict[int, Callable[[Session, Frame], None]] = {
             Kind.UPLOAD: self._upload,
             Kind.DOWNLOAD: self.transfers.download_frame,

@@ -11,6 +11,7 @@ What does not fit goes the long way, from its beginning or from where it ceased 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -22,14 +23,18 @@ from hearthd.device.context import Device
 from hearthd.device.lane import Lane
 from hearthd.device.launch import LaunchCommands
 from hearthd.device.operation import Replies
-from hearthd.device.policy import plain_batch
-from hearthd.device.policy.plain_batch import PlainBatch
+from hearthd.device.policy import mixed_batch, plain_batch
+from hearthd.device.policy.mixed_batch import MixedBatch
+from hearthd.device.policy.plain_batch import LoneCopy, PlainBatch
 from hearthd.device.segments import Segments
 from hearthd.device.session import BatchEntry, Session
 from hearthd.device.sharing import Sharing
-from hearthd.device.straight_copies import Copy, StraightCopies
+from hearthd.device.straight_answer import StraightAnswer
+from hearthd.device.straight_copies import StraightCopies
+from hearthd.device.straight_reads import StraightReads
 from hearthd.device.straight_wait import Wait
 from hearthd.device.stream import LogicalStream
+from hearthd.device.temporaries import AtOnce
 from hearthd.device.tracks import Track
 
 HERE_S = 2e-5
@@ -53,13 +58,22 @@ class Straight:
     """Belongs to the device-handle thread."""
 
     def __init__(
-        self, device: Device, executor: Executing, launches: LaunchCommands, sharing: Sharing, segments: Segments
+        self,
+        device: Device,
+        executor: Executing,
+        launches: LaunchCommands,
+        sharing: Sharing,
+        segments: Segments,
+        at_once: Mapping[str, AtOnce],
     ) -> None:
+        """`at_once`: who is asked first for commands of these kinds."""
         self._device = device
         self._executor = executor
         self._launches = launches
         self._sharing = sharing
+        self._at_once = at_once
         self._copies = StraightCopies(device, segments, executor)
+        self._reads = StraightReads(device, executor)
         self.answered = False
         """Whether somebody was answered in the turn in which it asked, since somebody looked."""
 
@@ -90,49 +104,53 @@ class Straight:
         if backlog is None:
             return False
         began = time.perf_counter_ns()
-        if not payload.endswith(plain_batch.ENDS):  # of launches alone, for which somebody waits later, or a copy
-            return self._copy(lane, session, backlog, payload, began)
         seq = session.last_seq + 1
-        batch = plain_batch.read(payload, seq)
-        if batch is None:
-            return False
-        stream = session.streams.items.get(batch.stream)
-        if stream is None or stream.capture is not None or stream.flights:
-            return False
-        if lane is not None:
-            lane.came(seq, len(payload))
-        self._run(lane, session, backlog, stream, batch, began)
-        return True
+        if payload.endswith(plain_batch.ENDS):
+            batch = plain_batch.read(payload, seq)
+            if batch is not None:
+                return self._plain(lane, session, backlog, batch, len(payload), began)
+        else:
+            found = plain_batch.lone_copy(payload, seq)
+            if found is not None:
+                return self._copy(lane, session, backlog, found, len(payload), began)
+            if plain_batch.only_launches(payload, seq):  # for which somebody waits later
+                return False
+        mixed = mixed_batch.read(payload, seq)
+        return mixed is not None and self._mixed(lane, session, backlog, mixed, len(payload), began)
 
-    def _run(
-        self,
-        lane: Lane | None,
-        session: Session,
-        backlog: Backlog,
-        stream: LogicalStream,
-        batch: PlainBatch,
-        began: int,
-    ) -> None:
-        device = self._device
-        session.last_seq = seq = session.last_seq + 1
+    # ---- launches and a wait ----
+
+    def _plain(
+        self, lane: Lane | None, session: Session, backlog: Backlog, batch: PlainBatch, size: int, began: int
+    ) -> bool:
+        stream = _free(session, batch.stream)
+        if stream is None:
+            return False
+        self._came(lane, session, size)
         index, entry = self._issue(session, batch.records) if batch.records else (0, None)
         busy = self._busy(session, stream, batch.all_streams)
         if busy is None or (entry is not None and session.deferred):  # the former: it waits for more than one track
-            self._go_on(session, batch, entry, index)
+            self._go_on(session, _sync_of(batch), "sync", entry, index)
             self._ran(backlog, index, began)
-            return
+            return True
         if entry is not None:
             session.batches.clear()  # it has run
-        wait = Wait(device, self._executor, lane, session, stream, batch, seq, index)
+        self._wait(Wait(self._device, self._executor, lane, session, stream, batch, session.last_seq, index), busy,
+                   backlog, index, began)  # fmt: skip
+        return True
+
+    def _wait(self, wait: Wait, busy: list[Track], backlog: Backlog, launches: int, began: int) -> None:
+        """For the end of one track, if any."""
+        device = self._device
         device.telemetry.sync_points += 1
         if not busy:
             wait.end()
-            self._ran(None, index, began)
+            self._ran(None, launches, began)
             self.answered = True
         else:
             tracks = device.tracks
             tracks.on_complete(busy[0], wait.end)  # before all else, for the device may come to its end any moment
-            self._ran(backlog, index, began)
+            self._ran(backlog, launches, began)
             if not tracks.notified:
                 tracks.ask(busy[0], HERE_S)
             if wait.over:
@@ -159,12 +177,12 @@ class Straight:
             self._sharing.went(backlog)
         telemetry.batch_execution.observe(time.perf_counter_ns() - began)
 
-    def _copy(self, lane: Lane | None, session: Session, backlog: Backlog, payload: bytes, began: int) -> bool:
-        """A Write or a Read alone: it does not wait for its turn, for there is nobody else's. False for all else."""
-        seq = session.last_seq + 1
-        found = plain_batch.lone_copy(payload, seq)
-        if found is None:
-            return False
+    # ---- copies, and more than launches ----
+
+    def _copy(
+        self, lane: Lane | None, session: Session, backlog: Backlog, found: LoneCopy, size: int, began: int
+    ) -> bool:
+        """A Write or a Read alone: it does not wait for its turn, for there is nobody else's."""
         named, command = self._copies.known(found), None
         if named is None:
             try:
@@ -175,36 +193,69 @@ class Straight:
                 return False
             named = self._copies.learn(found, command)
         if named is not None:
-            copy = self._copies.give(session, lane, seq, found.request, named)
+            copy = self._copies.give(session, lane, session.last_seq + 1, found.request, named)
             if copy is not None:
-                self._after(copy, lane, session, backlog, found.kind, len(payload), began)
+                self._came(lane, session, size)
+                self._given(copy, backlog, 0, 0, began)
                 return True
         if command is None:
             command = commands_pb2.Command.FromString(found.data)
-        session.last_seq = seq
-        if lane is not None:
-            lane.came(seq, len(payload))
+        return self._mixed(lane, session, backlog, mixed_batch.alone(found.kind, command), size, began)
+
+    def _mixed(
+        self, lane: Lane | None, session: Session, backlog: Backlog, batch: MixedBatch, size: int, began: int
+    ) -> bool:
+        last, stream = batch.last, _free(session, batch.last.stream)
+        if stream is None and batch.kind:
+            return False
+        self._came(lane, session, size)
+        seq = session.last_seq
         entry = BatchEntry(seq)
         session.batches.append(entry)
-        self._executor.command(session, command, found.kind, batch=entry)
-        entry.left -= 1
-        if not entry.left:
-            self._executor.acknowledge(session, entry)
-        self._ran(backlog, 0, began)
+        index, launches = self._before(session, batch, entry)
+        if stream is not None and batch.kind and not session.deferred:
+            if batch.kind == "read":
+                reading = self._reads.give(session, lane, seq, stream, last)
+                if reading is not None:
+                    session.batches.clear()
+                    self._given(reading, backlog, index, launches, began)
+                    return True
+            else:
+                busy = self._busy(session, stream, last.sync.all_streams)
+                if busy is not None:
+                    session.batches.clear()
+                    plain = plain_batch.only_sync(last.request, last.stream, last.sync.all_streams)
+                    wait = Wait(self._device, self._executor, lane, session, stream, plain, seq, index)
+                    self._wait(wait, busy, backlog, launches, began)
+                    return True
+        self._go_on(session, last, batch.kind, entry, index)
+        self._ran(backlog, launches, began)
         return True
 
-    def _after(
-        self, copy: Copy, lane: Lane | None, session: Session, backlog: Backlog, kind: str, size: int, began: int
-    ) -> None:
-        """A copy has been given to the device: what has to be noted of it, while that is at it."""
+    def _before(self, session: Session, batch: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
+        """Runs what is not answered, or puts it off; how many commands there were, each launch counted, and how many
+        of them were launches."""
+        index = launches = 0
+        for kind, command in batch.before:
+            if kind == "launches":
+                count = self._launches.run_records(session, command.launches, entry, index)[0]
+                index += count
+                launches += count
+                continue
+            runs = self._at_once.get(kind)
+            if runs is None or not runs[0](session, command, entry, index):
+                self._executor.command(session, command, kind, batch=entry, index=index)
+            index += 1
+        return index, launches
+
+    def _given(self, copy: StraightAnswer, backlog: Backlog, index: int, launches: int, began: int) -> None:
+        """A copy has been given to the device: what has to be noted of it, while that is at it. `index`: its place in
+        the batch."""
         tracks = self._device.tracks
-        session.last_seq = seq = session.last_seq + 1
-        if lane is not None:
-            lane.came(seq, size)
-        self._device.telemetry.count(kind)
-        self._ran(backlog, 0, began)
+        self._device.telemetry.count(copy.name)
+        self._ran(backlog, launches, began)
         if copy.refusal is not None:
-            copy.fail(copy.refusal)
+            copy.fail(copy.refusal, index)
             return
         if copy.size <= SOON and len(copy.track.pending) == 1 and not tracks.notified:
             tracks.ask(copy.track, HERE_S)
@@ -212,6 +263,15 @@ class Straight:
             self.answered = True
         else:
             copy.take_its_time()
+
+    # ---- both ----
+
+    @staticmethod
+    def _came(lane: Lane | None, session: Session, size: int) -> None:
+        """The session's next batch is taken; it has so many bytes."""
+        session.last_seq = seq = session.last_seq + 1
+        if lane is not None:
+            lane.came(seq, size)
 
     def _busy(self, session: Session, stream: LogicalStream, all_streams: bool) -> list[Track] | None:
         """The track to wait for, if any; None: there is more to wait for than one."""
@@ -222,17 +282,30 @@ class Straight:
         busy = [track] if len(live) == 1 and track in live else tracks.busy(session.tracks())
         return None if len(busy) > 1 or session.streams.marked else busy
 
-    def _go_on(self, session: Session, batch: PlainBatch, entry: BatchEntry | None, index: int) -> None:
-        """The long way from the Sync on: launches before it have to wait, or it waits for more than them."""
+    def _go_on(
+        self, session: Session, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
+    ) -> None:
+        """The long way from the last command on, if there is one: what is before it has to wait, or it waits for more
+        than that."""
         if entry is None:
             entry = BatchEntry(session.last_seq)
             session.batches.append(entry)
-        sync = commands_pb2.Command(
-            request=plain_batch.number(batch.request),
-            stream=batch.stream,
-            sync=commands_pb2.Sync(all_streams=batch.all_streams),
-        )
-        self._executor.command(session, sync, "sync", batch=entry, index=index)
+        if kind:
+            self._executor.command(session, last, kind, batch=entry, index=index)
         entry.left -= 1
         if not entry.left:
             self._executor.acknowledge(session, entry)
+
+
+def _free(session: Session, handle: int) -> LogicalStream | None:
+    """The stream, where nothing of it is out of the ordinary."""
+    stream = session.streams.items.get(handle)
+    return None if stream is None or stream.capture is not None or stream.flights else stream
+
+
+def _sync_of(batch: PlainBatch) -> commands_pb2.Command:
+    return commands_pb2.Command(
+        request=plain_batch.number(batch.request),
+        stream=batch.stream,
+        sync=commands_pb2.Sync(all_streams=batch.all_streams),
+    )

@@ -16,8 +16,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.lane import Lane
-from hearthd.device.operation import Origin, Replies, internal_error
-from hearthd.device.outbox import ACK
+from hearthd.device.operation import Replies, internal_error
 from hearthd.device.policy import plain_batch
 from hearthd.device.policy.forecast import Foreseen
 from hearthd.device.policy.plain_batch import LoneCopy
@@ -25,8 +24,9 @@ from hearthd.device.policy.segments import PART, step
 from hearthd.device.segment import Segment
 from hearthd.device.segments import Segments
 from hearthd.device.server import DeviceFault
-from hearthd.device.session import BatchEntry, Session
+from hearthd.device.session import Session
 from hearthd.device.shared_moves import DOWN, UP
+from hearthd.device.straight_answer import StraightAnswer
 from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import NEVER, Track
 
@@ -161,13 +161,10 @@ class StraightCopies:
             telemetry.device_to_host_operations += parts
 
 
-class Copy:
-    """One that has been given to the device. Its batch's ack is sent with its answer, unless that takes its time."""
+class Copy(StraightAnswer):
+    """One that has been given to the device."""
 
-    __slots__ = (
-        "_answer", "_began", "_device", "_lane", "_name", "_replies", "_request", "_segment", "_seq", "_session",
-        "_stream", "_told", "foreseen", "over", "refusal", "size",
-    )  # fmt: skip
+    __slots__ = ("_answer", "_began", "_number", "_segment", "foreseen", "name")
 
     def __init__(
         self,
@@ -182,70 +179,27 @@ class Copy:
         named: Named,
         began: float,
     ) -> None:
-        self._device = device
-        self._replies = replies
-        self._session = session
-        self._lane = lane
-        self._seq = seq
-        self._stream = stream
+        super().__init__(device, replies, session, lane, seq, stream, named.size)
         self._segment = segment
-        self._request = request
+        self._number = request
         self._began = began
         self._answer = plain_batch.answered(request, named.answer)
-        self._told = False
-        """Whether the ack has gone before."""
-        self._name = _kind(named)
-        self.size = named.size
+        self.name = _kind(named)
         self.foreseen: Foreseen | None = None
-        self.refusal: Refusal | None = None
-        """Why the driver has not taken all of it."""
-        self.over = False
         segment.hold()
-
-    @property
-    def track(self) -> Track:
-        return self._stream.track
 
     def end(self) -> None:
         """It is done."""
         now = time.perf_counter()
         self.over = True
-        self._send()
+        self._send(self._answer)
         if self.foreseen is not None:
             self._device.tracks.forecast.came(self.foreseen, now)
         self._let_go()
 
-    def _send(self) -> None:
-        device, outbox = self._device, self._device.outbox
-        channel = self._session.channel
-        if device.output.suspects:
-            device.output.settle(channel)
-        if self._told:
-            outbox.now(channel, self._answer, not self._stream.track.pending)
-        elif self._lane is not None:
-            outbox.straight(self._lane, self._seq, self._answer)
-        else:
-            outbox.straight_linked(channel, self._seq, self._answer)
-
-    def take_its_time(self) -> None:
-        """Others may come between from here on: its batch has been executed, as far as these are concerned."""
-        self._told = True
-        self._device.outbox.put(ACK, channel=self._session.channel, id=self._seq)
-
-    def fail(self, refusal: Refusal) -> None:
-        """It has been refused, or some of it; what the driver took of it is under way."""
-        self.over = True
-        self._device.tracks.on_complete(self._stream.track, self._let_go)
-        origin = Origin(
-            self._replies,
-            self._session,
-            self._stream,
-            self._name,
-            batch=BatchEntry(self._seq),
-            request=plain_batch.number(self._request),
-        )
-        origin.fail(refusal)
-        self.take_its_time()
+    @property
+    def _request(self) -> int:
+        return plain_batch.number(self._number)
 
     def _let_go(self) -> None:
         self._device.telemetry.transfer.observe(int((time.perf_counter() - self._began) * 1e9))

@@ -136,6 +136,33 @@ def test_an_answer_is_what_the_generated_classes_make_of_it(request: int, result
         plain_batch.answered(written, bytes(127))
 
 
+@given(st.integers(1, (1 << 64) - 1), st.one_of(st.binary(min_size=1, max_size=300), st.integers(1, 70_000).map(bytes)))
+def test_what_a_read_brings_is_written_as_the_generated_classes_do(request: int, data: bytes) -> None:
+    result = c.Result(request=request, read=c.ReadResult(data=data, size=len(data)))
+    expected = device_pb2.ExecuteResponse(result=result).SerializeToString()
+    assert plain_batch.read_answer(request, data) == plain_batch.read_answer(request, memoryview(data)) == expected
+
+
+@given(NUMBERS, st.booleans())
+def test_a_sync_is_answered_under_its_number(request: int, every: bool) -> None:
+    plain = plain_batch.only_sync(request, 7, every)
+    assert (plain.records, plain.stream, plain.all_streams) == (b"", 7, every)
+    assert plain_batch.number(plain.request) == request
+
+
+@given(
+    st.binary(max_size=20_000), st.lists(st.sampled_from([c.Command(sync=c.Sync()), c.Command(stream=3)]), max_size=1)
+)
+def test_launches_alone_are_told_by_a_look(records: bytes, more: list[c.Command]) -> None:
+    commands = [c.Command(launches=records), *more]
+    data = device_pb2.ExecuteRequest(batch=c.Batch(seq=5, commands=commands)).SerializeToString()
+    if len(data) < 1 << 14:
+        assert plain_batch.only_launches(data, 5) == (not more)
+    else:
+        assert not plain_batch.only_launches(data, 5)
+    assert not plain_batch.only_launches(data, 6) and not plain_batch.only_launches(data[:-1], 5)
+
+
 def _command(what: c.Write | c.Read) -> c.Command:
     return c.Command(write=what) if isinstance(what, c.Write) else c.Command(read=what)
 

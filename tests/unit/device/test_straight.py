@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from lane_rig import Client, add, batch, summed, sync
 from passing import Passing, Polled
 from rig import Command
+from straight_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 
-from hearth_proto.frames import Flag, Frame, Kind, encode
+from hearth_proto.frames import Kind, encode
 from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
@@ -45,19 +46,8 @@ def reason(client: Client) -> str:
     return from_status(client.response().result.error).reason
 
 
-def launch(what: int, **kind: Any) -> bytes:
-    return add(what, **kind).launches
-
-
 # ---- the same programs on both ways ----
 
-WRONG = st.sampled_from([{"function": 9}, {"buffer": 9}, {"stream": 9}, {"offset": 64}, {"block": 0}])
-LAUNCH = st.builds(lambda what, stream: launch(what, stream=stream), st.integers(1, 3), st.sampled_from([0, 0, 0, 5]))
-FRESH = st.builds(launch, st.integers(100, 1 << 60))
-BROKEN = st.one_of(
-    st.builds(lambda wrong: launch(1, **wrong), WRONG),
-    st.builds(lambda whole, size: whole[:size], LAUNCH, st.integers(1, 80)),
-)
 OTHERS: list[dict[str, Any]] = [
     {"flush": c.Flush()},
     {"record_event": c.RecordEvent(event=1)},
@@ -73,13 +63,6 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-class Step(NamedTuple):
-    """A batch; `waits`: the next one is sent when it has been answered."""
-
-    commands: tuple[c.Command, ...]
-    waits: bool
-
-
 @st.composite
 def steps(draw: st.DrawFn, wrong: bool) -> Step:
     """`wrong`: with failures, each batch waited for: of what is under way at once, time decides who tells of them."""
@@ -93,83 +76,6 @@ def steps(draw: st.DrawFn, wrong: bool) -> Step:
     others = [Command(**draw(st.sampled_from(OTHERS)))] if wrong and draw(st.integers(0, 5)) == 5 else []
     commands = [*others, *[Command(launches=b"".join(each)) for each in runs], *waits]
     return Step(tuple(commands), wrong or draw(st.booleans()))
-
-
-def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
-    """What was answered; the last is what the buffer holds."""
-    channel = next(rig.channels)
-    rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=channel)
-    client = rig.lane(channel)
-    client.batch(
-        Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=rig.source)),
-        Command(get_function=c.GetFunction(function=1, module=1, name="add")),
-        Command(allocate=c.Allocate(buffer=1, size=8)),
-        Command(fill=c.Fill(buffer=1, size=8, pattern=b"\0")),
-        Command(create_stream=c.CreateStream(stream=5)),
-        sync(1),
-    )
-    requests = itertools.count(2)
-    heard = Heard(client, [1])
-    heard.all()
-    for step in program:
-        asked = []
-        commands = []
-        for each in step.commands:
-            command = Command()
-            command.CopyFrom(each)
-            if command.request:
-                command.request = next(requests)
-                asked.append(command.request)
-            if command.WhichOneof("kind") == "sync":
-                heard.streams[command.request] = -1 if command.sync.all_streams else command.stream
-            commands.append(command)
-        heard.asked += asked
-        client.batch(*commands)
-        if step.waits:
-            heard.all()
-    last = next(requests)
-    heard.asked.append(last)
-    client.batch(Command(request=last, read=c.Read(buffer=1, size=8)))
-    heard.all()
-    assert rig.end_lane(channel) == client.seq
-    copies = [frame for frame in rig.copies() if frame.channel == channel]
-    assert all(frame.flags == Flag.LANED for frame in copies)
-    acks = [frame.id for frame in copies if frame.kind == Kind.ACK]
-    assert acks == sorted(set(acks)) and acks[-1] == client.seq
-    said = [frame.payload for frame in copies if frame.kind == Kind.RESPONSE]
-    assert said == heard.responses, "the front keeps what the client was told"
-    rig.send(Kind.CLOSE, channel=channel)
-    rig.until(Kind.CLOSED)
-    client.end.close()
-    assert heard.in_order()
-    return sorted(heard.responses)
-
-
-class Heard:
-    """What has come to a client."""
-
-    def __init__(self, client: Client, asked: list[int]) -> None:
-        self.client = client
-        self.asked = asked
-        self.streams: dict[int, int] = {}
-        self.responses: list[bytes] = []
-        self._acked = 0
-
-    def all(self) -> None:
-        """Until everything asked has been answered."""
-        while len(self.responses) < len(self.asked):
-            frame: Frame = self.client.next()
-            if frame.kind == Kind.ACK:
-                assert self._acked < frame.id <= self.client.seq
-                self._acked = frame.id
-            else:
-                self.responses.append(frame.payload)
-
-    def in_order(self) -> bool:
-        """Whether syncs of one stream were answered in their order."""
-        answered = [device_pb2.ExecuteResponse.FromString(each).result.request for each in self.responses]
-        rows = [[each for each in answered if self.streams.get(each) == row] for row in set(self.streams.values())]
-        return all(row == sorted(row) for row in rows)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

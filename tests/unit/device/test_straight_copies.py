@@ -234,8 +234,10 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
         Command(create_stream=c.CreateStream(stream=5)),
         sync(1),
     )
-    requests = itertools.count(2)
+    requests = itertools.count(3)
     answers = [client.response().SerializeToString()]
+    client.batch(Command(request=2, describe_module=c.DescribeModule(module=1)))
+    client.response()  # it is compiled: that is counted as well
     before = counted(rig)
     for step in [*program, Step((Command(request=1, sync=c.Sync(all_streams=True)),), -1)]:
         rig.server.takes = step.refuses

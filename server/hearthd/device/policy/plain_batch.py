@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hearth_proto.chunks import varint
+
 _BATCH = _COMMANDS = 0x12  # ExecuteRequest.batch and Batch.commands, length-delimited
 _SEQ = _REQUEST = 0x08  # Batch.seq and Command.request, varints
 _STREAM = 0x10  # Command.stream, varint
@@ -160,6 +162,11 @@ def number(request: bytes) -> int:
     return value
 
 
+def only_sync(request: int, stream: int, all_streams: bool) -> PlainBatch:
+    """A batch of nothing else."""
+    return PlainBatch(b"", varint(request), stream, all_streams)
+
+
 def done(request: bytes) -> bytes:
     """The ExecuteResponse that says that it is done."""
     return _RESULTS[len(request)] + request + _DONE
@@ -171,3 +178,25 @@ def answered(request: bytes, rest: bytes) -> bytes:
     if size >= _SHORT:
         raise ValueError(f"a result of {size} bytes; the most is {_SHORT - 1}")
     return bytes((0x1A, size, 0x08)) + request + rest
+
+
+def read_answer(request: int, data: bytes | memoryview) -> bytes:
+    """The ExecuteResponse with the bytes of a Read, at least one."""
+    size = varint(len(data))
+    number, inner = varint(request), 2 + 2 * len(size) + len(data)
+    read = varint(inner)
+    outer = varint(2 + len(number) + len(read) + inner)
+    return b"".join((b"\x1a", outer, b"\x08", number, b"\x22", read, b"\x0a", size, data, b"\x10", size))
+
+
+def only_launches(data: bytes, seq: int) -> bool:
+    """Whether the ExecuteRequest in `data` is seen to be a batch with this number of packed launches alone. What is
+    longer than 16 KiB is not looked at."""
+    try:
+        at = _commands(data, seq)
+        size, at = data[at], at + 1
+        if size >= 0x80:
+            size, at = size & 0x7F | data[at] << 7, at + 1
+        return at + size == len(data) and data[at] == _LAUNCHES
+    except IndexError:
+        return False

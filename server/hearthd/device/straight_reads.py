@@ -1,0 +1,107 @@
+"""Reads of few bytes, which come with the answer: straight from the device, and answered as soon as they are there.
+
+What is not as plain as can be is left to `hearthd.device.moves`, which comes to the same.
+"""
+
+from __future__ import annotations
+
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.lane import Lane
+from hearthd.device.operation import Replies, internal_error
+from hearthd.device.policy import plain_batch
+from hearthd.device.resources import HostBuffer
+from hearthd.device.server import DeviceFault
+from hearthd.device.session import Session
+from hearthd.device.straight_answer import StraightAnswer
+from hearthd.device.stream import LogicalStream
+from hearthd.device.tracks import NEVER
+
+LARGEST = 64 << 10
+"""Bytes of one: with more, the steps that are saved are no longer what takes the time."""
+
+
+class StraightReads:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, replies: Replies) -> None:
+        self._device = device
+        self._replies = replies
+
+    def give(
+        self, session: Session, lane: Lane | None, seq: int, stream: LogicalStream, command: commands_pb2.Command
+    ) -> Reading | None:
+        """Gives an answered Read that `policy.mixed_batch` has looked at to the device, as the last of batch `seq` of
+        the session, where nothing else of that waits; None, with nothing done, where it takes more than a look."""
+        device, track, read = self._device, stream.track, command.read
+        size, offset = read.size, read.offset
+        buffer = session.buffers.items.get(read.buffer)
+        if (
+            buffer is None
+            or buffer.failure is not None
+            or buffer.lost is not None
+            or not 0 < size <= min(LARGEST, device.spec.max_inline_bytes)
+            or offset + size > buffer.size
+            or stream.starting
+            or stream.errors
+            or track.stop != NEVER
+            or track.full
+            or device.tracks.doubts.open
+        ):
+            return None
+        host = device.staging.find(size, session)
+        if host is None:
+            return None
+        reading = Reading(device, self._replies, session, lane, seq, stream, command.request, host, size)
+        device.tracks.before(track, (), (buffer.usage,))
+        try:
+            device.server.download(host, 0, buffer.address + offset, size, track.stream)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            reading.refusal = error if isinstance(error, Refusal) else internal_error(reading.name, error)
+            return reading
+        device.tracks.on_complete(track, reading.end)
+        telemetry = device.telemetry
+        telemetry.device_to_host_bytes += size
+        telemetry.device_to_host_operations += 1
+        telemetry.download_inline_bytes += size
+        return reading
+
+
+class Reading(StraightAnswer):
+    """One that has been given to the device."""
+
+    __slots__ = ("_host", "_number")
+
+    name = "read"
+
+    def __init__(
+        self,
+        device: Device,
+        replies: Replies,
+        session: Session,
+        lane: Lane | None,
+        seq: int,
+        stream: LogicalStream,
+        request: int,
+        host: HostBuffer,
+        size: int,
+    ) -> None:
+        super().__init__(device, replies, session, lane, seq, stream, size)
+        self._number = request
+        self._host = host
+
+    def end(self) -> None:
+        """It is done."""
+        self.over = True
+        self._send(plain_batch.read_answer(self._number, self._host.view[: self.size]))
+        self._let_go()
+
+    @property
+    def _request(self) -> int:
+        return self._number
+
+    def _let_go(self) -> None:
+        self._device.staging.release(self._host)
