@@ -90,6 +90,27 @@ class Straight:
         return self._take(session, None, payload)
 
     def _take(self, session: Session, lane: Lane | None, payload: bytes) -> bool:
+        backlog = self._alone(session)
+        if backlog is None:
+            return False
+        began, size, seq = time.perf_counter_ns(), len(payload), session.last_seq + 1
+        if payload.endswith(plain_batch.ENDS):
+            batch = plain_batch.read(payload, seq)
+            if batch is not None:
+                return self._plain(lane, session, backlog, batch, size, began)
+        else:
+            found = plain_batch.lone_copy(payload, seq)
+            if found is not None:
+                return self._copy(lane, session, backlog, found, size, began)
+            if plain_batch.only_launches(payload, seq):  # for which somebody waits later
+                return False
+        mixed = mixed_batch.read(payload, seq)
+        if mixed is not None:
+            self._mixed(lane, session, backlog, mixed, size, began)
+        return mixed is not None
+
+    def _alone(self, session: Session) -> Backlog | None:
+        """The session's row, where nothing else is going on."""
         if (
             session.batches
             or session.deferred
@@ -99,24 +120,8 @@ class Straight:
             or self._executor.held_up
             or self._device.output.suspects
         ):
-            return False
-        backlog = self._sharing.alone(session)
-        if backlog is None:
-            return False
-        began = time.perf_counter_ns()
-        seq = session.last_seq + 1
-        if payload.endswith(plain_batch.ENDS):
-            batch = plain_batch.read(payload, seq)
-            if batch is not None:
-                return self._plain(lane, session, backlog, batch, len(payload), began)
-        else:
-            found = plain_batch.lone_copy(payload, seq)
-            if found is not None:
-                return self._copy(lane, session, backlog, found, len(payload), began)
-            if plain_batch.only_launches(payload, seq):  # for which somebody waits later
-                return False
-        mixed = mixed_batch.read(payload, seq)
-        return mixed is not None and self._mixed(lane, session, backlog, mixed, len(payload), began)
+            return None
+        return self._sharing.alone(session)
 
     # ---- launches and a wait ----
 
@@ -196,18 +201,17 @@ class Straight:
             copy = self._copies.give(session, lane, session.last_seq + 1, found.request, named)
             if copy is not None:
                 self._came(lane, session, size)
-                self._given(copy, backlog, 0, 0, began)
+                self._given(copy, backlog, 0, began)
                 return True
         if command is None:
             command = commands_pb2.Command.FromString(found.data)
-        return self._mixed(lane, session, backlog, mixed_batch.alone(found.kind, command), size, began)
+        self._mixed(lane, session, backlog, mixed_batch.alone(found.kind, command), size, began)
+        return True
 
     def _mixed(
         self, lane: Lane | None, session: Session, backlog: Backlog, batch: MixedBatch, size: int, began: int
-    ) -> bool:
+    ) -> None:
         last, stream = batch.last, _free(session, batch.last.stream)
-        if stream is None and batch.kind:
-            return False
         self._came(lane, session, size)
         seq = session.last_seq
         entry = BatchEntry(seq)
@@ -218,8 +222,8 @@ class Straight:
                 reading = self._reads.give(session, lane, seq, stream, last)
                 if reading is not None:
                     session.batches.clear()
-                    self._given(reading, backlog, index, launches, began)
-                    return True
+                    self._given(reading, backlog, launches, began)
+                    return
             else:
                 busy = self._busy(session, stream, last.sync.all_streams)
                 if busy is not None:
@@ -227,10 +231,9 @@ class Straight:
                     plain = plain_batch.only_sync(last.request, last.stream, last.sync.all_streams)
                     wait = Wait(self._device, self._executor, lane, session, stream, plain, seq, index)
                     self._wait(wait, busy, backlog, launches, began)
-                    return True
+                    return
         self._go_on(session, last, batch.kind, entry, index)
         self._ran(backlog, launches, began)
-        return True
 
     def _before(self, session: Session, batch: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
         """Runs what is not answered, or puts it off; how many commands there were, each launch counted, and how many
@@ -248,14 +251,13 @@ class Straight:
             index += 1
         return index, launches
 
-    def _given(self, copy: StraightAnswer, backlog: Backlog, index: int, launches: int, began: int) -> None:
-        """A copy has been given to the device: what has to be noted of it, while that is at it. `index`: its place in
-        the batch."""
+    def _given(self, copy: StraightAnswer, backlog: Backlog, launches: int, began: int) -> None:
+        """A copy has been given to the device: what has to be noted of it, while that is at it."""
         tracks = self._device.tracks
         self._device.telemetry.count(copy.name)
         self._ran(backlog, launches, began)
         if copy.refusal is not None:
-            copy.fail(copy.refusal, index)
+            copy.fail(copy.refusal)
             return
         if copy.size <= SOON and len(copy.track.pending) == 1 and not tracks.notified:
             tracks.ask(copy.track, HERE_S)

@@ -75,9 +75,8 @@ class StraightAnswer:
         self._told = True
         self._device.outbox.put(ACK, channel=self._session.channel, id=self._seq)
 
-    def fail(self, refusal: Refusal, index: int) -> None:
-        """It has been refused, or some of it; what the driver took of it is under way. `index`: its place in the
-        batch."""
+    def fail(self, refusal: Refusal) -> None:
+        """It has been refused, or some of it; what the driver took of it is under way."""
         self.over = True
         self._device.tracks.on_complete(self._stream.track, self._let_go)
         origin = Origin(
@@ -86,7 +85,6 @@ class StraightAnswer:
             self._stream,
             self.name,
             batch=BatchEntry(self._seq),
-            index=index,
             request=self._request,
         )
         origin.fail(refusal)

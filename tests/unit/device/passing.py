@@ -20,13 +20,19 @@ class Polled(CpuServer):
 
 
 class Passing(Laned):
-    """`straight` False: everything goes the long way. `taken` counts what did not."""
+    """`straight` False: everything goes the long way."""
 
     def __init__(self, server: type[CpuServer], straight: bool = True) -> None:
-        self.taken = self.offered = 0
+        self._taken = self.offered = 0
         self.straight = straight
         self.channels = itertools.count(2)
         super().__init__(server)
+
+    @property
+    def taken(self) -> int:
+        """How many batches have gone straight through: they are answered before that is counted."""
+        self.barrier()
+        return self._taken
 
     def _started(self) -> None:
         straight = self.process._executor.straight
@@ -37,7 +43,7 @@ class Passing(Laned):
         def take(*what: Any) -> bool:
             self.offered += 1
             taken = self.straight and real(*what)
-            self.taken += taken
+            self._taken += taken
             return taken
 
         return take

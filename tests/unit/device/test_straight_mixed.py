@@ -78,6 +78,8 @@ WRONG = st.one_of(
             [Command(free=c.Free(buffers=[9]))],
             [Command(free=c.Free(buffers=[0, 0]))],
             [Command()],
+            [Command(launches=launch(1, stream=5, offset=64))],
+            [Command(launches=launch(1, stream=5, block=0))],
             [Command(wait_event=c.WaitEvent(event=7))],
         ]
     ),
@@ -230,6 +232,29 @@ def test_what_failed_before_is_told_by_the_read(rig: Passing) -> None:
     assert from_status(client.response().result.error).reason == "OUT_OF_BOUNDS"
     client.batch(write(5), read(5))
     assert value(client) == 5
+
+
+def test_what_another_stream_spoiled_is_told_by_the_read(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(Command(create_stream=c.CreateStream(stream=5)), sync(1))
+    client.response()
+    client.batch(add(1, stream=5, block=0), sync(2))
+    assert client.response().result.HasField("done"), "it is another stream that failed"
+    taken = rig.taken
+    client.batch(read(3))
+    assert "launch" in client.response().result.error.message
+    assert rig.taken == taken + 1
+
+
+def test_a_read_behind_what_was_put_off_waits_for_it(rig: Passing) -> None:
+    """The write waits for its bytes, which come beside the batch; so does the batch's acknowledgement."""
+    client = rig.lane()
+    client.batch(Command(write=c.Write(buffer=1, size=8, transfer=5)), add(1), read(1))
+    rig.barrier()
+    assert rig.taken == 1
+    rig.upload(5, (6).to_bytes(8, "little"), chunk=8)
+    assert value(client) == 19
+    assert rig.end_lane() == 1
 
 
 def test_a_read_that_the_driver_refuses(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
