@@ -314,6 +314,31 @@ def test_no_staging_memory_is_to_be_had(rig: Passing, monkeypatch: pytest.Monkey
     assert refused == [8]
 
 
+def test_a_profile_begins_with_the_read(rig: Passing) -> None:
+    client, session = rig.lane(), rig.process._executor.session(1)
+    assert session is not None
+    client.batch(Command(start_profile=c.StartProfile(profile=1)), sync(1))
+    client.response()
+    assert session.profiles.items[1].start is None
+    client.batch(read(2))
+    assert value(client) == 0
+    assert session.profiles.items[1].start is not None
+
+
+def test_a_read_while_a_collective_may_fail_goes_the_long_way(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have to tell of that."""
+    client, device, given = rig.lane(), rig.process._device, []
+    reads = rig.process._executor.straight._reads
+    give = reads.give
+    monkeypatch.setattr(reads, "give", lambda *what: given.append(give(*what)) or given[-1])
+    client.batch(read(1))
+    assert value(client) == 0
+    monkeypatch.setitem(device.tracks.doubts.open, object(), None)
+    client.batch(read(2))
+    assert value(client) == 0
+    assert given[0] is not None and given[1] is None
+
+
 # ---- which batches are looked at ----
 
 
