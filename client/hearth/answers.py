@@ -15,7 +15,7 @@ from hearth_proto.later import commands_pb2, device_pb2
 if TYPE_CHECKING:
     from hearth.reply import ReplyLike
 
-_LARGE = 4096
+_LARGE = 32 << 10
 """Bytes of a response from which on protobuf, which copies what was read twice, takes longer than to do without."""
 
 

@@ -207,4 +207,7 @@ def _numbered(data: bytes, at: int, tag: int) -> tuple[int, int]:
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """`read_varint` of bytes. Raises IndexError where they end inside it."""
     value = data[at]
-    return (value, at + 1) if value < 0x80 else read_varint(memoryview(data), at)
+    if value < 0x80:
+        return value, at + 1
+    more = data[at + 1]
+    return (value & 0x7F | more << 7, at + 2) if more < 0x80 else read_varint(memoryview(data), at)
