@@ -1,4 +1,5 @@
-"""Launch + synchronize: one after the other, the median over many; over gRPC alone, and over a lane."""
+"""Launch + synchronize, and short copies: one after the other, the median over many; over gRPC alone, and over a
+lane."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from tests.bench.stats import Row, Samples, Summary
 _MESSAGE = b"x" * 160
 """About the size of a batch with a launch and a synchronize."""
 
+_STEPS = ("get 4 KiB", "set, launch, get 4 KiB")
+
 
 def measure(context: Context) -> list[Row]:
     """Against an echo on the same kind of socket; over a lane, where clients on the same host go, also against CuPy in
@@ -30,8 +33,12 @@ def measure(context: Context) -> list[Row]:
         "echo tcp": Side("rows.roundtrip:echo", {"target": context.echo_tcp, **count}),
         "echo unix": Side("rows.roundtrip:echo", {"target": context.echo_unix, **count}),
     }
+    for step in _STEPS:
+        sides[step] = Side("rows.roundtrip:hearth_step", {"target": context.daemon.unix, "step": step, **count})
     if context.cuda:
         sides["cupy"] = Side("rows.roundtrip:cupy", count)
+        for step in _STEPS:
+            sides[f"cupy {step}"] = Side("rows.roundtrip:cupy_step", {"step": step, **count})
     measured = {name: Summary.of(samples["us"]) for name, samples in context.take_turns(sides).items()}
     rows = [
         Row(
@@ -55,6 +62,9 @@ def measure(context: Context) -> list[Row]:
         what = "launch + synchronize, same host"
         ours, theirs = measured["lane"], measured["cupy"]
         rows.append(Row("roundtrip", what, "us", ours, "lower", "CuPy launch + synchronize", theirs, 6, 3))
+    for step in _STEPS:
+        against: tuple[str, Summary] | tuple[()] = ("CuPy", measured[f"cupy {step}"]) if context.cuda else ()
+        rows.append(Row("roundtrip", f"{step}, same host", "us", measured[step], "lower", *against))
     return rows
 
 
@@ -95,6 +105,38 @@ def cupy(count: int) -> Samples:
         stream.synchronize()
 
     return _times(once, count)
+
+
+def _step(step: str, gpu: Any, get: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """What is timed; `get` copies an array of `gpu` to one of the host."""
+    import numpy as np
+
+    launch, host = saxpy_on(gpu), np.ones(1024, np.float32)
+    x = gpu.asarray(host)
+    if step == "get 4 KiB":
+        return lambda: get(x, host)
+
+    def once() -> None:
+        x.set(host)
+        launch()
+        get(x, host)
+
+    return once
+
+
+def hearth_step(target: str, step: str, count: int) -> Samples:
+    """A client."""
+    import hearth
+
+    with hearth.connect(target) as node:
+        return _times(_step(step, node.device(0), lambda x, out: x.get(out=out)), count)
+
+
+def cupy_step(step: str, count: int) -> Samples:
+    """CuPy in its own process."""
+    import cupy
+
+    return _times(_step(step, cupy, lambda x, out: x.get(out=out)), count)
 
 
 def echo(target: str, count: int) -> Samples:
