@@ -472,7 +472,7 @@ def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing
     size = 3 * MIB
     data = noise(size)
     sharing.shared.share(1, size)[:] = data
-    buffer = sharing.allocate(size)
+    buffer, other = sharing.allocate(size), sharing.allocate(1)
     stream = sharing.stream
     with gated(sharing) as gate:
         command = write(buffer, 1, size)
@@ -480,7 +480,9 @@ def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing
         stream.batch(command)
         assert stream.failures() == []
         sharing.shared.release(1)
-        wait_until(lambda: _refused_handle(sharing, buffer, 1), "the release")
+        wait_until(
+            lambda: _refused_handle(sharing, other, 1), "the release"
+        )  # one that waits for nothing, if it comes first
         assert (daemon.gauge("segments"), mappings(daemon)) == (1, 1)
         gate.open()
         while (response := stream.receive()).result.request != 1000:
