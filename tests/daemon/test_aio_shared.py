@@ -49,6 +49,30 @@ def test_every_size_and_the_way_that_it_goes(daemon: DaemonProcess, size: int, m
 
 
 @MAKES
+def test_reads_that_might_come_in_a_batch_do_not_where_they_are_a_habit(daemon: DaemonProcess, make: Make) -> None:
+    async def main(target: str, size: int, shared: bool) -> None:
+        async with aio.connect(target) as node:
+            gpu = node.device(0)
+            x, out, before = gpu.asarray(noise(size, size)), make(np.zeros(size, np.uint8)), ways(daemon)
+            for count in range(10):
+                out[:] = count
+                assert await x.get(out) is out
+                same(out, noise(size, size))
+                same(await x.get(), out)
+            if shared:
+                wait_until(lambda: ways(daemon)[1] > before[1], "the bytes to be counted")
+            assert ways(daemon)[3] == before[3] and (shared or ways(daemon)[1] == before[1])
+            with pytest.raises(hearth.ArgumentError):
+                await x.get(out[1:])
+            same(await x.get(), noise(size, size))
+
+    run(lambda: main(daemon.unix, 512 << 10, True))
+    run(lambda: main(daemon.unix, INLINE, True))
+    run(lambda: main(daemon.unix, (512 << 10) - 1, False))
+    run(lambda: main(daemon.grpc, INLINE, False))
+
+
+@MAKES
 @pytest.mark.parametrize("loop", LOOPS)
 def test_views_rows_and_dispatches(daemon: DaemonProcess, make: Make, loop: str) -> None:
     async def main() -> None:

@@ -17,9 +17,10 @@ package's.
 **Waiting takes no thread.** An answer completes a future of the loop, told by whoever receives: a thread that the
 session has anyway. So thousands may be awaited at once. Threads are used for what cannot do without: to connect, attach
 and close; for calls about the node (`describe`, `status`, `publish`, `attach`, groups over daemons); arrays above the
-inline limit (1 MiB), and dispatches with such. On the daemon's host those go by shared memory: a thread tells the
-device where they are, and copies them, and none waits for it. Elsewhere a thread carries each to its end. They are
-daemon threads, at most eighteen for a node (`hearth.aio.home`), made when they are needed and gone 2 s later.
+inline limit (1 MiB; reads of 512 KiB on, once there have been some), and dispatches with such. On the daemon's host
+those go by shared memory: a thread tells the device where they are, and copies them, and none waits for it. Elsewhere a
+thread carries each to its end. They are daemon threads, at most eighteen for a node (`hearth.aio.home`), made when they
+are needed and gone 2 s later.
 
 **Nothing holds the loop up.** Where a thread of the other client would wait in a plain call, here it does not: commands
 may be given before the device has been attached to; a large array is copied when the call returns, and travels in the

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from hearth import array as sync
-from hearth import bulk, module, spans, transfer
+from hearth import bulk, module, placed, spans, transfer
 from hearth import progress as progresses
 from hearth.aio import carrying
 from hearth.aio.home import in_loop
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.progress import Progress
     from hearth.stream import Stream as AnyStream
+
+
+_MIDDLING = 512 << 10
+"""Bytes of what is read from which on shared memory takes less time than a batch, though it takes two turns of other
+threads: half of it at 1 MiB (CPU)."""
 
 
 class DeviceArray(sync.DeviceArray):
@@ -56,7 +61,7 @@ class DeviceArray(sync.DeviceArray):
         if self._nbytes:
             part, data = self._part(attachment, stream), transfer.host_bytes(into)
             report = progresses.reporter(progress, "download")
-            if transfer.inline(len(data), attachment.session.limits):
+            if transfer.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
                 reading = bulk.reading(connection, attachment, part, data, report)
                 await connection.home.asked(reading, timeout)
             elif not blocking and into is out and carrying.fillable(connection, attachment, data):
@@ -133,6 +138,11 @@ class DeviceArray(sync.DeviceArray):
         def flatten(self, stream: AnyStream | None = None) -> DeviceArray: ...
         def __iter__(self) -> Iterator[DeviceArray]: ...
         def copy(self, stream: AnyStream | None = None) -> DeviceArray: ...
+
+
+def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
+    """Whether what might come in a batch does not: where such reads are a habit, and memory may be shared."""
+    return connection.habit.worth(size) and size >= _MIDDLING and placed.likely(connection, attachment)
 
 
 class GlobalArray(DeviceArray, module.GlobalArray):
