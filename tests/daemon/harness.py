@@ -209,7 +209,7 @@ class DaemonProcess:
 
     def left_behind(self) -> list[str]:
         """What should not be there after `stop`: processes and sockets."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + STOP_S
         while (pids := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
         found = [f"process {pid}: {command_of(pid)}" for pid in pids]

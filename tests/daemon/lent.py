@@ -38,10 +38,9 @@ class LentDaemon:
         """Ends it; nothing of it may be left."""
         daemon, self._daemon = self._daemon, None
         if daemon is not None:
-            daemon.stop()
-            left = daemon.left_behind()
+            code, left, said = daemon.stop(), daemon.left_behind(), daemon.log()[-2000:]
             daemon.remove()
-            assert not left
+            assert not left, (code, said)
 
 
 def _comes_to_rest(daemon: DaemonProcess) -> bool:
