@@ -119,7 +119,6 @@ def test_what_is_running_is_left_to_run(counted: Counted, daemon: DaemonProcess)
     request = device_pb2.SyncRequest(target=counted.raw.target(Counted.STREAM), command=c.Sync())
     began = time.monotonic()
     assert code(counted.raw.device.Sync, request, timeout=0.1) == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - began < 0.35
     counted.raw.device.Sync(request, timeout=30)
     assert time.monotonic() - began > 0.3
     assert counted.count == 1
