@@ -386,5 +386,5 @@ def test_a_flood_of_launches_ends_with_its_session(daemon: DaemonProcess) -> Non
             wait_until(lambda: daemon.counter("graph_launches") > count + 1000, "some launches")
             with Raw(daemon.unix) as other:
                 assert other.read(other.buffer(b"12345678"), 8) == b"12345678"
-    wait_until(lambda: daemon.gauge("memory_in_use_bytes") == before["memory_in_use_bytes"], "the session's end")
-    assert daemon.gauge("commands_waiting") == before["commands_waiting"]
+    wait_until(lambda: daemon.gauge("memory_in_use_bytes") <= before["memory_in_use_bytes"], "the session's end")
+    assert daemon.gauge("commands_waiting") <= before["commands_waiting"]

@@ -609,8 +609,8 @@ def test_a_session_that_closes_with_graphs_leaves_nothing(daemon: DaemonProcess)
         add_one((1,), (8,), (gpu.zeros(8, np.int32, gpu.default_stream), np.int32(8)))
         assert gpu.memory_usage().bytes_in_use >= 4 << 20
         assert daemon.gauge("graphs") == graphs + 2
-    wait_until(lambda: daemon.gauge("memory_in_use_bytes") == before, "the session's end")
-    assert daemon.gauge("graphs") == graphs
+    # Not more than before: what another test left open then may have ended meanwhile.
+    wait_until(lambda: daemon.gauge("memory_in_use_bytes") <= before and daemon.gauge("graphs") <= graphs, "its end")
     with daemon.connect() as node:
         saxpy_works(node.device(0))
 

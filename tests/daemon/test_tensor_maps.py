@@ -198,8 +198,8 @@ def test_a_session_that_ends_takes_its_tensor_maps_along(daemon: DaemonProcess) 
             c.Command(free=c.Free(buffers=[77])),
         )
         stream.failures()
-        wait_until(lambda: daemon.gauge("memory_in_use_bytes") == before + (1 << 20), "the memory that is held")
-    wait_until(lambda: daemon.gauge("memory_in_use_bytes") == before, "the memory's return")
+        wait_until(lambda: daemon.gauge("memory_in_use_bytes") >= before + (1 << 20), "the memory that is held")
+    wait_until(lambda: daemon.gauge("memory_in_use_bytes") <= before, "the memory's return")
 
 
 # ---- with TMA ----
