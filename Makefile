@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# Of the tests; three keep two cores busy, for they wait a good deal.
+JOBS ?= 3
 comma := ,
 
 # A C++ compiler of the system, else the one that comes as a Python package.
