@@ -199,11 +199,7 @@ def test_a_busy_neighbour_notices_nothing_and_all_is_free_when_it_has_left(node:
 
 
 def test_hearth_run_is_interrupted(node: DaemonProcess, tmp_path: Path) -> None:
-    def launched() -> int:
-        count: int = node.status()["devices"][0]["counters"]["kernel_launches"]
-        return count
-
-    before, pid, launches = abandoned(node), process_of(node)["pid"], launched()
+    before, pid, launches = abandoned(node), process_of(node)["pid"], node.counter("kernel_launches")
     (tmp_path / "endless.cu").write_text(ENDLESS)
     command = ["-m", "hearth.cli.main", "run", "endless.cu", "zeros:i32[1]", "--shared"]
     with subprocess.Popen(
@@ -212,7 +208,7 @@ def test_hearth_run_is_interrupted(node: DaemonProcess, tmp_path: Path) -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stdout.readline().startswith("endless<<<")
         (session,) = [each["id"] for each in node.status()["sessions"]]
-        wait_until(lambda: launched() > launches, "the launch, which comes behind the line")
+        wait_until(lambda: node.counter("kernel_launches") > launches, "the launch, which comes behind the line")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "hearth: interrupted\n")

@@ -480,9 +480,8 @@ def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing
         stream.batch(command)
         assert stream.failures() == []
         sharing.shared.release(1)
-        wait_until(
-            lambda: _refused_handle(sharing, other, 1), "the release"
-        )  # one that waits for nothing, if it comes first
+        # Another buffer: should it come before the release, it waits for nothing.
+        wait_until(lambda: _refused_handle(sharing, other, 1), "the release")
         assert (daemon.gauge("segments"), mappings(daemon)) == (1, 1)
         gate.open()
         while (response := stream.receive()).result.request != 1000:

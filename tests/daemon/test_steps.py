@@ -19,18 +19,14 @@ SIZES = (1, 7, 256, 1024, 4095, 4096, 16 << 10, (16 << 10) + 1)
 
 
 def test_one_step_after_the_other(daemon: DaemonProcess, gpu: hearth.Device) -> None:
-    def launched() -> int:
-        count: int = daemon.status()["devices"][0]["counters"]["kernel_launches"]
-        return count
-
     add, host, out = common(gpu, "add_one"), np.arange(1024, dtype=np.int32), np.empty(1024, np.int32)
-    x, before = gpu.asarray(host), launched()
+    x, before = gpu.asarray(host), daemon.counter("kernel_launches")
     for number in range(200):
         host += number
         x.set(host)
         add((4,), (256,), (x, np.int32(1024)))
         np.testing.assert_array_equal(x.get(out=out), host + 1)
-    assert launched() - before == 200
+    assert daemon.counter("kernel_launches") - before == 200
 
 
 @pytest.mark.parametrize("streams", [1, 3])

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from hearth_proto.chunks import varint
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.arrivals import Commands
 from hearthd.device.backlog import Backlog
@@ -218,8 +219,9 @@ class Straight:
         session.batches.append(entry)
         index, launches = self._before(session, batch, entry)
         if stream is not None and batch.kind and not session.deferred:
+            request = varint(last.request)
             if batch.kind == "read":
-                reading = self._reads.give(session, lane, seq, stream, last)
+                reading = self._reads.give(session, lane, seq, stream, request, last.read)
                 if reading is not None:
                     session.batches.clear()
                     self._given(reading, backlog, launches, began)
@@ -228,7 +230,7 @@ class Straight:
                 busy = self._busy(session, stream, last.sync.all_streams)
                 if busy is not None:
                     session.batches.clear()
-                    plain = plain_batch.only_sync(last.request, last.stream, last.sync.all_streams)
+                    plain = plain_batch.only_sync(request, last.stream, last.sync.all_streams)
                     wait = Wait(self._device, self._executor, lane, session, stream, plain, seq, index)
                     self._wait(wait, busy, backlog, launches, began)
                     return

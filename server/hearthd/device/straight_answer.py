@@ -4,19 +4,33 @@ it."""
 from __future__ import annotations
 
 from hearth_proto.reasons import Refusal
+from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
 from hearthd.device.lane import Lane
 from hearthd.device.operation import Origin, Replies
 from hearthd.device.outbox import ACK
+from hearthd.device.policy import plain_batch
 from hearthd.device.session import BatchEntry, Session
 from hearthd.device.stream import LogicalStream
-from hearthd.device.tracks import Track
+from hearthd.device.tracks import NEVER, Track
 
 
 class StraightAnswer:
     """Its batch's ack is sent with it, unless that takes its time."""
 
-    __slots__ = ("_device", "_lane", "_replies", "_seq", "_session", "_stream", "_told", "over", "refusal", "size")
+    __slots__ = (
+        "_device",
+        "_lane",
+        "_replies",
+        "_request",
+        "_seq",
+        "_session",
+        "_stream",
+        "_told",
+        "over",
+        "refusal",
+        "size",
+    )
 
     name = ""
     """What failures of it say that it is."""
@@ -29,14 +43,17 @@ class StraightAnswer:
         lane: Lane | None,
         seq: int,
         stream: LogicalStream,
+        request: bytes,
         size: int,
     ) -> None:
+        """`request`: the number under which it is answered, as it is written."""
         self._device = device
         self._replies = replies
         self._session = session
         self._lane = lane
         self._seq = seq
         self._stream = stream
+        self._request = request
         self._told = False
         """Whether the ack has gone before."""
         self.over = False
@@ -44,11 +61,6 @@ class StraightAnswer:
         """Bytes that are copied."""
         self.refusal: Refusal | None = None
         """Why the driver has not taken all of it."""
-
-    @property
-    def _request(self) -> int:
-        """The number under which it is answered."""
-        raise NotImplementedError
 
     def _let_go(self) -> None:
         """The device is done with it."""
@@ -85,7 +97,19 @@ class StraightAnswer:
             self._stream,
             self.name,
             batch=BatchEntry(self._seq),
-            request=self._request,
+            request=plain_batch.number(self._request),
         )
         origin.fail(refusal)
         self.take_its_time()
+
+
+def untroubled(device: Device, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
+    """Whether nobody is told of a copy of these bytes of the buffer but who asked, and it need not wait for a turn."""
+    return not (
+        stream.starting
+        or buffer.failure is not None
+        or buffer.lost is not None
+        or offset + size > buffer.size
+        or stream.track.stop != NEVER
+        or device.tracks.doubts.open
+    )

@@ -26,9 +26,9 @@ from hearthd.device.segments import Segments
 from hearthd.device.server import DeviceFault
 from hearthd.device.session import Session
 from hearthd.device.shared_moves import DOWN, UP
-from hearthd.device.straight_answer import StraightAnswer
+from hearthd.device.straight_answer import StraightAnswer, untroubled
 from hearthd.device.stream import LogicalStream
-from hearthd.device.tracks import NEVER, Track
+from hearthd.device.tracks import Track
 
 MOST = 512
 """Commands that are known by their bytes."""
@@ -94,16 +94,11 @@ class StraightCopies:
         track = stream.track
         if (
             stream.capture is not None
-            or stream.starting
-            or buffer.failure is not None
-            or buffer.lost is not None
-            or named.offset + named.size > buffer.size
+            or not untroubled(self._device, stream, buffer, named.offset, named.size)
             or named.start + named.size > segment.size
             or not segment.pinned
             or (buffer.read_only is not None if named.writes else stream.errors)
-            or track.stop != NEVER
             or track.budget < named.parts
-            or self._device.tracks.doubts.open
         ):
             return None
         refusal = self._give(buffer, segment, track, named)
@@ -164,7 +159,7 @@ class StraightCopies:
 class Copy(StraightAnswer):
     """One that has been given to the device."""
 
-    __slots__ = ("_answer", "_began", "_number", "_segment", "foreseen", "name")
+    __slots__ = ("_answer", "_began", "_segment", "foreseen", "name")
 
     def __init__(
         self,
@@ -179,9 +174,8 @@ class Copy(StraightAnswer):
         named: Named,
         began: float,
     ) -> None:
-        super().__init__(device, replies, session, lane, seq, stream, named.size)
+        super().__init__(device, replies, session, lane, seq, stream, request, named.size)
         self._segment = segment
-        self._number = request
         self._began = began
         self._answer = plain_batch.answered(request, named.answer)
         self.name = _kind(named)
@@ -196,10 +190,6 @@ class Copy(StraightAnswer):
         if self.foreseen is not None:
             self._device.tracks.forecast.came(self.foreseen, now)
         self._let_go()
-
-    @property
-    def _request(self) -> int:
-        return plain_batch.number(self._number)
 
     def _let_go(self) -> None:
         self._device.telemetry.transfer.observe(int((time.perf_counter() - self._began) * 1e9))

@@ -14,9 +14,8 @@ from hearthd.device.policy import plain_batch
 from hearthd.device.resources import HostBuffer
 from hearthd.device.server import DeviceFault
 from hearthd.device.session import Session
-from hearthd.device.straight_answer import StraightAnswer
+from hearthd.device.straight_answer import StraightAnswer, untroubled
 from hearthd.device.stream import LogicalStream
-from hearthd.device.tracks import NEVER
 
 LARGEST = 64 << 10
 """Bytes of one: with more, the steps that are saved are no longer what takes the time."""
@@ -28,32 +27,34 @@ class StraightReads:
     def __init__(self, device: Device, replies: Replies) -> None:
         self._device = device
         self._replies = replies
+        self._most = min(LARGEST, device.spec.max_inline_bytes)
 
     def give(
-        self, session: Session, lane: Lane | None, seq: int, stream: LogicalStream, command: commands_pb2.Command
+        self,
+        session: Session,
+        lane: Lane | None,
+        seq: int,
+        stream: LogicalStream,
+        request: bytes,
+        read: commands_pb2.Read,
     ) -> Reading | None:
-        """Gives an answered Read that `policy.mixed_batch` has looked at to the device, as the last of batch `seq` of
-        the session, where nothing else of that waits; None, with nothing done, where it takes more than a look."""
-        device, track, read = self._device, stream.track, command.read
+        """Gives a Read that `policy.mixed_batch` has looked at to the device, as the last of batch `seq` of the
+        session, where nothing else of that waits; None, with nothing done, where it takes more than a look."""
+        device, track = self._device, stream.track
         size, offset = read.size, read.offset
         buffer = session.buffers.items.get(read.buffer)
         if (
             buffer is None
-            or buffer.failure is not None
-            or buffer.lost is not None
-            or not 0 < size <= min(LARGEST, device.spec.max_inline_bytes)
-            or offset + size > buffer.size
-            or stream.starting
+            or not 0 < size <= self._most
+            or not untroubled(device, stream, buffer, offset, size)
             or stream.errors
-            or track.stop != NEVER
             or track.full
-            or device.tracks.doubts.open
         ):
             return None
         host = device.staging.find(size, session)
         if host is None:
             return None
-        reading = Reading(device, self._replies, session, lane, seq, stream, command.request, host, size)
+        reading = Reading(device, self._replies, session, lane, seq, stream, request, host, size)
         device.tracks.before(track, (), (buffer.usage,))
         try:
             device.server.download(host, 0, buffer.address + offset, size, track.stream)
@@ -73,7 +74,7 @@ class StraightReads:
 class Reading(StraightAnswer):
     """One that has been given to the device."""
 
-    __slots__ = ("_host", "_number")
+    __slots__ = ("_host",)
 
     name = "read"
 
@@ -85,23 +86,18 @@ class Reading(StraightAnswer):
         lane: Lane | None,
         seq: int,
         stream: LogicalStream,
-        request: int,
+        request: bytes,
         host: HostBuffer,
         size: int,
     ) -> None:
-        super().__init__(device, replies, session, lane, seq, stream, size)
-        self._number = request
+        super().__init__(device, replies, session, lane, seq, stream, request, size)
         self._host = host
 
     def end(self) -> None:
         """It is done."""
         self.over = True
-        self._send(plain_batch.read_answer(self._number, self._host.view[: self.size]))
+        self._send(plain_batch.read_answer(self._request, self._host.view[: self.size]))
         self._let_go()
-
-    @property
-    def _request(self) -> int:
-        return self._number
 
     def _let_go(self) -> None:
         self._device.staging.release(self._host)

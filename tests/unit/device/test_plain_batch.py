@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearth_proto.chunks import varint
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.policy import plain_batch
@@ -140,12 +141,13 @@ def test_an_answer_is_what_the_generated_classes_make_of_it(request: int, result
 def test_what_a_read_brings_is_written_as_the_generated_classes_do(request: int, data: bytes) -> None:
     result = c.Result(request=request, read=c.ReadResult(data=data, size=len(data)))
     expected = device_pb2.ExecuteResponse(result=result).SerializeToString()
-    assert plain_batch.read_answer(request, data) == plain_batch.read_answer(request, memoryview(data)) == expected
+    written = varint(request)
+    assert plain_batch.read_answer(written, data) == plain_batch.read_answer(written, memoryview(data)) == expected
 
 
 @given(NUMBERS, st.booleans())
 def test_a_sync_is_answered_under_its_number(request: int, every: bool) -> None:
-    plain = plain_batch.only_sync(request, 7, every)
+    plain = plain_batch.only_sync(varint(request), 7, every)
     assert (plain.records, plain.stream, plain.all_streams) == (b"", 7, every)
     assert plain_batch.number(plain.request) == request
 

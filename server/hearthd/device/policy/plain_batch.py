@@ -87,13 +87,7 @@ def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
     """The only Command of the ExecuteRequest in `data`, where that is a batch with this number and the command a Write
     or a Read; None: it may be anything."""
     try:
-        at = _commands(data, seq)
-        size, at = data[at], at + 1
-        if size >= 0x80:
-            size, at = size & 0x7F | data[at] << 7, at + 1
-        if at + size != len(data):
-            return None
-        start = rest = at
+        start = rest = at = _only(data, seq)
         request = b""
         if data[at] == _REQUEST:
             at += 1
@@ -111,6 +105,17 @@ def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
         return None if kind is None else LoneCopy(kind, data[start:], request, data[rest:])
     except IndexError:
         return None
+
+
+def _only(data: bytes, seq: int) -> int:
+    """Where the only command is. Raises IndexError where this is no batch with the number, or there are more."""
+    at = _commands(data, seq)
+    size, at = data[at], at + 1
+    if size >= 0x80:
+        size, at = size & 0x7F | data[at] << 7, at + 1
+    if at + size != len(data):
+        raise IndexError
+    return at
 
 
 def _commands(data: bytes, seq: int) -> int:
@@ -162,9 +167,9 @@ def number(request: bytes) -> int:
     return value
 
 
-def only_sync(request: int, stream: int, all_streams: bool) -> PlainBatch:
+def only_sync(request: bytes, stream: int, all_streams: bool) -> PlainBatch:
     """A batch of nothing else."""
-    return PlainBatch(b"", varint(request), stream, all_streams)
+    return PlainBatch(b"", request, stream, all_streams)
 
 
 def done(request: bytes) -> bytes:
@@ -180,23 +185,20 @@ def answered(request: bytes, rest: bytes) -> bytes:
     return bytes((0x1A, size, 0x08)) + request + rest
 
 
-def read_answer(request: int, data: bytes | memoryview) -> bytes:
-    """The ExecuteResponse with the bytes of a Read, at least one."""
+def read_answer(request: bytes, data: bytes | memoryview) -> bytes:
+    """The ExecuteResponse with the Result that has this number, as it is written, and the bytes of a Read, at least
+    one."""
     size = varint(len(data))
-    number, inner = varint(request), 2 + 2 * len(size) + len(data)
+    inner = 2 + 2 * len(size) + len(data)
     read = varint(inner)
-    outer = varint(2 + len(number) + len(read) + inner)
-    return b"".join((b"\x1a", outer, b"\x08", number, b"\x22", read, b"\x0a", size, data, b"\x10", size))
+    outer = varint(2 + len(request) + len(read) + inner)
+    return b"".join((b"\x1a", outer, b"\x08", request, b"\x22", read, b"\x0a", size, data, b"\x10", size))
 
 
 def only_launches(data: bytes, seq: int) -> bool:
     """Whether the ExecuteRequest in `data` is seen to be a batch with this number of packed launches alone. What is
     longer than 16 KiB is not looked at."""
     try:
-        at = _commands(data, seq)
-        size, at = data[at], at + 1
-        if size >= 0x80:
-            size, at = size & 0x7F | data[at] << 7, at + 1
-        return at + size == len(data) and data[at] == _LAUNCHES
+        return data[_only(data, seq)] == _LAUNCHES
     except IndexError:
         return False
