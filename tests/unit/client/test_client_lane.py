@@ -24,7 +24,7 @@ from lane_daemon import LaneDaemon
 
 import hearth
 from hearth import attachment as attachments
-from hearth import laned
+from hearth import lane_sending, laned
 from hearth.attachment import Attachment
 from hearth.collective_parts import WORTH
 from hearth.lane_sending import GATHER
@@ -113,14 +113,18 @@ def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: 
     assert len(daemon.batches) - before < 500
 
 
-def test_what_takes_long_goes_in_several_batches_at_once(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_what_takes_long_goes_in_several_batches_at_once(
+    daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Collectives: each batch is under way until all ranks have come to it, and the next ones are not kept for that."""
+    monkeypatch.setattr(lane_sending, "_IDLE_S", 60.0)  # after which the thread that sends takes what there is
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
     base, sent = work.session.next_seq, [1]
     work.submit(note(1), WORTH)
     assert wait_for(lambda: work.session.next_seq > base), "lone work goes, at the latest when nothing follows it"
+    assert wait_for(lambda: work._laned and work._laned._sender_waits), "its thread takes what there is as it begins"
     for number in range(2, 42):
         work.submit(note(number), WORTH)
         if work.session.next_seq - base > len(sent):
