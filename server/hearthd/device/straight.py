@@ -31,6 +31,7 @@ from hearthd.device.segments import Segments
 from hearthd.device.session import BatchEntry, Session
 from hearthd.device.sharing import Sharing
 from hearthd.device.straight_answer import StraightAnswer
+from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.straight_copies import StraightCopies
 from hearthd.device.straight_reads import StraightReads
 from hearthd.device.straight_wait import Wait
@@ -94,20 +95,21 @@ class Straight:
         backlog = self._alone(session)
         if backlog is None:
             return False
-        began, size, seq = time.perf_counter_ns(), len(payload), session.last_seq + 1
+        seq = session.last_seq + 1
+        batch = StraightBatch(session, backlog, lane, seq, len(payload), time.perf_counter_ns())
         if payload.endswith(plain_batch.ENDS):
-            batch = plain_batch.read(payload, seq)
-            if batch is not None:
-                return self._plain(lane, session, backlog, batch, size, began)
+            plain = plain_batch.read(payload, seq)
+            if plain is not None:
+                return self._plain(batch, plain)
         else:
             found = plain_batch.lone_copy(payload, seq)
             if found is not None:
-                return self._copy(lane, session, backlog, found, size, began)
+                return self._copy(batch, found)
             if plain_batch.only_launches(payload, seq):  # for which somebody waits later
                 return False
         mixed = mixed_batch.read(payload, seq)
         if mixed is not None:
-            self._mixed(lane, session, backlog, mixed, size, began)
+            self._mixed(batch, mixed)
         return mixed is not None
 
     def _alone(self, session: Session) -> Backlog | None:
@@ -126,37 +128,35 @@ class Straight:
 
     # ---- launches and a wait ----
 
-    def _plain(
-        self, lane: Lane | None, session: Session, backlog: Backlog, batch: PlainBatch, size: int, began: int
-    ) -> bool:
-        stream = _free(session, batch.stream)
+    def _plain(self, batch: StraightBatch, plain: PlainBatch) -> bool:
+        session = batch.session
+        stream = _free(session, plain.stream)
         if stream is None:
             return False
-        self._came(lane, session, size)
-        index, entry = self._issue(session, batch.records) if batch.records else (0, None)
-        busy = self._busy(session, stream, batch.all_streams)
+        batch.came()
+        index, entry = self._issue(session, plain.records) if plain.records else (0, None)
+        busy = self._busy(session, stream, plain.all_streams)
         if busy is None or (entry is not None and session.deferred):  # the former: it waits for more than one track
-            self._go_on(session, _sync_of(batch), "sync", entry, index)
-            self._ran(backlog, index, began)
+            self._go_on(session, _sync_of(plain), "sync", entry, index)
+            self._ran(batch, index)
             return True
         if entry is not None:
             session.batches.clear()  # it has run
-        self._wait(Wait(self._device, self._executor, lane, session, stream, batch, session.last_seq, index), busy,
-                   backlog, index, began)  # fmt: skip
+        self._wait(batch, Wait(self._device, self._executor, batch, stream, plain, index), busy, index)
         return True
 
-    def _wait(self, wait: Wait, busy: list[Track], backlog: Backlog, launches: int, began: int) -> None:
+    def _wait(self, batch: StraightBatch, wait: Wait, busy: list[Track], launches: int) -> None:
         """For the end of one track, if any."""
         device = self._device
         device.telemetry.sync_points += 1
         if not busy:
             wait.end()
-            self._ran(None, launches, began)
+            self._ran(batch, launches, given=False)
             self.answered = True
         else:
             tracks = device.tracks
             tracks.on_complete(busy[0], wait.end)  # before all else, for the device may come to its end any moment
-            self._ran(backlog, launches, began)
+            self._ran(batch, launches)
             if not tracks.notified:
                 tracks.ask(busy[0], HERE_S)
             if wait.over:
@@ -173,21 +173,19 @@ class Straight:
         session.batches.append(entry)
         return self._launches.run_records(session, records, entry, 0)[0], entry
 
-    def _ran(self, backlog: Backlog | None, launches: int, began: int) -> None:
-        """A batch has run; `backlog`: whose, where the device has been given something."""
+    def _ran(self, batch: StraightBatch, launches: int, given: bool = True) -> None:
+        """It has run; `given`: whether the device has been given something."""
         telemetry = self._device.telemetry
         if launches:
             telemetry.count("launch", launches)
         telemetry.batches += 1
-        if backlog is not None:
-            self._sharing.went(backlog)
-        telemetry.batch_execution.observe(time.perf_counter_ns() - began)
+        if given:
+            self._sharing.went(batch.backlog)
+        telemetry.batch_execution.observe(time.perf_counter_ns() - batch.began)
 
     # ---- copies, and more than launches ----
 
-    def _copy(
-        self, lane: Lane | None, session: Session, backlog: Backlog, found: LoneCopy, size: int, began: int
-    ) -> bool:
+    def _copy(self, batch: StraightBatch, found: LoneCopy) -> bool:
         """A Write or a Read alone: it does not wait for its turn, for there is nobody else's."""
         named, command = self._copies.known(found), None
         if named is None:
@@ -199,49 +197,47 @@ class Straight:
                 return False
             named = self._copies.learn(found, command)
         if named is not None:
-            copy = self._copies.give(session, lane, session.last_seq + 1, found.request, named)
+            copy = self._copies.give(batch, found.request, named)
             if copy is not None:
-                self._came(lane, session, size)
-                self._given(copy, backlog, 0, began)
+                batch.came()
+                self._given(batch, copy, 0)
                 return True
         if command is None:
             command = commands_pb2.Command.FromString(found.data)
-        self._mixed(lane, session, backlog, mixed_batch.alone(found.kind, command), size, began)
+        self._mixed(batch, mixed_batch.alone(found.kind, command))
         return True
 
-    def _mixed(
-        self, lane: Lane | None, session: Session, backlog: Backlog, batch: MixedBatch, size: int, began: int
-    ) -> None:
-        last, stream = batch.last, _free(session, batch.last.stream)
-        self._came(lane, session, size)
-        seq = session.last_seq
-        entry = BatchEntry(seq)
+    def _mixed(self, batch: StraightBatch, mixed: MixedBatch) -> None:
+        session, last = batch.session, mixed.last
+        stream = _free(session, last.stream)
+        batch.came()
+        entry = BatchEntry(batch.seq)
         session.batches.append(entry)
-        index, launches = self._before(session, batch, entry)
-        if stream is not None and batch.kind and not session.deferred:
+        index, launches = self._before(session, mixed, entry)
+        if stream is not None and mixed.kind and not session.deferred:
             request = varint(last.request)
-            if batch.kind == "read":
-                reading = self._reads.give(session, lane, seq, stream, request, last.read)
+            if mixed.kind == "read":
+                reading = self._reads.give(batch, stream, request, last.read)
                 if reading is not None:
                     session.batches.clear()
-                    self._given(reading, backlog, launches, began)
+                    self._given(batch, reading, launches)
                     return
             else:
                 busy = self._busy(session, stream, last.sync.all_streams)
                 if busy is not None:
                     session.batches.clear()
                     plain = plain_batch.only_sync(request, last.stream, last.sync.all_streams)
-                    wait = Wait(self._device, self._executor, lane, session, stream, plain, seq, index)
-                    self._wait(wait, busy, backlog, launches, began)
+                    wait = Wait(self._device, self._executor, batch, stream, plain, index)
+                    self._wait(batch, wait, busy, launches)
                     return
-        self._go_on(session, last, batch.kind, entry, index)
-        self._ran(backlog, launches, began)
+        self._go_on(session, last, mixed.kind, entry, index)
+        self._ran(batch, launches)
 
-    def _before(self, session: Session, batch: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
+    def _before(self, session: Session, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
         """Runs what is not answered, or puts it off; how many commands there were, each launch counted, and how many
         of them were launches."""
         index = launches = 0
-        for kind, command in batch.before:
+        for kind, command in mixed.before:
             if kind == "launches":
                 count = self._launches.run_records(session, command.launches, entry, index)[0]
                 index += count
@@ -253,11 +249,11 @@ class Straight:
             index += 1
         return index, launches
 
-    def _given(self, copy: StraightAnswer, backlog: Backlog, launches: int, began: int) -> None:
+    def _given(self, batch: StraightBatch, copy: StraightAnswer, launches: int) -> None:
         """A copy has been given to the device: what has to be noted of it, while that is at it."""
         tracks = self._device.tracks
         self._device.telemetry.count(copy.name)
-        self._ran(backlog, launches, began)
+        self._ran(batch, launches)
         if copy.refusal is not None:
             copy.fail(copy.refusal)
             return
@@ -269,13 +265,6 @@ class Straight:
             copy.take_its_time()
 
     # ---- both ----
-
-    @staticmethod
-    def _came(lane: Lane | None, session: Session, size: int) -> None:
-        """The session's next batch is taken; it has so many bytes."""
-        session.last_seq = seq = session.last_seq + 1
-        if lane is not None:
-            lane.came(seq, size)
 
     def _busy(self, session: Session, stream: LogicalStream, all_streams: bool) -> list[Track] | None:
         """The track to wait for, if any; None: there is more to wait for than one."""
@@ -307,9 +296,9 @@ def _free(session: Session, handle: int) -> LogicalStream | None:
     return None if stream is None or stream.capture is not None or stream.flights else stream
 
 
-def _sync_of(batch: PlainBatch) -> commands_pb2.Command:
+def _sync_of(plain: PlainBatch) -> commands_pb2.Command:
     return commands_pb2.Command(
-        request=plain_batch.number(batch.request),
-        stream=batch.stream,
-        sync=commands_pb2.Sync(all_streams=batch.all_streams),
+        request=plain_batch.number(plain.request),
+        stream=plain.stream,
+        sync=commands_pb2.Sync(all_streams=plain.all_streams),
     )

@@ -6,11 +6,8 @@ from __future__ import annotations
 from hearth_proto.reasons import Refusal
 from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
-from hearthd.device.lane import Lane
-from hearthd.device.operation import Origin, Replies
-from hearthd.device.outbox import ACK
-from hearthd.device.policy import plain_batch
-from hearthd.device.session import BatchEntry, Session
+from hearthd.device.operation import Replies
+from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import NEVER, Track
 
@@ -18,19 +15,7 @@ from hearthd.device.tracks import NEVER, Track
 class StraightAnswer:
     """Its batch's ack is sent with it, unless that takes its time."""
 
-    __slots__ = (
-        "_device",
-        "_lane",
-        "_replies",
-        "_request",
-        "_seq",
-        "_session",
-        "_stream",
-        "_told",
-        "over",
-        "refusal",
-        "size",
-    )
+    __slots__ = ("_batch", "_device", "_replies", "_request", "_stream", "_told", "over", "refusal", "size")
 
     name = ""
     """What failures of it say that it is."""
@@ -39,9 +24,7 @@ class StraightAnswer:
         self,
         device: Device,
         replies: Replies,
-        session: Session,
-        lane: Lane | None,
-        seq: int,
+        batch: StraightBatch,
         stream: LogicalStream,
         request: bytes,
         size: int,
@@ -49,9 +32,7 @@ class StraightAnswer:
         """`request`: the number under which it is answered, as it is written."""
         self._device = device
         self._replies = replies
-        self._session = session
-        self._lane = lane
-        self._seq = seq
+        self._batch = batch
         self._stream = stream
         self._request = request
         self._told = False
@@ -71,35 +52,25 @@ class StraightAnswer:
         return self._stream.track
 
     def _send(self, answer: bytes) -> None:
-        device, outbox = self._device, self._device.outbox
-        channel = self._session.channel
+        device, batch = self._device, self._batch
+        channel = batch.session.channel
         if device.output.suspects:
             device.output.settle(channel)
         if self._told:
-            outbox.now(channel, answer, not self._stream.track.pending)
-        elif self._lane is not None:
-            outbox.straight(self._lane, self._seq, answer)
+            device.outbox.now(channel, answer, not self._stream.track.pending)
         else:
-            outbox.straight_linked(channel, self._seq, answer)
+            batch.answer(device.outbox, answer)
 
     def take_its_time(self) -> None:
         """Others may come between from here on: its batch has been executed, as far as these are concerned."""
         self._told = True
-        self._device.outbox.put(ACK, channel=self._session.channel, id=self._seq)
+        self._batch.acknowledge(self._device.outbox)
 
     def fail(self, refusal: Refusal) -> None:
         """It has been refused, or some of it; what the driver took of it is under way."""
         self.over = True
         self._device.tracks.on_complete(self._stream.track, self._let_go)
-        origin = Origin(
-            self._replies,
-            self._session,
-            self._stream,
-            self.name,
-            batch=BatchEntry(self._seq),
-            request=plain_batch.number(self._request),
-        )
-        origin.fail(refusal)
+        self._batch.origin(self._replies, self._stream, self.name, self._request).fail(refusal)
         self.take_its_time()
 
 

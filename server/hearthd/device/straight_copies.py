@@ -15,7 +15,6 @@ from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
-from hearthd.device.lane import Lane
 from hearthd.device.operation import Replies, internal_error
 from hearthd.device.policy import plain_batch
 from hearthd.device.policy.forecast import Foreseen
@@ -24,9 +23,9 @@ from hearthd.device.policy.segments import PART, step
 from hearthd.device.segment import Segment
 from hearthd.device.segments import Segments
 from hearthd.device.server import DeviceFault
-from hearthd.device.session import Session
 from hearthd.device.shared_moves import DOWN, UP
 from hearthd.device.straight_answer import StraightAnswer, untroubled
+from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.stream import LogicalStream
 from hearthd.device.tracks import Track
 
@@ -83,9 +82,10 @@ class StraightCopies:
             self._known[found.rest] = named
         return named
 
-    def give(self, session: Session, lane: Lane | None, seq: int, request: bytes, named: Named) -> Copy | None:
-        """Gives it to the device, as batch `seq` of the session, where nothing else of that waits; None, with nothing
-        done, where it takes more than a look."""
+    def give(self, batch: StraightBatch, request: bytes, named: Named) -> Copy | None:
+        """Gives it to the device, where nothing else of the session waits; None, with nothing done, where it takes
+        more than a look."""
+        session = batch.session
         stream = session.streams.items.get(named.stream)
         buffer = session.buffers.items.get(named.buffer)
         segment = self._segments.get(session, named.segment)
@@ -102,7 +102,7 @@ class StraightCopies:
         ):
             return None
         refusal = self._give(buffer, segment, track, named)
-        copy = Copy(self._device, self._replies, session, lane, seq, stream, segment, request, named, self._began)
+        copy = Copy(self._device, self._replies, batch, stream, segment, request, named, self._began)
         copy.refusal = refusal
         if refusal is None:
             self._device.tracks.on_complete(track, copy.end)
@@ -165,16 +165,14 @@ class Copy(StraightAnswer):
         self,
         device: Device,
         replies: Replies,
-        session: Session,
-        lane: Lane | None,
-        seq: int,
+        batch: StraightBatch,
         stream: LogicalStream,
         segment: Segment,
         request: bytes,
         named: Named,
         began: float,
     ) -> None:
-        super().__init__(device, replies, session, lane, seq, stream, request, named.size)
+        super().__init__(device, replies, batch, stream, request, named.size)
         self._segment = segment
         self._began = began
         self._answer = plain_batch.answered(request, named.answer)

@@ -8,13 +8,12 @@ from __future__ import annotations
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
-from hearthd.device.lane import Lane
 from hearthd.device.operation import Replies, internal_error
 from hearthd.device.policy import plain_batch
 from hearthd.device.resources import HostBuffer
 from hearthd.device.server import DeviceFault
-from hearthd.device.session import Session
 from hearthd.device.straight_answer import StraightAnswer, untroubled
+from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.stream import LogicalStream
 
 LARGEST = 64 << 10
@@ -30,18 +29,13 @@ class StraightReads:
         self._most = min(LARGEST, device.spec.max_inline_bytes)
 
     def give(
-        self,
-        session: Session,
-        lane: Lane | None,
-        seq: int,
-        stream: LogicalStream,
-        request: bytes,
-        read: commands_pb2.Read,
+        self, batch: StraightBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
     ) -> Reading | None:
-        """Gives a Read that `policy.mixed_batch` has looked at to the device, as the last of batch `seq` of the
-        session, where nothing else of that waits; None, with nothing done, where it takes more than a look."""
+        """Gives a Read that `policy.mixed_batch` has looked at to the device, as the last of its batch, where nothing
+        else of the session waits; None, with nothing done, where it takes more than a look."""
         device, track = self._device, stream.track
         size, offset = read.size, read.offset
+        session = batch.session
         buffer = session.buffers.items.get(read.buffer)
         if (
             buffer is None
@@ -54,7 +48,7 @@ class StraightReads:
         host = device.staging.find(size, session)
         if host is None:
             return None
-        reading = Reading(device, self._replies, session, lane, seq, stream, request, host, size)
+        reading = Reading(device, self._replies, batch, stream, request, host, size)
         device.tracks.before(track, (), (buffer.usage,))
         try:
             device.server.download(host, 0, buffer.address + offset, size, track.stream)
@@ -82,15 +76,13 @@ class Reading(StraightAnswer):
         self,
         device: Device,
         replies: Replies,
-        session: Session,
-        lane: Lane | None,
-        seq: int,
+        batch: StraightBatch,
         stream: LogicalStream,
         request: bytes,
         host: HostBuffer,
         size: int,
     ) -> None:
-        super().__init__(device, replies, session, lane, seq, stream, request, size)
+        super().__init__(device, replies, batch, stream, request, size)
         self._host = host
 
     def end(self) -> None:
