@@ -166,7 +166,7 @@ def test_all_comes_back(daemon: DaemonProcess, nursery: Nursery, tmp_path: Path)
         time.sleep(0.25)  # compile workers that are no longer needed end after a while
         after = state_of(daemon)
     assert not beyond
-    assert [device["generation"] for device in daemon.status()["devices"]] == generations
+    assert [device["generation"] for device in daemon.status()["devices"]] == generations, daemon.log()[-8000:]
     errors = (tmp_path / "errors").read_text()
     assert "Error" not in errors, errors[-4000:]
     assert "Traceback" not in daemon.log(), daemon.log()[-4000:]
