@@ -79,7 +79,7 @@ class Doomed:
             self.launch(200)
 
     def long_kernels(self) -> None:
-        # Some 10 ms each: what runs for seconds when its session closes, as it may on a busy machine, costs the process.
+        # Some 10 ms each: what runs on for seconds when its session closes, on a busy machine, costs the process.
         for _ in range(5):
             self.busy((1,), (32,), (self.x, np.int32(250_000)))
 
