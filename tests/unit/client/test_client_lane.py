@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from lane_daemon import LaneDaemon
 
 import hearth
-from hearth import attachment as attachments
-from hearth import lane_sending, laned
+from hearth import lane_sending, laned, submitting
 from hearth.attachment import Attachment
 from hearth.collective_parts import WORTH
 from hearth.lane_sending import GATHER
@@ -142,7 +141,7 @@ def test_who_submits_is_not_held_up_for_a_thread_that_sends(
     gpu.synchronize()
     work = attachment(gpu)
     waited: list[float | None] = []
-    monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # every command has lain there for too long
+    monkeypatch.setattr(submitting, "_TURN_S", -1.0)  # every command has lain there for too long
     monkeypatch.setattr(work._change, "wait", lambda timeout=None: waited.append(timeout))
     daemon.gate.clear()
     for number in range(1, 11):
@@ -150,7 +149,7 @@ def test_who_submits_is_not_held_up_for_a_thread_that_sends(
     monkeypatch.undo()
     daemon.gate.set()
     gpu.synchronize()
-    assert waited and set(waited) == {attachments._LANE_TURN_S}
+    assert waited and set(waited) == {submitting._LANE_TURN_S}
 
 
 @pytest.mark.parametrize("flaw", ["silent", "no_path", "no_ticket", "no_listener"])
