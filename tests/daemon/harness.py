@@ -179,9 +179,14 @@ class DaemonProcess:
         return found
 
     def gauge(self, name: str, ordinal: int = 0) -> float:
-        """A gauge of a device process."""
-        value: float = self.status()["devices"][ordinal]["gauges"].get(name, -1)
-        return value
+        """A gauge of a device process; -1 where nothing is known of it. One that serves and is too busy to answer is
+        asked again for a while."""
+        deadline = time.monotonic() + 5
+        while True:
+            device = self.status()["devices"][ordinal]
+            if device["gauges"] or device["state"] != "serving" or time.monotonic() > deadline:
+                value: float = device["gauges"].get(name, -1)
+                return value
 
     def counter(self, name: str, ordinal: int | None = None) -> float:
         """A counter of one device process, or of all together."""

@@ -30,7 +30,7 @@ def value(daemon: DaemonProcess, name: str, token: str = "", **labels: str) -> f
 
 
 def test_what_ends_sessions(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(sessions={"lease": "300ms"})
+    daemon = start_daemon(sessions={"lease": "1s"})
 
     def ended(reason: str) -> float:
         return value(daemon, "sessions_closed_total", reason=reason) or 0.0
