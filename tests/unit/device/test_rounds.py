@@ -53,6 +53,10 @@ class Server:
         self.queue.append(cost)
         self.most = max(self.most, sum(each for each in self.queue if isinstance(each, int)))
 
+    @property
+    def busy(self) -> bool:
+        return any(isinstance(each, int) for each in self.queue)
+
     def run(self, steps: int) -> None:
         for _ in range(min(steps, len(self.queue))):
             each = self.queue.popleft()
@@ -100,6 +104,9 @@ class Bench:
         while not rounds.run():
             self.server.run(pace)
             self.tracks.poll()
+            assert not (self.tracks.done(self.track) and self.server.busy), (
+                "what is done with a window is not done with all"
+            )
             turns += 1
             assert turns < 100_000, "stuck"
         return turns
@@ -130,6 +137,19 @@ def test_a_turn_of_the_loop_gives_a_bounded_number() -> None:
         assert not rounds.run()
         assert bench.given - before <= TURN
     assert not rounds.run() and bench.given == WINDOW * WINDOWS  # full, and the device has not moved
+
+
+@pytest.mark.parametrize("price", [1, 10, WINDOW])
+def test_more_is_given_before_the_device_has_come_to_the_end(price: int) -> None:
+    """Else it would stand still at the end of each turn until that is noticed."""
+    bench = Bench(price)
+    rounds = bench.rounds(10_000)
+    assert not rounds.run()
+    budget = bench.track.budget
+    while not bench.tracks.poll():
+        bench.server.run(1)
+    assert bench.track.budget == budget + WINDOW
+    assert bench.server.busy and not bench.tracks.done(bench.track)
 
 
 def test_an_empty_program_and_one_that_was_not_made() -> None:
