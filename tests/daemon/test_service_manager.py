@@ -15,7 +15,7 @@ from .conftest import StartDaemon
 from .harness import wait_until
 from .kernels import saxpy_works
 
-WATCHDOG_S = 0.4
+WATCHDOG_S = 1.2
 
 
 def test_a_life_under_a_service_manager(
