@@ -39,6 +39,8 @@ class Device:
     quiet: Quiet
     kick: Callable[[Session | None], None]
     """Something that a deferred command of the session (None: of any) waits for may have happened."""
+    again: Callable[[], None]
+    """A deferred command has had its turn and waits for nothing else: it is tried again at the loop's next."""
 
     record: Record | None = None
     """The command whose work is being given to the device, where a trace or marks want to know."""

@@ -40,6 +40,8 @@ class Executor:
         self._leaving: dict[int, Session] = {}
         """Those that are closed, until nothing more of them runs."""
         self._kicked: set[int] = set()
+        self.again = False
+        """Whether deferred commands are tried again at the next turn, whatever happens."""
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         families = Families(device, self, self.session, post, marks, activity)
         self._families, self._handlers = families, families.handlers
@@ -107,6 +109,9 @@ class Executor:
 
     def pump(self) -> None:
         """Runs what has arrived, and tries the deferred commands of sessions for which something has happened."""
+        if self.again:
+            self.again = False
+            self.kick(None)
         if self._memory.clearance.waiting:
             self._memory.clearance.pump()
         self.sharing.pump()
@@ -129,11 +134,11 @@ class Executor:
     @property
     def more(self) -> bool:
         """Whether something could be done at once."""
-        return bool(self._kicked) or self.sharing.more or self._memory.clearance.more
+        return bool(self._kicked) or self.again or self.sharing.more or self._memory.clearance.more
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if self._kicked or self._memory.clearance.more:
+        if self._kicked or self.again or self._memory.clearance.more:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 

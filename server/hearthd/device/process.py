@@ -128,6 +128,7 @@ class DeviceProcess:
                 frozenset(properties.features),
             ),
             kick=self._kick,
+            again=self._again,
         )
         self._device = device
         device.staging.on_return = telemetry.transfer.observe
@@ -198,6 +199,9 @@ class DeviceProcess:
 
     def _kick(self, session: Session | None) -> None:
         self._executor.kick(session)  # made after what calls this
+
+    def _again(self) -> None:
+        self._executor.again = True  # as above
 
     def _poll(self) -> float | None:
         device, executor = self._device, self._executor

@@ -104,26 +104,17 @@ class Rounds:
             device.begin(self._stream)
             position = tracks.ordering.position(track.index)
             track.launched.extend((position, name, self._stream.session) for name in names)
-            self._slice(count)
+            self._give(count)
+            tracks.charge(track, count * cost - 1)
             if summary.prints is not None:
                 device.output.launched(summary.prints, track)
             for buffer in summary.renewed:
                 buffer.failure = None
             self._left -= count
             turn -= count * cost
+        if self._left and turn <= 0 and not track.closed:
+            device.again()  # else the device would stand still until it is noticed that it has come to the end of these
         return not self._left
-
-    def _slice(self, count: int) -> None:
-        """Gives it so many rounds, in windows: the track has room again, and is given more, before it has come to the
-        end of them."""
-        tracks, track, cost = self._device.tracks, self._stream.track, self._program.cost
-        step = max(1, WINDOW // cost)
-        while count > step:
-            self._give(step)
-            tracks.charge(track, step * cost, still_to_come=1)
-            count -= step
-        self._give(count)
-        tracks.charge(track, count * cost - 1)
 
     def _give(self, count: int) -> None:
         name, seconds = self._limit() if self._limit is not None else ("", 0.0)

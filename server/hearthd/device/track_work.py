@@ -95,23 +95,22 @@ class TrackWork:
         if self.timing.between(track, self.ordering.position(track.index)) and not window:
             self.on_complete(track, _noticed)
 
-    def charge(self, track: Track, more: int, *, still_to_come: int = 0) -> None:
-        """What the track has been given under its last position counts as so many commands more. `still_to_come`: 1
-        where it is to be given more under that position."""
+    def charge(self, track: Track, more: int) -> None:
+        """What the track has been given under its last position counts as so many commands more."""
         windows = -(-track.budget // WINDOW)
         track.budget -= more
         track.finished += more
         for _ in range(windows + (-track.budget // WINDOW)):
-            self.mark(track, still_to_come)
+            self.mark(track)
 
-    def mark(self, track: Track, still_to_come: int = 0) -> None:
+    def mark(self, track: Track) -> None:
         """Gives the track its window back when what it has been given so far is done."""
 
         def restore() -> None:
             track.budget += WINDOW
             track.returned += WINDOW
 
-        self.on_complete(track, restore, still_to_come=still_to_come)
+        self.on_complete(track, restore)
 
     def fence(self, track: Track, origin: Track) -> None:
         """`track` waits, on the device, for all that `origin` has been given."""

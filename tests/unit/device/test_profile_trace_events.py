@@ -104,6 +104,7 @@ class Rig:
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
             outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, quiet=None,
             kick=lambda session: None,
+            again=lambda: None,
         )  # type: ignore[arg-type]  # fmt: skip
         self.session = Session(1, {}, self.tracks.acquire)
         self.replies = Replies()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from types import SimpleNamespace
 from typing import Any, cast
@@ -86,9 +87,16 @@ class Bench:
         self.tracks = Tracks(cast(Any, self.server), 1, lambda: None)
         self.track: Track = self.tracks.acquire()
         self.stream = LogicalStream(0, self.track)
-        self.device = cast(Device, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None))
+        self.again = 0
+        """How often it wanted to be tried again at the next turn."""
+        self.device = cast(
+            Device, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, again=self._count_again)
+        )
         self.program = Fake(price, [Buffer(1, 8)])
         self.given = 0
+
+    def _count_again(self) -> None:
+        self.again += 1
 
     def rounds(self, count: int, **more: Any) -> Rounds:
         def issue(some: int) -> None:
@@ -141,15 +149,21 @@ def test_a_turn_of_the_loop_gives_a_bounded_number() -> None:
 
 @pytest.mark.parametrize("price", [1, 10, WINDOW])
 def test_more_is_given_before_the_device_has_come_to_the_end(price: int) -> None:
-    """Else it would stand still at the end of each turn until that is noticed."""
+    """Else it would stand still after each turn, until that is noticed."""
     bench = Bench(price)
     rounds = bench.rounds(10_000)
-    assert not rounds.run()
-    budget = bench.track.budget
-    while not bench.tracks.poll():
-        bench.server.run(1)
-    assert bench.track.budget == budget + WINDOW
-    assert bench.server.busy and not bench.tracks.done(bench.track)
+    for turns in itertools.count(1):
+        assert not rounds.run()
+        if bench.track.closed:
+            break
+        assert bench.again == turns
+    assert turns > 1 and bench.again == turns - 1, "then it waits for room, which the device makes"
+    assert bench.server.busy
+
+
+def test_after_the_last_round_there_is_no_other_turn() -> None:
+    bench = Bench(1)
+    assert bench.rounds(TURN).run() and not bench.again
 
 
 def test_an_empty_program_and_one_that_was_not_made() -> None:
