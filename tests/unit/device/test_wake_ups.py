@@ -71,14 +71,7 @@ def test_who_waits_for_room_is_not_forgotten_when_another_session_finds_it(rig: 
     """A session that comes to have something to do looks whether the others still have. What it finds done has given
     them their room back, and nobody else will say so."""
     rig.send(Kind.OPEN, b"{}", channel=2)
-    rig.batch(
-        c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
-        c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
-        c.Command(allocate=c.Allocate(buffer=1, size=4)),
-        c.Command(fill=c.Fill(buffer=1, size=4, pattern=b"\0")),
-    )
-    assert not rig.call(prepare=c.Prepare(prepared=1, launches=RECORD)).HasField("error")
-    assert not rig.call(sync=c.Sync()).HasField("error")
+    prepare(rig)
     rig.server.shut()
     rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
     while not rig.gauges()["commands_waiting"]:
@@ -93,6 +86,30 @@ def test_who_waits_for_room_is_not_forgotten_when_another_session_finds_it(rig: 
             time.sleep(1e-3)
     rig.server.open()
     assert int.from_bytes(rig.call(read=c.Read(buffer=1, size=4)).read.data, "little") == ROUNDS * TURN
+
+
+def test_who_has_had_its_turn_goes_on_at_the_next(rig: Rig[Gated]) -> None:
+    """As long as the track has room: nobody has to say anything, and the device nothing to be done with."""
+    prepare(rig)
+    rig.server.shut()
+    rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
+    deadline = time.monotonic() + PATIENCE_S
+    while rig.server.launched <= 2 * TURN:
+        assert time.monotonic() < deadline, f"{rig.server.launched} launches, and there is room for more"
+        time.sleep(1e-3)
+    rig.server.open()
+
+
+def prepare(rig: Rig[Gated]) -> None:
+    """List 1, of one launch on buffer 1; nothing is under way."""
+    rig.batch(
+        c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
+        c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
+        c.Command(allocate=c.Allocate(buffer=1, size=4)),
+        c.Command(fill=c.Fill(buffer=1, size=4, pattern=b"\0")),
+    )
+    assert not rig.call(prepare=c.Prepare(prepared=1, launches=RECORD)).HasField("error")
+    assert not rig.call(sync=c.Sync()).HasField("error")
 
 
 def flush_beside(rig: Rig[Gated], number: int) -> None:
