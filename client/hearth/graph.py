@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import launching
 from hearth import stream as streams
@@ -181,7 +181,7 @@ class Graph(Program):
 
     # ---- use ----
 
-    def launch(self, n: int = 1, stream: Stream | None = None, *, timeout: float | None = None) -> None:
+    def launch(self, n: SupportsIndex = 1, stream: Stream | None = None, *, timeout: float | None = None) -> None:
         """Launches it `n` times in a row on `stream`, or on the current one; one way.
 
         It is ordered as one command that does all that is in it. `timeout`: seconds that each launch of it may take,

@@ -7,7 +7,7 @@ current stream. What a list uses lives as long as it does, also where the arrays
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import stream as streams
 from hearth.errors import ArgumentError, LaunchError
@@ -117,17 +117,17 @@ class Prepared(Program):
         with self._or_closed():
             return self._connection.asking(command, read, attachment)
 
-    def launch(self, n: int = 1, stream: Stream | None = None) -> None:
+    def launch(self, n: SupportsIndex = 1, stream: Stream | None = None) -> None:
         """Runs all of them in order, `n` times in a row, on `stream` or on the current one; one way."""
-        attachment = self._usable()
+        attachment, times = self._usable(), count(n)
         target = self._target(stream)
         on = streams.resolve(stream, self._connection, attachment)
         if self._last is None or self._last.on != on:
             self._last = _PreparedLaunch(self._handle, on)
         if isinstance(target, Recorder):
-            target.submitted(attachment, self._last.command(count(n)), self._calls * min(n, RECORDED_MAX))
+            target.submitted(attachment, self._last.command(times), self._calls * min(times, RECORDED_MAX))
         else:
-            attachment.count_up(self._last, count(n), self._last.command)
+            attachment.count_up(self._last, times, self._last.command)
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from hearth import stream as streams
 from hearth.errors import ArgumentError, InvalidHandleError
@@ -85,14 +86,19 @@ class Program:
         return ", lost" if self._space.lost else ""
 
 
-def count(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= COUNT_MAX:
+def count(n: SupportsIndex) -> int:
+    """How many launches are asked for. Raises `ArgumentError` for what is no number of them."""
+    try:
+        number = 0 if isinstance(n, bool) else operator.index(n)  # NumPy's whole numbers, too
+    except TypeError:
+        number = 0
+    if not 1 <= number <= COUNT_MAX:
         raise ArgumentError(
-            f"n is {n!r}; it is a whole number from 1 on.",
+            f"n is {n!r}; it is a whole number from 1 to 2**64 - 1.",
             reason="INVALID_ARGUMENT",
             fix="skip the launch when there is nothing to do." if n == 0 else "check how it is computed.",
         )
-    return n
+    return number
 
 
 def lost(what: str, connection: Connection, space: Space | None) -> InvalidHandleError:

@@ -746,7 +746,7 @@ def test_a_graph_can_be_profiled(gpu: hearth.Device) -> None:
 def test_counts_that_are_none(gpu: hearth.Device, n: object) -> None:
     with gpu.graph() as graph:
         pass
-    with pytest.raises(hearth.ArgumentError, match="from 1 on"):
+    with pytest.raises(hearth.ArgumentError, match=r"from 1 to 2\*\*64 - 1"):
         graph.launch(n)  # type: ignore[arg-type]
     with pytest.raises(hearth.ArgumentError, match="timeout"):
         graph.launch(timeout=0)

@@ -261,8 +261,10 @@ def test_a_list_before_its_making_and_after_its_end(gpu: hearth.Device) -> None:
         prepared.launch()
     with prepared:
         assert "being collected" in repr(prepared)
-    with pytest.raises(hearth.ArgumentError, match="from 1 on"):
-        prepared.launch(0)
+    for count in (0, -1, 2**64, True, 1.5, "2", np.float64(2)):
+        with pytest.raises(hearth.ArgumentError, match=r"it is a whole number from 1 to 2\*\*64 - 1"):
+            prepared.launch(count)  # type: ignore[arg-type]
+    prepared.launch(np.int64(3))
     prepared.close()
     with pytest.raises(hearth.InvalidHandleError, match="closed"):
         prepared.launch()
