@@ -485,6 +485,7 @@ def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: 
 def test_an_end_wakes_who_waits(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     replies, errors = [work.request(ask()) for _ in range(6)], list[hearth.HearthError]()
+    assert wait_for(lambda: work.session.idle), "the background receives while an ack is to come"
 
     def wait(reply: Reply) -> None:
         try:
@@ -495,7 +496,7 @@ def test_an_end_wakes_who_waits(daemon: LaneDaemon, work: Attachment) -> None:
     threads = [threading.Thread(target=wait, args=(reply,)) for reply in replies]
     for thread in threads:
         thread.start()
-    assert wait_for(lambda: len(work.sleepers) >= 5), "6, where the lane's own thread receives"
+    assert wait_for(lambda: len(work.sleepers) == 5)
     work.end(hearth.ClosedError("over.", reason="CANCELLED"))
     for thread in threads:
         thread.join(10)
