@@ -112,9 +112,7 @@ class Bench:
         while not rounds.run():
             self.server.run(pace)
             self.tracks.poll()
-            assert not (self.tracks.done(self.track) and self.server.busy), (
-                "what is done with a window is not done with all"
-            )
+            assert not (self.tracks.done(self.track) and self.server.busy), "done before all that it was given is"
             turns += 1
             assert turns < 100_000, "stuck"
         return turns
