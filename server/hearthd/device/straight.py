@@ -30,7 +30,7 @@ from hearthd.device.policy.plain_batch import LoneCopy, PlainBatch
 from hearthd.device.segments import Segments
 from hearthd.device.session import BatchEntry, Session
 from hearthd.device.sharing import Sharing
-from hearthd.device.straight_answer import StraightAnswer
+from hearthd.device.straight_answer import StraightAnswer, latest
 from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.straight_copies import StraightCopies
 from hearthd.device.straight_reads import StraightReads
@@ -154,11 +154,15 @@ class Straight:
             self._ran(batch, launches, given=False)
             self.answered = True
         else:
-            tracks = device.tracks
-            tracks.on_complete(busy[0], wait.end)  # before all else, for the device may come to its end any moment
+            tracks, track = device.tracks, busy[0]
+            copy = latest(track, tracks.ordering.position(track.index))
+            if copy is not None and copy.follow(wait.end):
+                tracks.expect()
+            else:
+                tracks.on_complete(track, wait.end)  # before all else, for the device may come to its end any moment
             self._ran(batch, launches)
             if not tracks.notified:
-                tracks.ask(busy[0], HERE_S)
+                tracks.ask(track, HERE_S)
             if wait.over:
                 self.answered = True
             else:

@@ -146,6 +146,10 @@ class TrackWork:
         track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
         self._spinning.begin(time.perf_counter())
 
+    def expect(self) -> None:
+        """Somebody waits from now on for what is under way."""
+        self._spinning.begin(time.perf_counter())
+
     def after_all(self, tracks: Iterable[Track], callback: Callback) -> None:
         """`callback` once, when all that these tracks have been given so far is done."""
         left = 1

@@ -333,14 +333,80 @@ def test_one_that_takes_its_time_is_answered_with_who_waits_behind_it(rig: Shari
         client.batch(write(request=number, buffer=2))
         client.batch(Command(request=number + 1, sync=c.Sync(all_streams=bool(number % 4))))
         rig.barrier()
-        client.end.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            while client.next().kind == Kind.ACK:
-                pass
-        client.end.settimeout(30)
+        unanswered(client)
         gate.set()
         assert [client.response().result.request for _ in range(2)] == [number, number + 1]
     assert rig.given == 9
+
+
+def unanswered(client: Client) -> None:
+    """Nothing but acks has come."""
+    client.end.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while client.next().kind == Kind.ACK:
+            pass
+    client.end.settimeout(30)
+
+
+def test_who_waits_for_a_copy_alone_waits_for_its_end(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event says both."""
+    client, _, _ = begin(rig)
+    events = 0
+    real = rig.server.record
+
+    def record(*what: Any, **how: Any) -> Any:
+        nonlocal events
+        events += 1
+        return real(*what, **how)
+
+    monkeypatch.setattr(rig.server, "record", record)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    rig.barrier()
+    assert events == 1
+    client.batch(Command(request=3, sync=c.Sync()))
+    rig.barrier()
+    assert events == 1
+    client.batch(Command(request=4, sync=c.Sync()))
+    rig.barrier()
+    assert events == 2, "one has followed it already"
+    unanswered(client)
+    gate.set()
+    assert [client.response().result.request for _ in range(3)] == [2, 3, 4]
+
+
+def test_who_waits_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> None:
+    client, _, _ = begin(rig)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    client.batch(Command(fill=c.Fill(buffer=2, size=SIZE, pattern=b"\7")))
+    rig.barrier()
+    behind = shut(rig)
+    client.batch(Command(request=3, sync=c.Sync()))
+    rig.barrier()
+    gate.set()
+    assert client.response().result.request == 2
+    rig.barrier()
+    unanswered(client)
+    behind.set()
+    assert client.response().result.request == 3
+
+
+def test_a_session_that_ends_while_somebody_waits_for_its_copy(rig: Sharing) -> None:
+    client, _, _ = begin(rig)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    client.batch(Command(request=3, sync=c.Sync()))
+    rig.barrier()
+    rig.send(Kind.CLOSE, channel=1)
+    rig.barrier()
+    gate.set()
+    rig.until(Kind.CLOSED)
+    rig.settled()
+    rig.send(Kind.OPEN, b'{"session": "other", "tenant": "t"}', channel=90)
+    other = rig.lane(90)
+    other.batch(sync(1))
+    assert other.response().result.request == 1
 
 
 def test_a_failure_before_it_is_told_by_a_read(rig: Sharing) -> None:
