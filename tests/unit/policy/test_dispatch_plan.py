@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.policy import dispatch_plan
 from hearthd.device.policy.dispatch_plan import named_transfers, read_bindings, refuse
 
 B = c.Binding
@@ -88,6 +89,11 @@ def test_nothing_gets_past(bindings: list[c.Binding], iterations: int | None) ->
         assert len(set(plan.transfers)) == len(plan.transfers)
         assert sum(slot.length for slot in plan.transients if not slot.download) <= INLINE
     assert set(plan.transfers) <= set(named_transfers(command))
+
+
+@given(st.one_of(ANY, SOUND))
+def test_what_is_plain_at_a_glance_stands_up_to_every_check(binding: c.Binding) -> None:
+    assert not (dispatch_plan._plain(binding, binding.data) and dispatch_plan._check(0, binding, binding.data))
 
 
 def test_an_inline_output_may_be_exactly_as_large_as_is_allowed() -> None:

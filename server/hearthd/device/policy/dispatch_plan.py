@@ -26,6 +26,10 @@ from hearth_proto.v1 import commands_pb2
 
 Binding = commands_pb2.Binding
 
+_VALUE, _INPUT, _OUTPUT, _INPUT_OUTPUT = (
+    Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT
+)  # fmt: skip
+
 
 class Failure(NamedTuple):
     """One thing that is wrong."""
@@ -69,7 +73,8 @@ def read_bindings(command: commands_pb2.Dispatch, max_inline_bytes: int) -> tupl
     arguments: list[commands_pb2.Argument] = []
     transients: list[Transient] = []
     for index, binding in enumerate(command.bindings):
-        wrong = _check(index, binding)
+        data = binding.data  # once: each time makes a copy
+        wrong = [] if _plain(binding, data) else _check(index, binding, data)
         failures += wrong
         if binding.role == Binding.ROLE_VALUE:
             arguments.append(binding.value)
@@ -77,7 +82,7 @@ def read_bindings(command: commands_pb2.Dispatch, max_inline_bytes: int) -> tupl
         read_only = binding.role == Binding.ROLE_INPUT
         arguments.append(commands_pb2.Argument(pointer=commands_pb2.Argument.Pointer(read_only=read_only)))
         if not wrong:
-            transients.append(_transient(index, binding))
+            transients.append(_transient(index, binding, data))
     iterations = command.iterations if command.HasField("iterations") else 1
     if not iterations:
         failures.append(Failure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel is launched once or more"))
@@ -91,10 +96,12 @@ def read_bindings(command: commands_pb2.Dispatch, max_inline_bytes: int) -> tupl
             )
         )
     plan = DispatchPlan(arguments, transients, iterations)
-    for number, times in Counter(plan.transfers).items():
-        if times > 1:
-            text = f"{times} transfers have the number {number}; each has its own"
-            failures.append(Failure(Reason.HANDLE_IN_USE, text))
+    transfers = plan.transfers
+    if len(transfers) != len(set(transfers)):
+        for number, times in Counter(transfers).items():
+            if times > 1:
+                text = f"{times} transfers have the number {number}; each has its own"
+                failures.append(Failure(Reason.HANDLE_IN_USE, text))
     return plan, failures
 
 
@@ -113,7 +120,22 @@ def refuse(kernel: str, failures: Sequence[Failure], details: dict[str, object] 
     )
 
 
-def _check(index: int, binding: Binding) -> list[Failure]:
+def _plain(binding: Binding, data: bytes) -> bool:
+    """Whether nothing is wrong with it, as far as that is seen at a glance: it is by far what comes most often."""
+    role, ranged = binding.role, binding.range_offset or binding.HasField("range_size")
+    if role == _VALUE:
+        surplus = ranged or data or binding.size or binding.upload or binding.download
+        return not surplus and binding.value.WhichOneof("value") is not None
+    if ranged or binding.HasField("value"):
+        return False
+    if role == _OUTPUT:
+        return not (data or binding.upload)
+    if role != _INPUT_OUTPUT and (role != _INPUT or binding.download):
+        return False
+    return not data if binding.upload else len(data) == binding.size
+
+
+def _check(index: int, binding: Binding, data: bytes) -> list[Failure]:
     try:
         role = Binding.Role.Name(binding.role)
     except ValueError:
@@ -123,24 +145,24 @@ def _check(index: int, binding: Binding) -> list[Failure]:
         return [_invalid(index, f"has the role {role}; it is one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
     role = role.removeprefix("ROLE_")
     wrong: list[Failure] = []
-    for field in sorted(_given(binding) - _FIELDS[binding.role]):
+    for field in sorted(_given(binding, data) - _FIELDS[binding.role]):
         wrong.append(_invalid(index, f"is {_AN.get(role, 'a')} {role} and has a {field}"))
     if binding.role == Binding.ROLE_VALUE:
         if binding.value.WhichOneof("value") is None:
             wrong.append(_invalid(index, "is a VALUE without a value"))
         return wrong
     if binding.role != Binding.ROLE_OUTPUT:
-        wrong += _check_input(index, binding)
+        wrong += _check_input(index, binding, data)
     if binding.role != Binding.ROLE_INPUT:
         wrong += _check_range(index, binding)
     return wrong
 
 
-def _check_input(index: int, binding: Binding) -> list[Failure]:
-    if binding.data and binding.upload:
+def _check_input(index: int, binding: Binding, data: bytes) -> list[Failure]:
+    if data and binding.upload:
         return [_invalid(index, f"brings its bytes inline and on upload {binding.upload}; it is one of them")]
-    if not binding.upload and len(binding.data) != binding.size:
-        return [_invalid(index, f"has a buffer of {binding.size} bytes, and {len(binding.data)} are given inline")]
+    if not binding.upload and len(data) != binding.size:
+        return [_invalid(index, f"has a buffer of {binding.size} bytes, and {len(data)} are given inline")]
     return []
 
 
@@ -166,22 +188,24 @@ _FIELDS = {
 _AN = {"INPUT": "an", "OUTPUT": "an", "INPUT_OUTPUT": "an"}
 
 
-def _given(binding: Binding) -> set[str]:
+def _given(binding: Binding, data: bytes) -> set[str]:
     """The fields that are set, by name; the two of a range as one."""
     given = {"value"} if binding.HasField("value") else set()
     if binding.range_offset or binding.HasField("range_size"):
         given.add("range")
-    return given | {field for field in ("size", "data", "upload", "download") if getattr(binding, field)}
+    if data:
+        given.add("data")
+    return given | {field for field in ("size", "upload", "download") if getattr(binding, field)}
 
 
-def _transient(index: int, binding: Binding) -> Transient:
+def _transient(index: int, binding: Binding, data: bytes) -> Transient:
     length = binding.range_size if binding.HasField("range_size") else binding.size - binding.range_offset
     returns = binding.role != Binding.ROLE_INPUT
     return Transient(
         binding=index,
         size=binding.size,
         brings=binding.role != Binding.ROLE_OUTPUT,
-        data=binding.data,
+        data=data,
         upload=binding.upload,
         returns=returns,
         offset=binding.range_offset,
