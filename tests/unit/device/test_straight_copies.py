@@ -186,10 +186,11 @@ OTHERS = [
 
 class Step(NamedTuple):
     """A batch, sent when those before it have been answered. `refuses`, unless negative: so many copies the driver
-    takes before it refuses one."""
+    takes before it refuses one. `apart`: each command in a batch of its own, one right behind the other."""
 
     commands: tuple[Command, ...]
     refuses: int
+    apart: bool = False
 
 
 @st.composite
@@ -206,8 +207,8 @@ def steps(draw: st.DrawFn) -> Step:
     asked.CopyFrom(command)
     if draw(st.integers(0, 7)) and command.WhichOneof("kind") != "launches":
         asked.request = 1
-    behind = [Command(request=1, sync=c.Sync())] if not asked.request or draw(st.integers(0, 9)) == 9 else []
-    return Step((asked, *behind), draw(st.sampled_from([-1] * 9 + [0, 1])))
+    behind = [Command(request=1, sync=c.Sync())] if not asked.request or draw(st.integers(0, 2)) == 2 else []
+    return Step((asked, *behind), draw(st.sampled_from([-1] * 9 + [0, 1])), draw(st.booleans()))
 
 
 def counted(rig: Sharing) -> dict[str, Any]:
@@ -248,7 +249,8 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
             if command.request:
                 command.request = next(requests)
             commands.append(command)
-        client.batch(*commands)
+        for batch in [[each] for each in commands] if step.apart else [commands]:
+            client.batch(*batch)
         answers += [client.until(Kind.RESPONSE).payload for each in commands if each.request]
         rig.server.takes = -1
     after = counted(rig)
