@@ -26,10 +26,6 @@ from hearth_proto.v1 import commands_pb2
 
 Binding = commands_pb2.Binding
 
-_VALUE, _INPUT, _OUTPUT, _INPUT_OUTPUT = (
-    Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT
-)  # fmt: skip
-
 
 class Failure(NamedTuple):
     """One thing that is wrong."""
@@ -123,14 +119,14 @@ def refuse(kernel: str, failures: Sequence[Failure], details: dict[str, object] 
 def _plain(binding: Binding, data: bytes) -> bool:
     """Whether nothing is wrong with it, as far as that is seen at a glance: it is by far what comes most often."""
     role, ranged = binding.role, binding.range_offset or binding.HasField("range_size")
-    if role == _VALUE:
+    if role == Binding.ROLE_VALUE:
         surplus = ranged or data or binding.size or binding.upload or binding.download
         return not surplus and binding.value.WhichOneof("value") is not None
     if ranged or binding.HasField("value"):
         return False
-    if role == _OUTPUT:
+    if role == Binding.ROLE_OUTPUT:
         return not (data or binding.upload)
-    if role != _INPUT_OUTPUT and (role != _INPUT or binding.download):
+    if role != Binding.ROLE_INPUT_OUTPUT and (role != Binding.ROLE_INPUT or binding.download):
         return False
     return not data if binding.upload else len(data) == binding.size
 
