@@ -46,10 +46,6 @@ class StraightAnswer:
         self.refusal: Refusal | None = None
         """Why the driver has not taken all of it."""
 
-    def end(self) -> None:
-        """It is done."""
-        raise NotImplementedError
-
     def _let_go(self) -> None:
         """The device is done with it."""
         raise NotImplementedError
