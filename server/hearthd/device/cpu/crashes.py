@@ -10,7 +10,7 @@ from hearthd.device.cpu.toolchain import Completed
 
 # gcc's driver, and the compiler proper in its last words, name the signal as strsignal(3) does; clang's driver, too.
 _ENDED = re.compile(
-    r"(?:internal compiler error: |unable to execute command: )"
+    r"(?:internal compiler error: |unable to execute command: |fatal error: (?=.* signal terminated program))"
     r"([A-Z][\w ]*?)(?: signal terminated program.*| \(.*\).*)?$",
     re.MULTILINE,
 )
