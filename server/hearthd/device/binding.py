@@ -25,7 +25,7 @@ from hearthd.device.buffer import Buffer, TensorMapEntry
 from hearthd.device.context import Device
 from hearthd.device.module import FunctionEntry, ModuleEntry
 from hearthd.device.policy import geometry, residency
-from hearthd.device.policy.launch_plan import Plan, Q, attributes_of, check_layout, plan_key
+from hearthd.device.policy.launch_plan import Plan, Q, addresses, attributes_of, check_layout, plan_key
 from hearthd.device.policy.ordering import Usage
 from hearthd.device.policy.tally import FULL, weigh
 from hearthd.device.resources import Function
@@ -115,9 +115,16 @@ class Binder:
 
         Raises a Refusal with everything that is wrong.
         """
-        outside = self._outside(record, pointers)
+        return self.fill(entry, self.check(entry, record, pointers, key), record, pointers)
+
+    def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> Plan:
+        """The first half of `bind`: there need not be memory for all of the pointers yet."""
+        plan = entry.plans.get(key)
+        places = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
+        outside = _outside(record, places, pointers)
         try:
-            plan = self.plan(entry, record, key)
+            if plan is None:
+                plan = self.plan(entry, record, key)
         except Refusal as refusal:
             if not outside:
                 raise
@@ -133,6 +140,10 @@ class Binder:
                 fix="stay within the buffer",
                 details={"kernel": entry.name, "failures": len(outside)},
             )
+        return plan
+
+    def fill(self, entry: FunctionEntry, plan: Plan, record: Record, pointers: Sequence[Pointer]) -> BoundLaunch:
+        """The second half: the addresses, of what has been checked."""
         params = plan.params_of(record.params)
         for (patch, _), pointer in zip(plan.pointers, pointers, strict=True):
             if isinstance(pointer, TensorMapEntry):
@@ -247,19 +258,19 @@ class Binder:
                 resident += residency.check_cooperative(limits, grid, block, blocks)
         return wrong, resident
 
-    @staticmethod
-    def _outside(record: Record, pointers: Sequence[Pointer]) -> list[str]:
-        """Offsets that lie beyond the end of their buffers."""
-        wrong: list[str] = []
-        places = [(i, place) for i, place in enumerate(unpack_layout(record.layout)) if place.pointer]
-        for (index, place), pointer in zip(places, pointers, strict=False):
-            if isinstance(pointer, Buffer) and place.size == Q.size and place.offset + Q.size <= len(record.params):
-                offset = Q.unpack_from(record.params, place.offset)[0]
-                if offset > pointer.size and pointer.lost is None:
-                    wrong.append(
-                        f"argument {index} starts at byte {offset} of buffer {pointer.handle}, which has {pointer.size}"
-                    )
-        return wrong
+
+def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
+    """Offsets that lie beyond the end of their buffers; `places`: of the pointers, as `launch_plan.addresses` has
+    them."""
+    wrong: list[str] = []
+    for (index, at), pointer in zip(places, pointers, strict=False):
+        if at >= 0 and isinstance(pointer, Buffer) and at + Q.size <= len(record.params):
+            offset = Q.unpack_from(record.params, at)[0]
+            if offset > pointer.size and pointer.lost is None:
+                wrong.append(
+                    f"argument {index} starts at byte {offset} of buffer {pointer.handle}, which has {pointer.size}"
+                )
+    return wrong
 
 
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:

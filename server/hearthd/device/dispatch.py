@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hearth_proto.launches import Record, unpack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.arguments import dim, pack_arguments
 from hearthd.device.binding import Pointer, split
 from hearthd.device.dispatch_run import DispatchRun, Means
 from hearthd.device.dispatch_slot import Slot
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.policy.dispatch_plan import DispatchPlan, Failure, named_transfers, read_bindings, refuse
+from hearthd.device.policy.dispatch_plan import Failure, Pointed, named_transfers, read_bindings, refuse
+from hearthd.device.policy.known_dispatches import KnownDispatches
 from hearthd.device.session import Session
 
 
@@ -22,6 +21,7 @@ class DispatchCommands:
 
     def __init__(self, means: Means) -> None:
         self._means = means
+        self._known = KnownDispatches()
 
     def dispatch(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
         """Refuses at once what can be seen to be wrong without the kernel, all of it in one message."""
@@ -36,9 +36,16 @@ class DispatchCommands:
         session = origin.session
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a dispatch needs a request number", fix="set Command.request")
-        plan, failures = read_bindings(command, self._means.device.spec.max_inline_bytes)
-        slots = {what.binding: Slot(self._means.device, origin, what) for what in plan.transients}
-        pointers = _pointers(session, command, plan, slots, failures)
+        inputs = [binding.data for binding in command.bindings]
+        likeness, known = self._known.find(command, inputs)
+        plan, failures = (
+            read_bindings(command, inputs, self._means.device.spec.max_inline_bytes)
+            if known is None
+            else (known.plan, [])
+        )
+        device = self._means.device
+        slots = {what.binding: Slot(device, origin, what, inputs[what.binding]) for what in plan.transients}
+        pointers = _pointers(session, plan.pointed, slots, failures)
         entry = session.functions.get(command.function)
         if entry is None:
             unknown = session.functions.unknown(command.function)
@@ -46,25 +53,22 @@ class DispatchCommands:
         origin.name = f"dispatch {entry.name}"
         if failures:
             raise refuse(entry.name, failures)
-        layout, handles, params = pack_arguments(plan.arguments)
-        record = Record(
-            function=command.function,
-            stream=origin.stream.handle,
-            grid=dim(command.grid),
-            block=dim(command.block),
-            shared_mem=command.shared_mem,
-            flags=0,
-            timeout_ns=command.timeout_ns,
-            layout=layout,
-            buffers=handles,
-            params=params,
-        )
+        if known is None:
+            known = self._known.learn(likeness, command, plan)
         run = DispatchRun(
-            self._means, origin, entry, record, pointers, list(slots.values()), plan.iterations, command.timed
+            self._means,
+            origin,
+            entry,
+            known.record(command, origin.stream.handle),
+            known.key,
+            pointers,
+            list(slots.values()),
+            plan.iterations,
+            command.timed,
         )
         run.arrived_ns = arrived_ns
         run.claim_transfers()
-        written, read = split(pointers, [place.read_only for place in unpack_layout(layout) if place.pointer])
+        written, read = split(pointers, known.read_only)
         operation = Operation(
             origin,
             run.step,
@@ -84,23 +88,16 @@ class DispatchCommands:
 
 
 def _pointers(
-    session: Session,
-    command: commands_pb2.Dispatch,
-    plan: DispatchPlan,
-    slots: dict[int, Slot],
-    failures: list[Failure],
+    session: Session, pointed: Sequence[Pointed], slots: dict[int, Slot], failures: list[Failure]
 ) -> list[Pointer]:
     """What the kernel's pointers point to, in order; handles that nothing is behind are added to the failures."""
     pointers: list[Pointer] = []
-    for index, argument in enumerate(plan.arguments):
-        if index in slots:
-            pointers.append(slots[index].buffer)
-        elif command.bindings[index].role == commands_pb2.Binding.ROLE_VALUE:
-            try:
-                if argument.HasField("pointer"):
-                    pointers.append(session.buffers.find(argument.pointer.buffer))
-                elif argument.HasField("tensor_map"):
-                    pointers.append(session.tensor_maps.find(argument.tensor_map))
-            except Refusal as refusal:
-                failures.append(Failure(refusal.reason, f"binding {index}: {refusal.message}"))
+    for binding, handle, tensor_map in pointed:
+        if binding in slots:
+            pointers.append(slots[binding].buffer)
+            continue
+        try:
+            pointers.append(session.tensor_maps.find(handle) if tensor_map else session.buffers.find(handle))
+        except Refusal as refusal:
+            failures.append(Failure(refusal.reason, f"binding {binding}: {refusal.message}"))
     return pointers

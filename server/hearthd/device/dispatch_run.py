@@ -19,7 +19,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from hearth_proto.launches import Record, pack
+from hearth_proto.launches import Record
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.binding import Binder, BoundLaunch, Pointer
@@ -33,7 +33,6 @@ from hearthd.device.memory import MemoryCommands
 from hearthd.device.module import FunctionEntry
 from hearthd.device.operation import Origin
 from hearthd.device.policy.budget import check_budget
-from hearthd.device.policy.launch_plan import plan_key
 from hearthd.device.resources import HostBuffer
 from hearthd.device.rounds import TURN
 from hearthd.device.stopwatch import Stopwatch
@@ -66,6 +65,7 @@ class DispatchRun:
         origin: Origin,
         entry: FunctionEntry,
         record: Record,
+        key: bytes,
         pointers: list[Pointer],
         slots: list[Slot],
         iterations: int,
@@ -77,12 +77,14 @@ class DispatchRun:
         self._track = origin.stream.track
         self._entry = entry
         self._record = record
-        self._key = plan_key(pack(record), record)
+        self._key = key
         self._pointers = pointers
         self._slots = slots
         self._timed = timed
         self._incoming = slots
         self._outgoing = [slot for slot in slots if slot.what.returns]
+        self._fetched: list[tuple[Slot, HostBuffer]] = []
+        """Outputs on their way to the host, which nobody is told the end of yet."""
         self._allocation: LateAllocation | None = LateAllocation(
             device, means.memory.reservations, origin.session, self._reserve
         )
@@ -119,6 +121,7 @@ class DispatchRun:
         """It will not go on: gives back all that it holds, and ends the transfers that are still open."""
         self._stages.clear()
         self._allocation = None
+        self._keep_soon()
         session = self._origin.session
         for slot in self._slots:
             self._release(slot)
@@ -133,7 +136,7 @@ class DispatchRun:
         """Ends with memory behind every buffer, or raises with none."""
         if self._entry.module.pending or self._track.full:
             return False
-        self._bind()  # every check, before there is any memory
+        plan = self._means.binder.check(self._entry, self._record, self._pointers, self._key)  # before there is memory
         assert self._allocation is not None
         try:
             if not self._allocation.run():
@@ -149,7 +152,7 @@ class DispatchRun:
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
         self._allocation = None  # which refers to this, as this to it
-        self._bound = self._bind()
+        self._bound = self._means.binder.fill(self._entry, plan, self._record, self._pointers)
         return True
 
     def _reserve(self) -> None:
@@ -166,9 +169,6 @@ class DispatchRun:
         reservation = self._means.memory.reservations.take(self._origin.session, required, self._track, buffers)
         for slot, place in zip(self._slots, places, strict=True):
             slot.place(reservation, place)
-
-    def _bind(self) -> BoundLaunch:
-        return self._means.binder.bind(self._entry, self._record, self._pointers, self._key)
 
     def _upload(self) -> bool:
         try:
@@ -192,9 +192,9 @@ class DispatchRun:
             return True
         host = self._host(what.size, slot.into)
         if host is not None:
-            host.view[: what.size] = what.data
+            host.view[: what.size] = slot.data
             self._put(slot, host, 0, what.size)
-        elif not self._without(what.size, slot.into) or not slot.into.write(0, memoryview(what.data)):
+        elif not self._without(what.size, slot.into) or not slot.into.write(0, memoryview(slot.data)):
             return False
         self._device.telemetry.upload_inline_bytes += what.size
         return True
@@ -248,10 +248,13 @@ class DispatchRun:
         finally:
             self._down.stop()
         if self._outgoing:
+            self._keep_soon()  # their memory may be what the others wait for
             return False
         self._handed_ns = time.perf_counter_ns()
         doubts = self._device.tracks.doubts
         verdicts = [each for slot in self._slots for each in doubts.about(slot.buffer.usage)]
+        if verdicts:
+            self._keep_soon()  # they may take their time
         self._device.tracks.on_complete(self._track, both(verdicts, partial(self._answer, verdicts)))
         return True
 
@@ -269,7 +272,7 @@ class DispatchRun:
             host = self._host(what.length, slot.out_of)
             if host is not None:
                 self._take(slot, host, 0, what.length)
-                self._device.tracks.on_complete(self._track, partial(self._keep, slot, host))
+                self._fetched.append((slot, host))
             else:
                 data = slot.out_of.read(0, what.length) if self._without(what.length, slot.out_of) else None
                 if data is None:
@@ -284,9 +287,17 @@ class DispatchRun:
         address = slot.buffer.address + slot.what.offset + at
         self._means.copies.download(self._origin, slot.buffer, address, host, size)
 
-    def _keep(self, slot: Slot, host: HostBuffer) -> None:
-        slot.output = bytes(host.view[: slot.what.length])
-        self._device.staging.release(host)
+    def _keep_soon(self) -> None:
+        """Takes outputs out of the memory that they are copied to once they are there, which may be before the
+        answer."""
+        fetched, self._fetched = self._fetched, []
+        if fetched:
+            self._device.tracks.on_complete(self._track, partial(self._keep, fetched))
+
+    def _keep(self, fetched: Sequence[tuple[Slot, HostBuffer]]) -> None:
+        for slot, host in fetched:
+            slot.output = bytes(host.view[: slot.what.length])
+            self._device.staging.release(host)
 
     # ---- the end ----
 
@@ -295,6 +306,7 @@ class DispatchRun:
 
     def _answer(self, verdicts: Sequence[Verdict]) -> None:
         """`verdicts`: of collectives that its kernel used the results of."""
+        self._keep(self._fetched)
         failure = next((each.failure for each in verdicts if each.failure is not None), None)
         if failure is not None:
             self._origin.skip(failure, ())

@@ -15,10 +15,12 @@ from hearthd.device.reservations import Reservation
 class Slot:
     """`into` and `out_of` are for want of page-locked memory."""
 
-    __slots__ = ("buffer", "download", "into", "out_of", "output", "upload", "what")
+    __slots__ = ("buffer", "data", "download", "into", "out_of", "output", "upload", "what")
 
-    def __init__(self, device: Device, origin: Origin, what: Transient) -> None:
+    def __init__(self, device: Device, origin: Origin, what: Transient, data: bytes) -> None:
         self.what = what
+        self.data = data
+        """Its input, where that came inside the message."""
         self.buffer = Buffer(0, what.size)
         self.upload: Upload | None = None
         self.download: Download | None = None

@@ -42,7 +42,6 @@ class Transient(NamedTuple):
     size: int
     brings: bool
     """Whether it is filled from the host; else it is cleared."""
-    data: bytes
     upload: int
     returns: bool
     offset: int
@@ -50,11 +49,22 @@ class Transient(NamedTuple):
     download: int
 
 
+class Pointed(NamedTuple):
+    """What one of the kernel's pointers points to."""
+
+    binding: int
+    handle: int
+    """Of a buffer or a tensor map; 0: it is the binding's transient buffer."""
+    tensor_map: bool = False
+
+
 class DispatchPlan(NamedTuple):
     """The bindings of a dispatch, checked. `arguments`: for the parameter block; a transient's names no buffer yet."""
 
     arguments: list[commands_pb2.Argument]
     transients: list[Transient]
+    pointed: list[Pointed]
+    """In the order of the parameters."""
     iterations: int
 
     @property
@@ -63,22 +73,31 @@ class DispatchPlan(NamedTuple):
         return [number for slot in self.transients for number in (slot.upload, slot.download) if number]
 
 
-def read_bindings(command: commands_pb2.Dispatch, max_inline_bytes: int) -> tuple[DispatchPlan, list[Failure]]:
-    """The plan, and what is wrong with the command in itself; with failures the plan is not to be run."""
+def read_bindings(
+    command: commands_pb2.Dispatch, inputs: Sequence[bytes], max_inline_bytes: int
+) -> tuple[DispatchPlan, list[Failure]]:
+    """The plan, and what is wrong with the command in itself; with failures the plan is not to be run. `inputs`: the
+    `data` of each binding, of which each look at the message makes a copy."""
     failures: list[Failure] = []
     arguments: list[commands_pb2.Argument] = []
     transients: list[Transient] = []
-    for index, binding in enumerate(command.bindings):
-        data = binding.data  # once: each time makes a copy
+    pointed: list[Pointed] = []
+    for index, (binding, data) in enumerate(zip(command.bindings, inputs, strict=True)):
         wrong = [] if _plain(binding, data) else _check(index, binding, data)
         failures += wrong
         if binding.role == Binding.ROLE_VALUE:
-            arguments.append(binding.value)
+            value = binding.value
+            arguments.append(value)
+            if value.HasField("pointer"):
+                pointed.append(Pointed(index, value.pointer.buffer))
+            elif value.HasField("tensor_map"):
+                pointed.append(Pointed(index, value.tensor_map, tensor_map=True))
             continue
         read_only = binding.role == Binding.ROLE_INPUT
         arguments.append(commands_pb2.Argument(pointer=commands_pb2.Argument.Pointer(read_only=read_only)))
         if not wrong:
-            transients.append(_transient(index, binding, data))
+            pointed.append(Pointed(index, 0))
+            transients.append(_transient(index, binding))
     iterations = command.iterations if command.HasField("iterations") else 1
     if not iterations:
         failures.append(Failure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel is launched once or more"))
@@ -91,7 +110,7 @@ def read_bindings(command: commands_pb2.Dispatch, max_inline_bytes: int) -> tupl
                 "name a download for the large ones",
             )
         )
-    plan = DispatchPlan(arguments, transients, iterations)
+    plan = DispatchPlan(arguments, transients, pointed, iterations)
     transfers = plan.transfers
     if len(transfers) != len(set(transfers)):
         for number, times in Counter(transfers).items():
@@ -194,14 +213,13 @@ def _given(binding: Binding, data: bytes) -> set[str]:
     return given | {field for field in ("size", "upload", "download") if getattr(binding, field)}
 
 
-def _transient(index: int, binding: Binding, data: bytes) -> Transient:
+def _transient(index: int, binding: Binding) -> Transient:
     length = binding.range_size if binding.HasField("range_size") else binding.size - binding.range_offset
     returns = binding.role != Binding.ROLE_INPUT
     return Transient(
         binding=index,
         size=binding.size,
         brings=binding.role != Binding.ROLE_OUTPUT,
-        data=data,
         upload=binding.upload,
         returns=returns,
         offset=binding.range_offset,

@@ -24,9 +24,9 @@ class Plan:
     refuses a block that is longer than the parameters ("too many resources requested for launch").
     """
 
-    __slots__ = ("attributes", "block", "function", "grid", "handles", "handles_at", "iterations", "length", "moves",
-                 "name", "params_at", "params_size", "patches", "pointers", "readers", "real_size", "shared_mem",
-                 "threads", "timeout_ns", "weight")  # fmt: skip
+    __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "iterations",
+                 "length", "moves", "name", "params_at", "params_size", "patches", "pointers", "readers", "real_size",
+                 "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
 
     def __init__(self, function: Function, name: str, record: Record, given: Sequence[Place]) -> None:
         real = function.parameters
@@ -56,6 +56,7 @@ class Plan:
         self.pointers = tuple((theirs[0], mine.size == TENSOR_MAP_BYTES) for mine, theirs in pairs if mine.pointer)
         """Where each address or tensor map goes, and whether it is the latter."""
         self.patches = tuple(offset for offset, _ in self.pointers)
+        self.addresses = addresses(given)
         self.readers = tuple(mine.read_only for mine in given if mine.pointer)
         """Which of the pointers the kernel only reads through; empty where it is none."""
         if not any(self.readers):
@@ -80,6 +81,13 @@ class Plan:
         for source, target, size in self.moves:
             block[target : target + size] = given[source : source + size]
         return block
+
+
+def addresses(given: Sequence[Place]) -> tuple[tuple[int, int], ...]:
+    """Of each pointer: which argument it is, and where its offset stands in the client's block; -1: it has none."""
+    return tuple(
+        (index, place.offset if place.size == Q.size else -1) for index, place in enumerate(given) if place.pointer
+    )
 
 
 def attributes_of(record: Record) -> LaunchAttributes | None:

@@ -1,0 +1,131 @@
+"""Dispatches that come again: read once, they come to the same as read anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.launches import unpack_layout
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.policy import known_dispatches
+from hearthd.device.policy.dispatch_plan import read_bindings
+from hearthd.device.policy.known_dispatches import KnownDispatch, KnownDispatches
+
+B = c.Binding
+A = c.Argument
+
+
+def reading(known: KnownDispatches, command: c.Dispatch) -> tuple[KnownDispatch, bool] | None:
+    """What it is read as, and whether it was known; None where something is wrong with it."""
+    inputs = [binding.data for binding in command.bindings]
+    likeness, found = known.find(command, inputs)
+    if found is not None:
+        return found, True
+    plan, failures = read_bindings(command, inputs, 64)
+    return None if failures else (known.learn(likeness, command, plan), False)
+
+
+# Few values of each field, so that many commands are alike, and many differ in one thing.
+VALUES = st.sampled_from(
+    [
+        A(raw=b"1234"), A(raw=b"5678"), A(raw=b"12345678"), A(raw=b""), A(int32=5), A(int32=6), A(float32=5), A(),
+        A(tensor_map=3), A(tensor_map=4), A(pointer=A.Pointer(buffer=3)), A(pointer=A.Pointer(buffer=3, offset=8)),
+        A(pointer=A.Pointer(buffer=4, read_only=True)), A(boolean=False),
+    ]
+)  # fmt: skip
+BINDINGS = st.builds(
+    lambda role, size, data, upload, start, length, value: B(
+        role=role, size=size, data=data, upload=upload, range_offset=start, range_size=length, value=value
+    ),
+    st.sampled_from([B.ROLE_VALUE] * 2 + [B.ROLE_INPUT, B.ROLE_OUTPUT, B.ROLE_INPUT_OUTPUT, 0, 9]),
+    st.sampled_from([0, 0, 4]),
+    st.sampled_from([b"", b"", b"abcd", b"efgh", b"abc"]),
+    st.sampled_from([0] * 9 + [7]),
+    st.sampled_from([0] * 4 + [1]),
+    st.sampled_from([None] * 4 + [0, 1]),
+    st.none() | VALUES,
+)
+COMMANDS = st.builds(
+    lambda function, x, block, shared, timeout, iterations, timed, bindings: c.Dispatch(
+        function=function, grid=c.Dim3(x=x), block=block, shared_mem=shared, timeout_ns=timeout, iterations=iterations,
+        timed=timed, bindings=bindings,
+    ),
+    st.sampled_from([1, 1, 2]), st.sampled_from([1, 1, 2]), st.sampled_from([None, c.Dim3(x=32), c.Dim3(x=32, y=1)]),
+    st.sampled_from([0, 0, 16]), st.sampled_from([0, 0, 9]), st.sampled_from([None, None, 1, 2]), st.booleans(),
+    st.lists(BINDINGS, max_size=3),
+)  # fmt: skip
+
+
+@given(st.lists(COMMANDS, max_size=30), st.integers(0, 5))
+def test_what_is_known_is_read_as_if_anew(commands: list[c.Dispatch], stream: int) -> None:
+    known = KnownDispatches()
+    for command in [*commands, *commands]:
+        found, anew = reading(known, command), reading(KnownDispatches(), command)
+        if found is None or anew is None:
+            assert found is None and anew is None
+            continue
+        assert found[0].record(command, stream) == anew[0].record(command, stream)
+        assert found[0]._replace(first=anew[0].first) == anew[0]
+        assert found[0].record(command, stream).stream == stream
+
+
+def sound(*, size: int = 8, value: bytes = b"1234", **fields: int) -> c.Dispatch:
+    bindings = [
+        B(role=B.ROLE_VALUE, value=A(raw=value)),
+        B(role=B.ROLE_INPUT, size=size, data=bytes(size)),
+        B(role=B.ROLE_INPUT_OUTPUT, size=size, data=bytes(size)),
+        B(role=B.ROLE_VALUE, value=A(pointer=A.Pointer(buffer=3, offset=8, read_only=True))),
+    ]
+    return c.Dispatch(function=1, grid=c.Dim3(x=1), block=c.Dim3(x=32), bindings=bindings, **fields)
+
+
+def seen(known: KnownDispatches, commands: Iterable[c.Dispatch]) -> list[bool]:
+    found = []
+    for command in commands:
+        read = reading(known, command)
+        assert read is not None
+        found.append(read[1])
+    return found
+
+
+def test_bytes_may_differ_and_nothing_else() -> None:
+    known = KnownDispatches()
+    other = sound(value=b"5678")
+    other.bindings[1].data = b"another "
+    assert seen(known, [sound(), sound(), other]) == [False, True, True]
+    assert seen(known, [sound(size=4), sound(value=b"12"), sound(timed=True), sound(iterations=1)]) == [False] * 4
+    read = reading(known, other)
+    assert read is not None
+    record, places = read[0].record(other, 5), unpack_layout(read[0].first.layout)
+    assert record.params[places[0].offset :][:4] == b"5678" and record.stream == 5
+    assert record.buffers == (0, 0, 3) and read[0].read_only == (True, False, True)
+    assert int.from_bytes(record.params[places[3].offset :][:8], "little") == 8
+
+
+def test_one_whose_input_has_another_length_is_looked_at_again() -> None:
+    known = KnownDispatches()
+    assert seen(known, [sound()]) == [False]
+    short = sound()
+    short.bindings[1].data = bytes(7)
+    assert reading(known, short) is None
+
+
+def test_transfers_are_not_learned_for_they_have_another_number_each_time() -> None:
+    known = KnownDispatches()
+    command = sound()
+    command.bindings[1].data, command.bindings[1].upload = b"", 7
+    assert seen(known, [command, command]) == [False, False]
+
+
+def test_no_more_is_kept_than_so_many_nor_longer_ones_nor_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_dispatches, "MOST", 4)
+    known = KnownDispatches()
+    for number in range(1, 40):
+        assert seen(known, [sound(timeout_ns=number)] * 2) == [False, True]
+        assert len(known._known) <= 4
+        assert all(not each.plan.arguments for each in known._known.values()), "they keep the whole command"
+    long = sound(value=bytes(known_dispatches.LONGEST))
+    assert seen(known, [long, long]) == [False, False]
