@@ -32,6 +32,8 @@ class Context:
     daemon: Daemon
     echo_tcp: str
     echo_unix: str
+    cupy_alone: Sequence[float] = ()
+    """Seconds to a CuPy process's first result before there was a daemon; nothing where that was not measured."""
 
     @property
     def cuda(self) -> bool:

@@ -3,16 +3,17 @@
 Two rows have the bounds. One is of the whole process, as a user waits for it. Hearth's and CuPy's both begin with the
 interpreter and NumPy, which take longer than either bound leaves on some machines: no client of NumPy's arrays can go
 below that. So the other row is of what each adds to it, the difference to NumPy alone in the same turn; its bounds are
-on the ratio of those. A row without bounds is against a process that has to compile its kernel, as the first in a new
-container or in a job of CI has: a node of Hearth's compiles it once for all. The last row is of what Hearth adds until
-the process is gone, its session closed.
+on the ratio of those. Two rows without bounds are against a process that has to compile its kernel, as the first in a
+new container or in a job of CI has (a node of Hearth's compiles it once for all), and against one that has the machine
+to itself, as its user had before there was a daemon: a driver that nobody uses may have to wake the device first. The
+last row is of what Hearth adds until the process is gone, its session closed.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.bench import processes
@@ -20,7 +21,24 @@ from tests.bench.context import Context
 from tests.bench.stats import Row, Samples, Summary
 
 _PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+_CUPY = [str(_PROGRAMS / "first_cupy.py")]
 _EXPECTED = f"first {2.0 * ((1 << 16) - 1)}"
+
+
+def alone(folder: Path, turns: int) -> list[float]:
+    """Seconds to the first result of CuPy's processes, before the daemon is started; the first of them fills the caches
+    and is not counted. Nothing where CuPy or a device is missing, which the parent cannot know: it never loads CUDA."""
+    found: list[float] = []
+    for turn in range(turns + 1):
+        try:
+            seconds, _ = _once(folder, _CUPY, {})
+        except processes.BenchError:
+            if turn:
+                raise
+            return []
+        if turn:
+            found.append(seconds)
+    return found
 
 
 def measure(context: Context) -> list[Row]:
@@ -31,22 +49,23 @@ def measure(context: Context) -> list[Row]:
         "numpy": [str(_PROGRAMS / "first_numpy.py")],
     }
     if context.cuda:
-        programs["cupy"] = programs["compiling"] = [str(_PROGRAMS / "first_cupy.py")]
+        programs["cupy"] = programs["compiling"] = _CUPY
     firsts: dict[str, list[float]] = {name: [] for name in programs}
     ends: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(context.pick(5, 15) + 1):
         for name, command in programs.items():
             with tempfile.TemporaryDirectory(dir=context.folder) as empty:
                 extra = {"CUPY_CACHE_DIR": empty} if name == "compiling" else {}
-                first, end = _once(context, command, extra)
+                first, end = _once(context.folder, command, extra)
             if turn:
                 firsts[name].append(first)
                 ends[name].append(end)
-    return rows(firsts, ends)
+    return rows(firsts, ends, context.cupy_alone if context.cuda else [])
 
 
-def rows(firsts: Samples, ends: Samples) -> list[Row]:
-    """Of the seconds to the first result and to the end of the process, by program; a turn's are at the same place."""
+def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[Row]:
+    """Of the seconds to the first result and to the end of the process, by program; a turn's are at the same place.
+    `before`: what `alone` found."""
     what, added = "new process to its first result", "of that, beyond the interpreter and NumPy"
     whole, more = Summary.of(firsts["hearth"]), Summary.of(_beyond(firsts, "hearth"))
     common = [
@@ -56,6 +75,9 @@ def rows(firsts: Samples, ends: Samples) -> list[Row]:
     if "cupy" not in firsts:
         return [Row("first", what, "s", whole, "lower"), Row("first", added, "s", more, "lower"), *common]
     theirs, theirs_more = Summary.of(firsts["cupy"]), Summary.of(_beyond(firsts, "cupy"))
+    if before:
+        without = "fresh CuPy process, no daemon on the machine"
+        common.insert(0, Row("first", what, "s", whole, "lower", without, Summary.of(before)))
     return [
         Row("first", what, "s", whole, "lower", "fresh CuPy process", theirs, 1 / 5, 1 / 10),
         Row("first", added, "s", more, "lower", "what CuPy adds to them", theirs_more, 1 / 5, 1 / 10),
@@ -69,13 +91,13 @@ def _beyond(samples: Samples, name: str) -> list[float]:
     return [seconds - common for seconds, common in zip(samples[name], samples["numpy"], strict=True)]
 
 
-def _once(context: Context, command: list[str], extra: Mapping[str, str]) -> tuple[float, float]:
+def _once(folder: Path, command: list[str], extra: Mapping[str, str]) -> tuple[float, float]:
     """Seconds to the first result, and to the end of the process; `extra`: of its environment."""
-    environment = processes.environment(context.folder, extra)
+    environment = processes.environment(folder, extra)
     # As installed packages have it. A checkout has its bytecode only where Python may write it; where it may not, every
     # start would compile Hearth's client anew, and CuPy's not.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    environment["PYTHONPYCACHEPREFIX"] = str(context.folder / "bytecode")
+    environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     started = time.perf_counter()
     child = processes.Child(command, environment)
     try:
