@@ -13,6 +13,7 @@ from hearth.dispatch import Dispatching
 from hearth.durable import Durability
 from hearth.errors import ArgumentError
 from hearth.plain import SYNC_ALL
+from hearth.plain_answers import DONE
 from hearth.published import Published
 from hearth.stream import Event, Stream, current, resolve
 from hearth_proto.later import commands_pb2
@@ -164,7 +165,9 @@ class Device(Creation, Dispatching, Durability, Published):
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
-        return attachment.ask(SYNC_ALL, reports=True, barrier=True)
+        reply = attachment.ask(SYNC_ALL, reports=True, barrier=True)
+        reply.foretold = DONE
+        return reply
 
     @spans.traced("hearth.flush")
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:

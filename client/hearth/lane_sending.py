@@ -17,6 +17,7 @@ from hearth.receiving import Role
 if TYPE_CHECKING:
     from hearth.reply import Reply, ReplyLike
     from hearth.session import Session
+    from hearth.signals import Signals
     from hearth.transport.lane import Lane
 
 GATHER = 32
@@ -38,6 +39,9 @@ class Owner(Protocol):
 
     listeners: int
     """How many answers are expected that no thread waits for."""
+
+    signals: Signals | None
+    """What the device writes as soon as copies are done."""
 
     def bury(self) -> None:
         """Queues what was freed; with the lock held."""
@@ -64,6 +68,8 @@ class Sending:
         self._pushed_alone = 0.0
         self._awaited = False
         """Whether the queue holds something that is waited for, and that the window had no room for."""
+        self._done = 0
+        """The last batch that the device has said it is done with: its ack is on its way."""
         self._ticked = 0
         """The next batch's number as of the last tick."""
         self._over = False
@@ -78,7 +84,7 @@ class Sending:
     def push_work(self) -> None:
         """One-way work was queued."""
         session = self._session
-        under_way = session.next_seq - 1 - session.acked
+        under_way = session.next_seq - 1 - max(session.acked, self._done)
         if under_way:
             if session.queued + session.extra >= GATHER << 2 * under_way:
                 self.push()

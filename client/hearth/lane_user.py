@@ -16,6 +16,7 @@ from hearth_proto.cores import cores
 if TYPE_CHECKING:
     from hearth.reply import Reply
     from hearth.session import Session
+    from hearth.signals import Signals
     from hearth.transport.lane import Lane
 
 HELD_S = 0.25
@@ -41,6 +42,8 @@ class LaneUser:
         """How many answers are expected by who is told of them (an event loop); with the lock held."""
         self.lookout = Lookout(cores())
         """For threads that wait at a lane."""
+        self.signals: Signals | None = None
+        """What the device writes as soon as copies are done; None: it does not."""
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
 

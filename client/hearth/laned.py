@@ -67,9 +67,17 @@ class Laned(Sending):
         """Receives until `reply` is answered, `deadline` has come, or the lane is over. Without the lock, and with the
         role, which it leaves."""
         lane, lock = self._lane, self._lock
+        signals = self._owner.signals if reply.foretold is not None else None
         try:
             while True:
-                began = lane.look(deadline)
+                if signals is None:
+                    began = lane.look(deadline)
+                else:
+                    word, number = signals.word, reply.request
+                    began = lane.look(deadline, word, number)
+                    if began and word[0] == number:
+                        self._signalled(reply, began, thread)
+                        return
                 if deadline is not None and not lane.readable(deadline - time.monotonic()):
                     with lock:
                         self._leave_role(thread)
@@ -89,6 +97,23 @@ class Laned(Sending):
             with lock:
                 self._break(_ended(error))
                 self._leave_role(thread)
+
+    def _signalled(self, reply: Reply, began: float, thread: int) -> None:
+        """The device has said that it is done. What was said before that has come."""
+        lane, now = self._lane, time.monotonic()
+        lane.lookout.came(now - began)
+        lane.lookout.signalled(now)
+        came: list[Came] = []
+        if lane.ready:
+            lane.receive()
+            self._taking = True
+            came = lane.frames()
+        with self._lock:
+            self._take(came)
+            self._taking = False
+            reply.signalled()
+            self._done = self._session.next_seq - 1
+            self._leave_role(thread)
 
     def interrupted(self, thread: int) -> None:
         """The thread left `receive_for` by an exception such as KeyboardInterrupt, or never came to it."""

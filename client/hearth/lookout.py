@@ -43,7 +43,7 @@ UP, DOWN = 0, 1
 class Lookout:
     """Of one attachment. What threads tell it at the same time may be lost: it is no more than a guess."""
 
-    __slots__ = ("_copies", "_due", "_early", "_ended", "_margin", "_pace", "most", "patience")
+    __slots__ = ("_copies", "_due", "_early", "_ended", "_margin", "_pace", "_signalled", "most", "patience")
 
     def __init__(self, cores: int) -> None:
         self.most = self.patience = LOOK_S if cores >= CORES else 0.0
@@ -53,6 +53,8 @@ class Lookout:
         """How many are under way; of one that failed nobody tells."""
         self._ended = 0.0
         """When the last copy did."""
+        self._signalled = 0.0
+        """When it was last known that all copies had ended whose end somebody waited for."""
         self._pace: dict[tuple[int, int], float] = {}
         """Seconds for a byte, by way and magnitude of a copy."""
 
@@ -80,16 +82,25 @@ class Lookout:
             self._margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
             self._early = took if took <= _SHORT_S else self._margin
 
+    def signalled(self, now: float) -> None:
+        """The device has said that what was asked for is done, before the answers have come that say it of each."""
+        self._signalled, self._copies = now, 0
+        self._due = min(self._due, now)
+
     def end(self, way: int, size: int, begun: float, now: float) -> None:
         """It is done."""
         if size < LEAST_BYTES or not self.most:
             return
-        pace = (now - max(begun, self._ended)) / size
-        self._ended = now
+        if begun < self._signalled:  # by then, and it has been counted off
+            now = self._signalled
+            self._copies += 1
+        took, self._ended = now - max(begun, self._ended), now
         self._copies -= 1
         if self._copies <= 0:
             self._due, self._copies = min(self._due, now), 0  # sooner than it was due
-        key = way, size.bit_length()
+        if took <= 0:  # with another, by one signal
+            return
+        key, pace = (way, size.bit_length()), took / size
         known = self._pace.get(key)
         self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
 

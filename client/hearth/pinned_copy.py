@@ -17,6 +17,7 @@ from hearth.deferred import Whose
 from hearth.errors import HearthError
 from hearth.lookout import DOWN, UP
 from hearth.one_way import heard_otherwise, lost_on_the_way
+from hearth.plain_answers import DONE
 from hearth.transfer import short
 from hearth_proto.later import commands_pb2
 
@@ -58,6 +59,7 @@ class PinnedCopy:
             result = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
             self._expected = result.SerializeToString(), result
         self._command = command.SerializeToString()
+        shared.tell()
 
     def again(self, memory: Memory, on: Stream | None, blocking: bool) -> bool:
         """Whether it can be made once more just so: `memory` is the array's, `on` the stream that it is for (None: the
@@ -92,6 +94,7 @@ class PinnedCopy:
         reply = attachment.ask(self._command, reports=way == DOWN, on_error=unanswered)
         try:
             reply.expected = self._expected
+            reply.foretold = self._expected[1] if self._expected is not None else DONE
             attachment.lookout.begin(way, size, begun)  # now that it is on its way
         except BaseException:  # KeyboardInterrupt: nobody will take the answer
             reply.abandon()

@@ -58,6 +58,10 @@ class Reply:
     abandoned = False
     expected: Expected | None = None
     """What the answer will be, most likely."""
+    request = 0
+    """Its number; 0: whoever waits for it has no need of that."""
+    foretold: commands_pb2.Result | None = None
+    """What a signal for it stands for (`hearth.signals`); None: it does not go by one."""
     on_error: Callable[[], None] | None = None
     """Called when it fails, so that a transfer waiting beside it ends."""
     on_late_error: Callable[[HearthError], None] | None = None
@@ -92,6 +96,13 @@ class Reply:
             self._gate.put(None)
         if self.on_answer is not None:
             self.on_answer()
+
+    def signalled(self) -> None:
+        """The device has said that it is done, before the answer has come; nobody waits for that any more."""
+        result = self.foretold
+        if not self.answered and result is not None:
+            self.set_result(result)
+            self.abandon()
 
     def set_error(self, error: HearthError) -> None:
         """The command failed, or will never be answered."""

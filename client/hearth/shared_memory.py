@@ -15,6 +15,7 @@ from hearth.errors import HearthError
 from hearth.ring import SLOT_BYTES, Ring, Slot
 from hearth.segment_pool import pool
 from hearth.segments import Place, Segment
+from hearth.signals import share
 from hearth.transport.segment_connection import Lost, open_segments
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2
@@ -37,6 +38,7 @@ class Shared:
         """Whether transfers may be placed in segments: see `place`."""
         self.ring = Ring(self._slot)
         self._connection = connection
+        self._tells = False
 
     @property
     def alive(self) -> bool:
@@ -63,19 +65,27 @@ class Shared:
         memory is not the device process's any more then."""
         return error.reason == "INVALID_HANDLE" and not error.failures and not self.alive
 
-    def number(self, segment: Segment) -> int:
-        """What commands name the segment by, after seeing to that; 0 where it has to do without."""
+    def number(self, segment: Segment, *, signals: bool = False) -> int:
+        """What commands name the segment by, after seeing to that; 0 where it has to do without. `signals`: it is for
+        these (`hearth.signals`)."""
         number = self._connection.number(segment)
         if number or segment.size > self._connection.most:
             return number
         try:
-            number = self._connection.register(segment)
+            number = self._connection.register(segment, signals=signals)
             if number or not pool.cached:
                 return number
             pool.trim()  # what no array has any more need not be registered for ever
-            return self._connection.register(segment)
+            return self._connection.register(segment, signals=signals)
         except Lost:
             return 0
+
+    def tell(self) -> None:
+        """Has the device tell threads that wait for copies itself when they are done, from now on; where nobody looks
+        for that, or it cannot be, they hear it from the daemon alone."""
+        if not self._tells and self.attachment.lookout.most:
+            self._tells = True
+            self.attachment.signals = share(self)
 
     def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
         """Has the device process copy the bytes of a transfer from there (`Kind.UPLOAD`), or to there

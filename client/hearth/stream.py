@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hearth import spans
 from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
 from hearth.plain import SYNC
+from hearth.plain_answers import DONE
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -129,7 +130,9 @@ class Stream:
         if self._sync[0] != handle:
             command = commands_pb2.Command(stream=handle, sync=commands_pb2.Sync())
             self._sync = handle, command.SerializeToString()
-        return attachment.ask(self._sync[1], reports=True)
+        reply = attachment.ask(self._sync[1], reports=True)
+        reply.foretold = DONE
+        return reply
 
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far; a new one unless given."""

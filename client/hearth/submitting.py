@@ -95,6 +95,7 @@ class Submitting(LaneUser):
         request = next(self._requests_minted)
         reply = Reply(reports=reports, waiting=self)
         reply.before = self._before
+        reply.request = request
         if on_error is not None:
             reply.on_error = on_error
         if reports:

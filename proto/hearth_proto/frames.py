@@ -90,8 +90,9 @@ class Kind(enum.IntEnum):
     LIVE = 65  # the device process's first: batches may come here
 
     # connections for bulk data (OpenBulk), which begin with TICKET and LIVE as well; channel is 0
-    # id: a segment that the client has numbered; payload: JSON {size}, with its memfd, sealed against a change of size,
-    # as the descriptor of the frame's first byte; answered by SEGMENT once it may be named in commands, or by ABORT
+    # id: a segment that the client has numbered; payload: JSON {size, signals}, with its memfd, sealed against a change
+    # of size, as the descriptor of the frame's first byte; answered by SEGMENT once it may be named in commands, or by
+    # ABORT; signals (optional): whether the device is to write there which requests are done (docs/protocol.md)
     SEGMENT = 66
     # Beside it, where OpenBulkResponse.transfers says so: UPLOAD and DOWNLOAD; id: a transfer that a command names, or
     # will name; payload: `PLACE`, where all of its bytes lie, or go to; answered in kind once that is settled, whatever

@@ -29,6 +29,9 @@ _HEAD = HEADER.size
 _unpack = HEADER.unpack_from
 _unpack_two = struct.Struct(HEADER.format + HEADER.format[1:]).unpack_from
 _TWO = 2 * _HEAD
+_NO_WORD = memoryview(bytes(8)).cast("Q")
+_GLANCES = range(8)
+"""How often the word is looked at before the socket is asked again, which takes ten times as long."""
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 Came: TypeAlias = tuple[int, int, bytes]
@@ -125,30 +128,38 @@ class Lane:
             return True
         return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
 
-    def look(self, deadline: float | None = None) -> float:
-        """Looks for the next bytes without a sleep, or about when they are due, as long as that is worth it; takes
-        nothing. When it began (`time.monotonic`); 0: nobody looks."""
+    def look(self, deadline: float | None = None, word: memoryview[int] = _NO_WORD, number: int = 1) -> float:
+        """Looks for the next bytes, or for this number in `word`, without a sleep, or about when they are due, as long
+        as that is worth it; takes nothing. When it began (`time.monotonic`); 0: nobody looks."""
         lookout = self.lookout
         if not lookout.most or self._raw or self._came:
             return 0.0
         began = monotonic()
-        if not self._look(began + lookout.patience):
+        if not self._look(began + lookout.patience, word, number):
             due = lookout.due(monotonic())
             if due is not None:
                 begins, ends = due if deadline is None else (min(due[0], deadline), min(due[1], deadline))
                 if not self._sleep(begins):
-                    self._look(ends)
+                    self._look(ends, word, number)
         return began
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to receive."""
+        return bool(self._raw or self._came or self._poll.poll(0))
 
     def receive(self) -> None:
         """Waits for the next bytes, and keeps them. Raises `OSError`. A `KeyboardInterrupt` loses nothing."""
         if not (self._raw or self._came):
             self._raw.extend(islice(self._long if self._pending > _HEAD else self._short, 1))
 
-    def _look(self, until: float) -> bool:
-        """Whether there is something to receive, asked for again and again."""
+    def _look(self, until: float, word: memoryview[int], number: int) -> bool:
+        """Whether there is something to receive, or the number is there, asked for again and again."""
         poll = self._poll.poll
         while not poll(0):
+            for _ in _GLANCES:
+                if word[0] == number:
+                    return True
             if monotonic() > until:
                 return False
         return True

@@ -148,9 +148,9 @@ class SegmentConnection:
         """What commands name it by; 0: they may not."""
         return 0 if self.closed else self._named.get(segment.number, 0)
 
-    def register(self, segment: Segment) -> int:
+    def register(self, segment: Segment, *, signals: bool = False) -> int:
         """Has the device process map the segment, and waits for that; what commands name it by, or 0 where it, or the
-        bound on all of them, does not allow it. Raises `Lost`."""
+        bound on all of them, does not allow it. `signals`: it is for those (`hearth.signals`). Raises `Lost`."""
         ident = segment.number
         if ident in self._named and not self.closed:
             return self._named[ident]
@@ -167,7 +167,7 @@ class SegmentConnection:
                 if sent is None:
                     if self.registered_bytes + segment.size > self.most:
                         return 0
-                    sent = self._send(segment)
+                    sent = self._send(segment, signals)
                 return sent.number if self._answered(sent) else 0
             except (OSError, FrameError, ValueError) as error:
                 self.close()
@@ -195,10 +195,13 @@ class SegmentConnection:
                 self.close()
                 raise Lost(str(error)) from None
 
-    def _send(self, segment: Segment) -> _Sent:
+    def _send(self, segment: Segment, signals: bool) -> _Sent:
         ident = segment.number
         sent = _Sent(self._mint(), segment.size, weakref.ref(segment, lambda _: self._ended(ident)))
-        frame = frames.encode(Kind.SEGMENT, json.dumps({"size": segment.size}).encode(), id=sent.number)
+        body: dict[str, int] = {"size": segment.size}
+        if signals:
+            body["signals"] = True
+        frame = frames.encode(Kind.SEGMENT, json.dumps(body).encode(), id=sent.number)
         self._put(frame, [segment.descriptor], time.monotonic() + REGISTER_S)
         self._sent[ident] = sent
         self.registered_bytes += segment.size

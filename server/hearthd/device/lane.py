@@ -160,6 +160,11 @@ class Lane:
         self._write(ANSWER.pack(0, ACK, 0, 0, seq, len(payload), RESPONSE, 0, 0, 0) + payload)
         return True
 
+    @property
+    def clear(self) -> bool:
+        """Whether the client has been sent all that it is to be told by now."""
+        return not self._unread and self._open
+
     def respond(self, payload: bytes) -> bool:
         """A response, now, behind the ack of what has been executed. False, with nothing done, where it has to wait."""
         if self._unread or self._why or not self._open:

@@ -15,7 +15,8 @@ class Segment:
     It is let go of when its client names it no more and nobody uses it: `retire` is then called, once.
     """
 
-    __slots__ = ("_retire", "_users", "address", "ident", "locked", "over", "ready", "session", "size", "view")
+    __slots__ = ("_retire", "_users", "address", "ident", "locked", "over", "ready", "session", "signals", "size",
+                 "view")  # fmt: skip
 
     def __init__(self, ident: int, size: int, session: Session, retire: Callable[[Segment], None]) -> None:
         self.ident = ident
@@ -23,6 +24,8 @@ class Segment:
         self.session = session
         self.address = 0
         self.view = memoryview(b"")
+        self.signals = False
+        """Whether it is for those: see `hearthd.device.signals`."""
         self.locked = 0
         """How many of its first bytes are page-locked."""
         self.ready = self.over = False

@@ -182,9 +182,11 @@ class SegmentConnection:
             return
         file = self._files.popleft()
         try:
-            announced = _size(frame.payload)
+            announced, signals = _read(frame.payload)
             then = partial(self._answer, ident)
-            self._own[ident] = self._segments.take(self.session, ident, announced, file, self._most, then)
+            segment = self._segments.take(self.session, ident, announced, file, self._most, then)
+            segment.signals = signals
+            self._own[ident] = segment
         except Refusal as refusal:
             self._closer.close([file])
             self._refuse(ident, refusal)
@@ -256,12 +258,12 @@ def _descriptors(beside: Iterable[tuple[int, int, bytes]]) -> list[int]:
     return list(found)
 
 
-def _size(payload: bytes) -> object:
-    """What a SEGMENT frame says. Raises Refusal(MALFORMED_MESSAGE)."""
+def _read(payload: bytes) -> tuple[object, bool]:
+    """What a SEGMENT frame says: its size, and whether it is for signals. Raises Refusal(MALFORMED_MESSAGE)."""
     try:
         body: Any = json.loads(payload)
-        return body["size"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return body["size"], body.get("signals") is True
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Refusal(
             Reason.MALFORMED_MESSAGE,
             f"the payload of a SEGMENT frame cannot be read: {payload[:80]!r}",

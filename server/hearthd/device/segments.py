@@ -21,6 +21,7 @@ from hearthd.device.policy.segments import check_room, check_sealed, check_size
 from hearthd.device.segment import Segment
 from hearthd.device.segment_mapper import Mapper, Post
 from hearthd.device.session import Session
+from hearthd.device.signals import signals_in
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _F_GET_SEALS = fcntl.F_GET_SEALS
@@ -116,6 +117,8 @@ class Segments:
             self._let_go(segment)
             return
         segment.ready = True
+        if segment.signals and segment.pinned:
+            segment.session.signals = signals_in(segment, self._device.server)
         then(None)
 
     def _failed(self, segment: Segment, then: Then, refusal: Refusal) -> None:
@@ -140,6 +143,9 @@ class Segments:
         self._named.pop(session, None)
 
     def _forget(self, segment: Segment) -> None:
+        signals = segment.session.signals
+        if signals is not None and signals.segment is segment:
+            segment.session.signals = None
         named = self._named.get(segment.session)
         if named is not None and named.get(segment.ident) is segment:
             del named[segment.ident]

@@ -147,6 +147,10 @@ class ComputeServer(Protocol):
         runs (`loading_waits`); any thread."""
         ...
 
+    def signal_address(self, address: int) -> int:
+        """What `signal` knows page-locked memory by that lies there; 0: this device writes none."""
+        ...
+
     # streams and events
     def create_stream(self, priority: int = 0) -> Stream: ...
     def destroy_stream(self, stream: Stream) -> None:
@@ -204,6 +208,11 @@ class ComputeServer(Protocol):
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         """`pattern` is 1, 2, 4, 8 or 16 bytes; `size` and `address` are multiples of its length."""
+        ...
+
+    def signal(self, address: int, value: int, stream: Stream) -> None:
+        """Has the device write 8 bytes of host memory (`signal_address`) when all is done that the stream has been
+        given before, and seen by the host. Raises DeviceFault."""
         ...
 
     # code

@@ -77,6 +77,9 @@ class Session:
     shares = False
     """Whether it has had buffers that cannot be written to: launches with them read them, whatever they say."""
 
+    signals: Any = None
+    """Its `hearthd.device.signals.Signals`; None: it has asked for none."""
+
     permissions: Permissions | None = None
     """None: every command is allowed."""
 

@@ -30,6 +30,7 @@ from hearthd.device.policy.plain_batch import LoneCopy, PlainBatch
 from hearthd.device.segments import Segments
 from hearthd.device.session import BatchEntry, Session
 from hearthd.device.sharing import Sharing
+from hearthd.device.signals import signal
 from hearthd.device.straight_answer import StraightAnswer, latest
 from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.straight_copies import StraightCopies
@@ -156,7 +157,9 @@ class Straight:
         else:
             tracks, track = device.tracks, busy[0]
             copy = latest(track, tracks.ordering.position(track.index))
-            if copy is not None and copy.follow(wait.end):
+            if copy is not None and track is wait.stream.track:
+                wait.signalled = signal(device, batch, wait.stream, wait.request)
+            if wait.signalled is None and copy is not None and copy.follow(wait.end):
                 tracks.expect()
             else:
                 tracks.on_complete(track, wait.end)  # before all else, for the device may come to its end any moment

@@ -24,6 +24,7 @@ from hearthd.device.segment import Segment
 from hearthd.device.segments import Segments
 from hearthd.device.server import DeviceFault
 from hearthd.device.shared_moves import DOWN, UP
+from hearthd.device.signals import signal
 from hearthd.device.straight_answer import StraightAnswer, untroubled
 from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.stream import LogicalStream
@@ -105,6 +106,7 @@ class StraightCopies:
         copy = Copy(self._device, self._replies, batch, stream, segment, request, named, self._began)
         copy.refusal = refusal
         if refusal is None:
+            copy.signalled = signal(self._device, batch, stream, request)
             self._device.tracks.on_complete(track, copy.end)
             self._note(copy, named)
         return copy
@@ -159,7 +161,7 @@ class StraightCopies:
 class Copy(StraightAnswer):
     """One that has been given to the device."""
 
-    __slots__ = ("_answer", "_began", "_segment", "foreseen", "name")
+    __slots__ = ("_answer", "_began", "_segment", "foreseen", "name", "signalled")
 
     def __init__(
         self,
@@ -178,6 +180,8 @@ class Copy(StraightAnswer):
         self._answer = plain_batch.answered(request, named.answer)
         self.name = _kind(named)
         self.foreseen: Foreseen | None = None
+        self.signalled: Segment | None = None
+        """Where the device says that it is done."""
         segment.hold()
 
     def end(self) -> None:
@@ -192,6 +196,8 @@ class Copy(StraightAnswer):
     def _let_go(self) -> None:
         self._device.telemetry.transfer.observe(int((time.perf_counter() - self._began) * 1e9))
         self._segment.drop()
+        if self.signalled is not None:
+            self.signalled.drop()
 
 
 def _parts(start: int, size: int) -> int:

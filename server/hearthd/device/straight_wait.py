@@ -9,6 +9,7 @@ from hearthd.device.context import Device
 from hearthd.device.operation import Origin, Replies
 from hearthd.device.policy import plain_batch
 from hearthd.device.policy.plain_batch import PlainBatch
+from hearthd.device.segment import Segment
 from hearthd.device.straight_batch import StraightBatch
 from hearthd.device.stream import LogicalStream
 from hearthd.device.waits import answer_with
@@ -17,7 +18,8 @@ from hearthd.device.waits import answer_with
 class Wait:
     """A Sync whose batch has run. Its ack is sent with its answer, unless that takes its time."""
 
-    __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over")
+    __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over",
+                 "signalled")  # fmt: skip
 
     def __init__(
         self,
@@ -39,6 +41,18 @@ class Wait:
         self._origin: Origin | None = None
         self._began = time.perf_counter_ns()
         self.over = False
+        self.signalled: Segment | None = None
+        """Where the device says that what it waited for is done."""
+
+    @property
+    def stream(self) -> LogicalStream:
+        """Whose; with all streams, any."""
+        return self._stream
+
+    @property
+    def request(self) -> bytes:
+        """The number under which it is answered, as it is written."""
+        return self._plain.request
 
     def end(self) -> None:
         """What it waited for is done."""
@@ -59,6 +73,8 @@ class Wait:
         else:
             self._batch.answer(device.outbox, self._answer)
         device.telemetry.sync_wait.observe(time.perf_counter_ns() - self._began)
+        if self.signalled is not None:
+            self.signalled.drop()
 
     def take_its_time(self) -> None:
         """The long way from here on: others may come between."""

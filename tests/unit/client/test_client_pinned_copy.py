@@ -56,6 +56,9 @@ class Shared:
     def lost(self, error: hearth.HearthError) -> bool:
         return False
 
+    def tell(self) -> None:
+        """The device writes no signals."""
+
 
 class Memory:
     """What a copy keeps."""

@@ -37,21 +37,22 @@ class Client:
             self._frames += self._reader.feed(data)
         return self._frames.pop(0)
 
-    def send(self, ident: int, size: int, file: int) -> None:
-        frame = encode(Kind.SEGMENT, json.dumps({"size": size}).encode(), id=ident)
+    def send(self, ident: int, size: int, file: int, **more: object) -> None:
+        frame = encode(Kind.SEGMENT, json.dumps({"size": size, **more}).encode(), id=ident)
         self.end.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
 
-    def announce(self, ident: int, size: int) -> mmap.mmap:
+    def announce(self, ident: int, size: int, **more: object) -> mmap.mmap:
         file = os.memfd_create("segment", os.MFD_ALLOW_SEALING)
         os.ftruncate(file, size)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
-        self.send(ident, size, file)
+        self.send(ident, size, file, **more)
         memory = mmap.mmap(file, size)
         os.close(file)
         return memory
 
-    def share(self, ident: int, size: int) -> mmap.mmap:
-        memory = self.announce(ident, size)
+    def share(self, ident: int, size: int, **more: object) -> mmap.mmap:
+        """`more`: what is said of it besides its size."""
+        memory = self.announce(ident, size, **more)
         assert self.next() == Frame(Kind.SEGMENT, 0, 0, ident, b"")
         return memory
 

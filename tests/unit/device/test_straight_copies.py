@@ -61,13 +61,13 @@ class Asked(Refusing, Polled):
 
 
 class Sharing(Passing):
-    """`given`: copies that went straight through."""
+    """`given`: copies that went straight through; `signalled`: requests that a signal was found for, in `run`."""
 
     server: Any
 
     def _started(self) -> None:
         super()._started()
-        self.given = 0
+        self.given = self.signalled = 0
         self.connections: list[segment_client.Client] = []
         self.memories: list[mmap.mmap] = []
         copies = self.process._executor.straight._copies
@@ -230,6 +230,7 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=channel)
     client = rig.lane(channel)
     connection, memory = rig.share(channel)
+    signals = connection.share(7, 64, signals=True)
     memory[:] = bytes(index % 251 for index in range(2 * SIZE))
     client.batch(
         Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=rig.source)),
@@ -261,6 +262,11 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
             given.sort(key=lambda payload: device_pb2.ExecuteResponse.FromString(payload).result.request)
         answers += given
         rig.server.takes = -1
+        ended = [device_pb2.ExecuteResponse.FromString(payload).result for payload in given]
+        signalled = int.from_bytes(signals[:8], "little")
+        for result in ended:
+            rig.signalled += result.request == signalled
+            assert result.request != signalled or not result.HasField("error")
     after = counted(rig)
     client.batch(read(SIZE, request=next(requests)))
     answers.append(client.until(Kind.RESPONSE).payload)
@@ -274,6 +280,7 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
     client.end.close()
     connection.end.close()
     memory.close()
+    signals.close()
     return answers, held, {name: value - before.get(name, 0) for name, value in after.items()}
 
 
@@ -294,6 +301,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Sharing, Sharing]) -> None
     before = short.given
     assert run(short, program) == run(long, program)
     assert short.given - before == 21 and not long.given
+    assert short.signalled >= 20 and not long.signalled
 
 
 # ---- what goes straight through, and what becomes of it ----

@@ -37,6 +37,16 @@ class CopyOperations:
     def unregister_host(self, address: int, size: int) -> None:
         pass
 
+    def signal_address(self, address: int) -> int:
+        return address
+
+    def signal(self, address: int, value: int, stream: CpuStream) -> None:
+        def write() -> None:
+            if stream.failure is None:
+                ctypes.c_uint64.from_address(address).value = value
+
+        stream.submit(write)
+
     def upload(self, destination: int, source: CpuHostBuffer, offset: int, size: int, stream: CpuStream) -> None:
         stream.submit(lambda: ctypes.memmove(destination, source.address + offset, size))
 

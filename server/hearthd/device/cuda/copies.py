@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.cuda.errors import CudaError, translate
+from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.fill import fill
 from hearthd.device.cuda.host import HostBuffer, HostPool
 from hearthd.device.cuda.streams import Stream
@@ -22,6 +23,8 @@ MAX_ROWS = 1 << 20
 
 PORTABLE = 1
 """cudaHostRegisterPortable."""
+
+_SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 
 TO_DEVICE = runtime.memcpyHostToDevice
 TO_HOST = runtime.memcpyDeviceToHost
@@ -34,6 +37,8 @@ class CopyOperations:
     host: HostPool
     _index: int
     _max_pitch = 0
+    _signals: bool | None = None
+    """Whether streams write 64-bit values; None: nobody has asked."""
     _side = 0
 
     def allocate_host(self, size: int) -> HostBuffer | None:
@@ -58,6 +63,25 @@ class CopyOperations:
     def unregister_host(self, address: int, size: int) -> None:
         runtime.setDevice(self._index)
         runtime.hostUnregister(address)
+
+    def signal_address(self, address: int) -> int:
+        try:
+            if self._signals is None:
+                (device,) = checked(driver.cuCtxGetDevice())
+                (able,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
+                self._signals = bool(able)
+            if not self._signals:
+                return 0
+            pointer: Any = checked(driver.cuMemHostGetDevicePointer(address, 0))[0]
+        except CudaError as error:
+            raise translate(error, "looking for the address of signals") from error
+        return int(pointer)
+
+    def signal(self, address: int, value: int, stream: Stream) -> None:
+        try:
+            checked(driver.cuStreamWriteValue64(stream.pointer, address, value, 0))  # 0: behind a memory barrier
+        except CudaError as error:
+            raise translate(error, "writing a signal") from error
 
     def upload(self, destination: int, source: HostBuffer, offset: int, size: int, stream: Stream) -> None:
         _copy(destination, source.address + offset, size, TO_DEVICE, stream.pointer)
