@@ -156,8 +156,9 @@ class Lane:
     def _look(self, until: float, word: memoryview[int], number: int) -> bool:
         """Whether there is something to receive, or the number is there, asked for again and again."""
         poll = self._poll.poll
+        glances = () if word is _NO_WORD else _GLANCES
         while not poll(0):
-            for _ in _GLANCES:
+            for _ in glances:
                 if word[0] == number:
                     return True
             if monotonic() > until:
