@@ -91,11 +91,11 @@ class Lookout:
         """It is done."""
         if size < LEAST_BYTES or not self.most:
             return
-        if begun < self._signalled:  # by then, and it has been counted off
+        if begun < self._signalled:  # by then, and it was counted off
             now = self._signalled
-            self._copies += 1
+        else:
+            self._copies -= 1
         took, self._ended = now - max(begun, self._ended), now
-        self._copies -= 1
         if self._copies <= 0:
             self._due, self._copies = min(self._due, now), 0  # sooner than it was due
         if took <= 0:  # with another, by one signal
