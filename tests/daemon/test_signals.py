@@ -116,7 +116,6 @@ def test_nothing_is_left_of_it(told: Told, daemon: DaemonProcess) -> None:
         gpu = node.device(0)
         host, x = pinned(noise(SIZE)), gpu.empty(SIZE, np.uint8)
         for _ in range(5):
-            x.set(host)
-            gpu.synchronize()
+            x.set(host, blocking=True)
         assert told()
     wait_until(lambda: not daemon.gauge("segments"), "nothing shared")

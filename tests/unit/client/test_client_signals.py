@@ -46,12 +46,16 @@ def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
 
 
 def ask(daemon: LaneDaemon, work: Attachment) -> Reply:
-    """What the daemon has got, and does not answer."""
+    """What the daemon has got, and does not answer. Who waits for it receives: the background does while an ack is to
+    come, and goes by the answer."""
     daemon.never_answer.add("memory_usage")
     count = daemon.count("memory_usage")
     reply = work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()), reports=True)
     reply.foretold = DONE
     assert wait_for(lambda: daemon.count("memory_usage") > count)
+    laned, session = work._laned, work.session
+    assert laned is not None
+    assert wait_for(lambda: session.acked == session.next_seq - 1 and not laned._role.holder)
     return reply
 
 

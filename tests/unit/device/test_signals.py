@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import segment_client
@@ -39,11 +39,15 @@ def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
 
 def given(rig: Sharing, copies: int) -> None:
     """Returns when the device has so many: the lane and the link keep no order between them."""
+    until(lambda: rig.given == copies, f"{copies} copies")
+
+
+def until(found: Callable[[], bool], what: str) -> None:
     for _ in range(2000):
-        if rig.given == copies:
+        if found():
             return
         threading.Event().wait(0.005)
-    raise AssertionError(f"{rig.given} copies, not {copies}")
+    raise AssertionError(f"not there: {what}")
 
 
 def word(memory: mmap.mmap) -> int:
@@ -75,8 +79,11 @@ def test_who_waits_behind_a_copy_is_told_and_who_waits_for_a_launch_is_not(rig: 
     found = told(rig, ends)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
+    given(rig, 1)
+    telemetry = rig.process._executor.straight._device.telemetry
+    before = telemetry.sync_points
     client.batch(Command(request=300, sync=c.Sync(all_streams=True)))
-    rig.barrier()
+    until(lambda: telemetry.sync_points > before, "somebody who waits")  # else the copy may be done by then
     unanswered(client)
     gate.set()
     assert [client.response().result.request for _ in range(2)] == [2, 300] and word(found) == 300
