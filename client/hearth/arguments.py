@@ -14,17 +14,18 @@ structured scalar (`np.void`)                        struct of the dtype's bytes
                                                                                              `np.dtype(..., align=True)`
 `bytes`                                              struct                                  8
 `Struct(data, align=n)`                              struct                                  n
+scalar, structure or union of ctypes                 the same C type; no pointers            as ctypes has it
 ==================================================== ======================================= ========================
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from hearth import numpy_later as np
 from hearth import packing
 from hearth.errors import LaunchError, LaunchTypeError
 from hearth.memory import OnDevice
@@ -185,40 +186,63 @@ def typed(types: tuple[type, ...], known: Signature) -> packing.Packer | None:
 
 def fixed(types: Sequence[type]) -> bool:
     """Whether the types alone say how arguments are passed: not so for bytes, structs and 0-d arrays."""
-    return not any(issubclass(kind, bytes | ByValue | np.void | np.ndarray) for kind in types)
+    varying = bytes | ByValue | np.void | np.ndarray if np.here() else bytes | ByValue
+    return not any(issubclass(kind, varying) for kind in types)
 
 
 def parameter(index: int, arg: Any) -> Parameter:
     """How one argument is passed. Raises `LaunchTypeError`."""
     if isinstance(arg, OnDevice):
         return Parameter(*arg._passed, True, isinstance(arg, ReadOnly))
-    if isinstance(arg, np.generic) and not isinstance(arg, np.flexible | np.object_):
-        return _scalar(arg.dtype)
+    if np.here() and isinstance(arg, np.generic | np.ndarray):
+        return _numpys(index, arg)
     for kind, passed in _PYTHON:
         if isinstance(arg, kind):
             return passed
     if isinstance(arg, ByValue):
         return Parameter("", len(arg.data), arg.align)
-    if isinstance(arg, bytes) and not isinstance(arg, np.generic):
+    if isinstance(arg, bytes):
         return Parameter("", len(arg), 8)
-    if isinstance(arg, np.void) or (isinstance(arg, np.ndarray) and arg.shape == () and arg.dtype.kind not in "OSU"):
-        if arg.dtype.hasobject:
-            raise LaunchTypeError(
-                f"argument {index} is a struct with Python objects in it ({arg.dtype}).",
-                reason="LAUNCH_INVALID",
-                fix="use fields of fixed size.",
-            )
-        return Parameter("", arg.dtype.itemsize, _scalar(arg.dtype).alignment)
-    raise _unpassable(index, arg)
+    found = None
+    if "_ctypes" in sys.modules:
+        from hearth import ctypes_values
+
+        found = ctypes_values.size_and_alignment(arg)
+    if found is None:
+        raise _unpassable(index, arg)
+    return Parameter("", *found)
+
+
+def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
+    """How a scalar or a 0-d array of NumPy's is passed."""
+    if arg.shape != () or arg.dtype.kind in "OSU":
+        raise _unpassable(index, arg)
+    passed = _scalar(arg.dtype)
+    if isinstance(arg, np.generic) and not isinstance(arg, np.void):
+        return passed
+    if arg.dtype.hasobject:
+        raise LaunchTypeError(
+            f"argument {index} is a struct with Python objects in it ({arg.dtype}).",
+            reason="LAUNCH_INVALID",
+            fix="use fields of fixed size.",
+        )
+    return Parameter("", passed.size, passed.alignment)
 
 
 def raw_bytes(arg: Any) -> bytes:
     """The bytes of an argument that `struct` has no code for."""
     if isinstance(arg, bytes):
         return arg
-    if isinstance(arg, np.ndarray) and not arg.dtype.isnative:
-        arg = arg.astype(arg.dtype.newbyteorder("="))
-    return np.complex128(arg).tobytes() if isinstance(arg, complex) else arg.tobytes()
+    if isinstance(arg, complex):
+        return struct.pack("<dd", arg.real, arg.imag)
+    if isinstance(arg, ByValue):
+        return bytes(arg.data)
+    if np.here():
+        if isinstance(arg, np.generic):
+            return arg.tobytes()
+        if isinstance(arg, np.ndarray):
+            return arg.astype(arg.dtype.newbyteorder("="), copy=False).tobytes()
+    return bytes(memoryview(arg))  # of ctypes
 
 
 def dimensions(what: str, value: object) -> tuple[int, int, int]:
@@ -232,7 +256,7 @@ def dimensions(what: str, value: object) -> tuple[int, int, int]:
         )
     out = [1, 1, 1]
     for index, axis in enumerate(axes):
-        if isinstance(axis, bool | np.bool_) or not isinstance(axis, int | np.integer):
+        if type(axis) is not int and (isinstance(axis, bool | np.bool_) or not isinstance(axis, int | np.integer)):
             raise LaunchTypeError(
                 f"{what}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it is a whole number.",
                 reason="LAUNCH_INVALID",
@@ -261,7 +285,7 @@ def _scalar(dtype: np.dtype[Any]) -> Parameter:
 
 
 def _unpassable(index: int, arg: Any) -> LaunchTypeError:
-    if isinstance(arg, np.ndarray):
+    if np.here() and isinstance(arg, np.ndarray):
         what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
         fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
     elif isinstance(arg, list | tuple):
@@ -272,7 +296,7 @@ def _unpassable(index: int, arg: Any) -> LaunchTypeError:
         what, fix = "None", "pass np.uint64(0) for a null pointer."
     else:
         what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
-        fix = "pass a DeviceArray, a NumPy scalar, a number, or bytes for a struct."
+        fix = "pass a DeviceArray, a number, a scalar of NumPy or ctypes, or bytes for a struct."
     return LaunchTypeError(
         f"argument {index} is {what}; a kernel cannot take it.", reason="LAUNCH_INVALID", fix=fix,
         details={"argument": str(index)},

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from hearth import element as element_types
+from hearth import numpy_later as np
 from hearth import plain, shapes, stream
 from hearth.arithmetic import NoArithmetic
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hearth import casting as casts
     from hearth import ipc, strided, tensor_map
     from hearth.device import Device
+    from hearth.element import Dtype
     from hearth.properties import DeviceProperties
 
 _PATTERNS = (1, 2, 4, 8, 16)
@@ -43,7 +44,7 @@ class DeviceArray(NoArithmetic, Exchange):
         memory: Memory,
         offset: int,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> None:
         """Raises `UnsupportedError` for strides that make no rows."""
@@ -113,14 +114,16 @@ class DeviceArray(NoArithmetic, Exchange):
 
     def fill(self, value: Any, stream: stream.Stream | None = None) -> None:
         """Sets every element to `value`."""
-        element = shapes.element(value, self._dtype)
+        pattern = element_types.pattern(value, self._dtype) if isinstance(self._dtype, element_types.Element) else None
+        if pattern is None:
+            pattern = shapes.element(value, self.dtype).tobytes()
         if self._nbytes == 0:
             return
-        pattern = element.tobytes()
+        whole = pattern
         if not any(pattern):
             pattern = b"\0"
         if len(pattern) not in _PATTERNS or self._offset % len(pattern):
-            self._write(np.full(self._shape, element, self._dtype), stream, None)
+            self._write(np.full(self._shape, np.frombuffer(whole, self.dtype)[0], self.dtype), stream, None)
             return
         attachment = self._usable()
         rows = self._as_rows()
@@ -152,7 +155,7 @@ class DeviceArray(NoArithmetic, Exchange):
                 reason="UNSUPPORTED",
                 fix="go through the host, x.set(y.get()); or use a hearth.Group over both: broadcast, send and recv.",
             )
-        if other._shape != self._shape or other._dtype != self._dtype:
+        if other._shape != self._shape or (other._dtype is not self._dtype and other.dtype != self.dtype):
             raise ArgumentError(
                 f"{other!r} cannot be copied into {self!r}.", reason="INVALID_ARGUMENT", fix="reshape or view one."
             )
@@ -247,7 +250,7 @@ class DeviceArray(NoArithmetic, Exchange):
         self,
         offset: int,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> DeviceArray:
         return self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
@@ -269,7 +272,7 @@ class DeviceArray(NoArithmetic, Exchange):
 def allocate(
     device: Device,
     shape: tuple[int, ...],
-    dtype: np.dtype[Any],
+    dtype: Dtype,
     on: stream.Stream | None = None,
     *,
     pitched: bool = False,
@@ -288,7 +291,7 @@ def allocate(
 
 
 def allocate_many(
-    device: Device, specs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], on: stream.Stream | None = None
+    device: Device, specs: Sequence[tuple[tuple[int, ...], Dtype]], on: stream.Stream | None = None
 ) -> list[DeviceArray]:
     """Arrays in one reservation, had together or not at all."""
     if not specs:

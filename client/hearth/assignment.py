@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
+from hearth import numpy_later as np
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth.views import Views
 from hearth_proto import layouts
@@ -31,9 +30,8 @@ def assign(target: DeviceArray, value: Any) -> None:
 
 
 def _from_host(target: DeviceArray, value: Any) -> None:
-    if isinstance(value, bool | int | float | complex | bytes | tuple | np.generic) and (
-        not isinstance(value, tuple) or target.dtype.names is not None
-    ):
+    numbers = isinstance(value, bool | int | float | complex | bytes) or (np.here() and isinstance(value, np.generic))
+    if numbers or (isinstance(value, tuple) and target.dtype.names is not None):
         target.fill(value)
         return
     host = _cast(value, target.dtype)
@@ -85,7 +83,7 @@ def _from_device(target: DeviceArray, value: DeviceArray) -> None:
             reason="UNSUPPORTED",
             fix="assign column by column (x[:, i] = ...), use a kernel, or go through the host: x[...] = value.get().",
         )
-    if value.dtype != target.dtype:
+    if value._dtype is not target._dtype and value.dtype != target.dtype:
         value = value.astype(target.dtype)
     if value._memory is target._memory and layouts.overlap(_range(target), _range(value)):
         if value.shape == target.shape and (target._offset, target.strides) == (value._offset, value.strides):

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from hearth import shapes
+from hearth import element, shapes
+from hearth import numpy_later as np
 from hearth.array import DeviceArray, allocate, allocate_many
 from hearth.errors import DtypeError, UnsupportedError
 from hearth_proto.later import commands_pb2
@@ -71,6 +70,12 @@ class Creation:
         progress: bool | Progress | None = None,
     ) -> DeviceArray:
         """As `asarray`, always new memory."""
+        if not np.here():  # else it sees the same in them
+            host = element.host(obj)
+            if host is not None and (dtype is None or element.named(dtype) is host.element):
+                plain = allocate(self._self(), host.shape, host.element, stream)
+                plain._write_bytes(host.data, stream, progress, blocking)
+                return plain
         wanted = None if dtype is None else shapes.dtype_of(dtype)
         if isinstance(obj, DeviceArray):
             same = obj._device._node._session is self._self()._node._session
@@ -114,7 +119,7 @@ class Creation:
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> DeviceArray:
         """An array with arbitrary contents."""
-        return allocate(self._self(), shapes.shape_of(shape), shapes.dtype_of(dtype), stream)
+        return allocate(self._self(), shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
     def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> DeviceArray:
         """An array with arbitrary contents whose rows (along the last axis) are padded: `x.pitch` bytes apart.
@@ -122,7 +127,7 @@ class Creation:
         The pitch is CubeCL's: the row's size rounded up to a power of two from 16 to 512 bytes that grows with it, so
         that every row starts where vector loads can.
         """
-        return allocate(self._self(), shapes.shape_of(shape), shapes.dtype_of(dtype), stream, pitched=True)
+        return allocate(self._self(), shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
 
     def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: Stream | None = None) -> list[DeviceArray]:
         """Arrays of these (shape, dtype) in one reservation, which is had as a whole or not at all.
@@ -130,7 +135,7 @@ class Creation:
         Each is an array of its own, at the device's alignment; the memory goes back when the last of them is gone.
         """
         return allocate_many(
-            self._self(), [(shapes.shape_of(shape), shapes.dtype_of(dtype)) for shape, dtype in specs], stream
+            self._self(), [(shapes.shape_of(shape), shapes.type_of(dtype)) for shape, dtype in specs], stream
         )
 
     @contextmanager
@@ -162,27 +167,31 @@ class Creation:
         self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: Stream | None = None
     ) -> DeviceArray:
         """An array of `fill_value`, in its own dtype unless another is given."""
-        fresh = self.empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, stream)
-        if fresh.dtype.names is not None and isinstance(fill_value, int) and fill_value == 0:
+        fresh = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
+        if isinstance(fill_value, int) and fill_value == 0 and getattr(fresh._dtype, "names", None) is not None:
             fill_value = np.zeros((), fresh.dtype)
         fresh.fill(fill_value, stream)
         return fresh
 
     def empty_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> DeviceArray:
         """An array with the shape and dtype of `a` (of host or device) and arbitrary contents."""
-        return self.empty(a.shape, a.dtype if dtype is None else dtype, stream)
+        return self.empty(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
     def zeros_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> DeviceArray:
         """An array of zeros with the shape and dtype of `a`."""
-        return self.zeros(a.shape, a.dtype if dtype is None else dtype, stream)
+        return self.zeros(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
     def ones_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> DeviceArray:
         """An array of ones with the shape and dtype of `a`."""
-        return self.ones(a.shape, a.dtype if dtype is None else dtype, stream)
+        return self.ones(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
     def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> DeviceArray:
         """An array of `fill_value` with the shape and dtype of `a`."""
-        return self.full(a.shape, fill_value, a.dtype if dtype is None else dtype, stream)
+        return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
+
+
+def _type_of(a: Any) -> Any:
+    return a._dtype if isinstance(a, DeviceArray) else a.dtype
 
 
 def _host(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:

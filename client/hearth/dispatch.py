@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
-
+from hearth import numpy_later as np
 from hearth import spans
 from hearth import stream as streams
 from hearth.errors import LaunchTypeError

@@ -9,9 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from hearth import bulk, progress, spans, stream, transfer
+from hearth import bulk, element, progress, spans, stream, transfer
+from hearth import numpy_later as np
 from hearth.deferred import NO_STREAM
 from hearth.errors import ArgumentError, DtypeError
 from hearth.lookout import DOWN, UP
@@ -82,6 +81,30 @@ class HostCopies(Views):
             host[...] = into
         return host
 
+    @spans.traced("hearth.get", spans.of_array)
+    def readinto(
+        self,
+        buffer: Any,
+        stream: stream.Stream | None = None,
+        *,
+        timeout: float | None = None,
+        progress: bool | progress.Progress | None = None,
+    ) -> int:
+        """Its bytes, in C order, into a writable buffer of that size: a bytearray, `array.array`, memoryview, mmap or
+        an array of NumPy's, whatever the type of its elements. Returns how many bytes that are, as `io` has it.
+
+        Waits and raises as `get` does; also `DtypeError` for what is no buffer, `ArgumentError` for one that is
+        read-only, not contiguous, or of another size.
+        """
+        data = element.writable(buffer, self._nbytes)
+        self._connection.raise_deferred(NO_STREAM)
+        attachment = self._usable()
+        if self._nbytes:
+            self._fetch(attachment, stream, data, timeout, progress)
+            if self._connection._deferred:  # as in `get`
+                self._connection.raise_deferred(self._stream(stream, attachment), self._memory.handle)
+        return self._nbytes
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError("an array on a device cannot be seen by the host without a copy")
@@ -112,12 +135,18 @@ class HostCopies(Views):
                     return
                 if copy.run(a):
                     return
-        host = a if isinstance(a, np.ndarray) else np.asarray(a, self._dtype)
-        if host.dtype is not self._dtype and host.dtype.newbyteorder("=") != self._dtype:
+        if not np.here():
+            found = element.host(a)
+            if found is not None and found.element is self._dtype and found.shape == self._shape:
+                self._write_bytes(found.data, stream, progress, blocking)
+                return
+        dtype = self.dtype
+        host = a if isinstance(a, np.ndarray) else np.asarray(a, dtype)
+        if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
             raise DtypeError(
-                f"an array of {host.dtype} cannot be set into one of {self._dtype}.",
+                f"an array of {host.dtype} cannot be set into one of {dtype}.",
                 reason="INVALID_ARGUMENT",
-                fix=f"use a.astype({str(self._dtype)!r}).",
+                fix=f"use a.astype({str(dtype)!r}).",
             )
         if host.shape != self._shape:
             raise ArgumentError(
@@ -198,12 +227,25 @@ class HostCopies(Views):
         blocking: bool = False,
     ) -> None:
         attachment = self._usable()
-        given, host = host, np.ascontiguousarray(host, self._dtype)
+        given, host = host, np.ascontiguousarray(host, self.dtype)
         part = self._part(attachment, stream)
         report = progress.reporter(show, "upload")
         copy = self._send(attachment, part, transfer.host_bytes(host), report, blocking, not self._records(stream))
         if copy is not None and host is given:
             self._remember(host, UP, stream, copy)
+
+    @spans.traced("hearth.upload", spans.of_upload)
+    def _write_bytes(
+        self,
+        data: memoryview,
+        stream: stream.Stream | None,
+        show: bool | progress.Progress | None,
+        blocking: bool = False,
+    ) -> None:
+        """All of it, from a buffer that is no array of NumPy's."""
+        attachment = self._usable()
+        part = self._part(attachment, stream)
+        self._send(attachment, part, data, progress.reporter(show, "upload"), blocking, not self._records(stream))
 
     def _send(
         self,
@@ -229,27 +271,37 @@ class HostCopies(Views):
         show: bool | progress.Progress | None,
         blocking: bool,
     ) -> None:
-        part = self._part(attachment, on)
-        data = transfer.host_bytes(into)
-        report = progress.reporter(show, "download")
-        shared = not self._records(on)
-        copy = bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+        copy = self._fetch(attachment, on, transfer.host_bytes(into), timeout, show, blocking)
         if copy is not None:
             self._remember(into, DOWN, on, copy)
 
+    def _fetch(
+        self,
+        attachment: Attachment,
+        on: stream.Stream | None,
+        data: memoryview,
+        timeout: float | None,
+        show: bool | progress.Progress | None,
+        blocking: bool = True,
+    ) -> PinnedCopy | None:
+        part = self._part(attachment, on)
+        report = progress.reporter(show, "download")
+        shared = not self._records(on)
+        return bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+
     def _places(self, out: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The array that is returned, and the one that takes its bytes as they come."""
-        host = np.empty(self._shape, self._dtype) if out is None else self._check_out(out)
+        host = np.empty(self._shape, self.dtype) if out is None else self._check_out(out)
         whole = host.flags.c_contiguous and host.dtype.isnative
-        return host, host if whole else np.empty(self._shape, self._dtype)
+        return host, host if whole else np.empty(self._shape, self.dtype)
 
     def _check_out(self, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if not isinstance(out, np.ndarray) or out.shape != self._shape or out.dtype != self._dtype:
+        if not isinstance(out, np.ndarray) or out.shape != self._shape or out.dtype != self.dtype:
             what = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
             raise ArgumentError(
-                f"out is {what}; it has to be a NumPy array of {self._dtype} {self._shape}.",
+                f"out is {what}; it has to be a NumPy array of {self.dtype} {self._shape}.",
                 reason="INVALID_ARGUMENT",
-                fix="np.empty(x.shape, x.dtype)",
+                fix="np.empty(x.shape, x.dtype); x.readinto(buffer) fills any buffer of its size.",
             )
         if not out.flags.writeable:
             raise ArgumentError("out is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-import numpy as np
-
+from hearth import numpy_later as np
 from hearth import plain, progress, shapes, spans
 from hearth import stream as streams
 from hearth.array import DeviceArray
@@ -25,6 +24,7 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from hearth.attachment import Attachment
     from hearth.device import Device
+    from hearth.element import Dtype
     from hearth.reply import Asked
 
 _ELF = b"\x7fELF"
@@ -129,7 +129,7 @@ class RawModule:
     def _found(
         self, attachment: Attachment, handle: int, name: str, size: int, dtype: Any, shape: shapes.Shape | None
     ) -> GlobalArray:
-        kind = shapes.dtype_of(np.uint8 if dtype is None else dtype)
+        kind = shapes.type_of("uint8" if dtype is None else dtype)
         axes = (size // kind.itemsize,) if shape is None else shapes.shape_of(shape)
         if shapes.bytes_of(axes, kind) != size:
             raise ArgumentError(
@@ -185,7 +185,7 @@ class GlobalArray(DeviceArray):
         memory: Memory,
         offset: int,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         *,
         typed: bool,
     ) -> None:

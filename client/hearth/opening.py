@@ -6,7 +6,7 @@ So nothing is imported here that is not needed to ask; see `_answered`.
 from __future__ import annotations
 
 import os
-import platform
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -149,7 +149,7 @@ def default_name() -> str:
     program = "python"
     if getattr(sys, "argv", None) and sys.argv[0]:
         program = os.path.basename(sys.argv[0])  # noqa: PTH119 - see `hearth.target.is_socket`
-    return f"{platform.node()}:{os.getpid()} {program}"
+    return f"{socket.gethostname()}:{os.getpid()} {program}"
 
 
 class _Grpc:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from hearth import shapes, spans
 from hearth.array import DeviceArray
 from hearth.errors import ArgumentError, BufferLostError, ConnectError, DtypeError, HearthError, UnsupportedError
@@ -19,6 +17,8 @@ from hearth.memory import Memory
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hearth.connection import Connection
     from hearth.described import PublishedArray
     from hearth.device import Device

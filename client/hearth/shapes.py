@@ -6,15 +6,18 @@ import math
 import operator
 import re
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import numpy as np
-
+from hearth import element as element_types
+from hearth import numpy_later as np
 from hearth.errors import ArgumentError, DtypeError
+
+if TYPE_CHECKING:
+    from hearth.element import Dtype
 
 Shape = SupportsIndex | Sequence[SupportsIndex]
 _MAX_BYTES = 2**63 - 1
-_ML_DTYPE = re.compile(r"(b?float|b?complex|u?int)[0-9][0-9a-z_]{0,20}")
+_ML_DTYPE = r"(b?float|b?complex|u?int)[0-9][0-9a-z_]{0,20}"
 
 
 def shape_of(value: Shape) -> tuple[int, ...]:
@@ -31,6 +34,19 @@ def shape_of(value: Shape) -> tuple[int, ...]:
             f"shape {shape} has a negative axis.", reason="INVALID_ARGUMENT", fix="check how it is computed."
         )
     return shape
+
+
+def type_of(value: Any) -> Dtype:
+    """As `dtype_of`, of what is known without NumPy as long as that is not here."""
+    return (None if np.here() else element_types.named(value)) or dtype_of(value)
+
+
+def type_of_value(value: Any) -> Dtype:
+    """What `value` is an element of, if nothing else is said."""
+    found = None if np.here() else element_types.named(type(value))
+    if found is None or element_types.pattern(value, found) is None:  # a longer number is of another type
+        return np.asarray(value).dtype
+    return found
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
@@ -54,10 +70,12 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     return native
 
 
-def reinterpreted(value: Any) -> np.dtype[Any]:
+def reinterpreted(value: Any) -> Dtype:
     """A dtype that bytes on a device can be seen as. Raises `DtypeError` also for another byte order than this
     machine's: nothing is converted there."""
-    dtype = dtype_of(value)
+    dtype = type_of(value)
+    if isinstance(dtype, element_types.Element):
+        return dtype
     if not (isinstance(value, str) and named(value)) and not np.dtype(value).isnative:
         raise DtypeError(
             f"dtype {np.dtype(value)} has another byte order than the device.",
@@ -69,7 +87,7 @@ def reinterpreted(value: Any) -> np.dtype[Any]:
 
 def named(name: str) -> np.dtype[Any] | None:
     """A dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name, where that package is installed."""
-    if _ML_DTYPE.fullmatch(name) is None:
+    if re.fullmatch(_ML_DTYPE, name) is None:
         return None
     try:
         import ml_dtypes
@@ -97,7 +115,7 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return element
 
 
-def bytes_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
     """The size in bytes. Raises `ArgumentError` where it does not fit 63 bits."""
     size = math.prod(shape) * dtype.itemsize
     if size > _MAX_BYTES:
@@ -145,6 +163,15 @@ def _axis(value: SupportsIndex, axes: int) -> int:
     if not -axes <= at < axes:
         raise IndexError(f"axis {at} is out of bounds for an array with {axes} axes")
     return at % axes
+
+
+def unraveled(at: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of the element at a flat index, C order."""
+    index = []
+    for axis in reversed(shape):
+        at, along = divmod(at, axis)
+        index.append(along)
+    return tuple(reversed(index))
 
 
 def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from hearth import numpy_later as np
 from hearth.errors import UnsupportedError
 from hearth.memory import OnDevice
 from hearth_proto.layouts import Rows, contiguous

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
+from hearth import numpy_later as np
 from hearth.errors import TransferError
 from hearth_proto import chunks
 from hearth_proto.later import commands_pb2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, SupportsIndex
 
-import numpy as np
-
+from hearth import element, shapes
 from hearth.host_copies import HostCopies
 
 
@@ -20,9 +19,9 @@ class Values(HostCopies):
 
         Waits, as `get` does, and reads no more than that element. Raises ValueError where there are several.
         """
-        return self._one(index).get().item()
+        return self._one(index)._element()
 
-    def _one(self, index: tuple[SupportsIndex, ...]) -> HostCopies:
+    def _one(self, index: tuple[SupportsIndex, ...]) -> Values:
         """What has that element alone."""
         if not index:
             if self.size != 1:
@@ -32,21 +31,40 @@ class Values(HostCopies):
         if len(at) == 1:
             if not -self.size <= at[0] < self.size:
                 raise IndexError(f"index {at[0]} is out of bounds for size {self.size}")
-            at = tuple(int(each) for each in np.unravel_index(at[0] % self.size, self._shape))
+            at = shapes.unraveled(at[0] % self.size, self._shape)
         if len(at) != self.ndim:
             raise ValueError(f"item() takes one index, or one for each of {self.ndim} axes; it was given {len(at)}")
         return self[at]
 
     def tolist(self) -> Any:
         """The elements as nested lists of Python objects."""
+        dtype = self._dtype
+        if isinstance(dtype, element.Element):
+            return element.elements(self._taken(), self._shape, dtype)
         return self.get().tolist()
+
+    def tobytes(self) -> bytes:
+        """Its bytes, in C order. Waits as `get` does; `readinto` fills memory that is there already."""
+        return bytes(self._taken())
+
+    def _taken(self) -> memoryview:
+        data = memoryview(bytearray(self._nbytes))
+        self.readinto(data)
+        return data
+
+    def _element(self) -> Any:
+        """Of an array that has but one."""
+        dtype = self._dtype
+        if isinstance(dtype, element.Element):
+            return element.elements(self._taken(), (), dtype)
+        return self.get().item()
 
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
                 f"the truth of an array of {self.size} elements is ambiguous; ask a copy: x.get().any(), x.get().all()"
             )
-        return bool(self.item())
+        return bool(self._element())
 
     def __int__(self) -> int:
         return int(self._only())
@@ -72,4 +90,6 @@ class Values(HostCopies):
     def _only(self) -> Any:
         if self.size != 1:
             raise TypeError(f"only arrays of one element are numbers to Python; this one has {self.size}")
+        if isinstance(self._dtype, element.Element):
+            return self._element()
         return self.get().reshape(())[()]

@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import numpy as np
-
 from hearth import shapes
+from hearth.element import Element
 from hearth.errors import ArgumentError, UnsupportedError
 from hearth.memory import OnDevice
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hearth.array import DeviceArray
+    from hearth.element import Dtype
 
 
 class Views(OnDevice):
@@ -23,7 +25,8 @@ class Views(OnDevice):
     __slots__ = ("_dtype", "_rows", "_shape", "_strides")
 
     _shape: tuple[int, ...]
-    _dtype: np.dtype[Any]
+    _dtype: Dtype
+    """An `Element` until somebody asks for the dtype."""
     _strides: tuple[int, ...] | None
     """None: those of C order."""
     _rows: layouts.Rows | None
@@ -37,7 +40,10 @@ class Views(OnDevice):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of an element."""
-        return self._dtype
+        dtype = self._dtype
+        if isinstance(dtype, Element):
+            self._dtype = dtype = dtype.dtype
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -101,7 +107,7 @@ class Views(OnDevice):
         self,
         offset: int,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> DeviceArray:
         """The array `offset` bytes further on in the same memory; without strides, in C order."""

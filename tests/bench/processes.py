@@ -45,10 +45,10 @@ def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[st
 class Child:
     """A process of its own group, ended with everything that it started."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], python: str = sys.executable) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, *command],
+            [python, *command],
             cwd=ROOT,
             env=env,
             stdin=subprocess.PIPE,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import numpy as np
-
 from hearth import array as sync
-from hearth import bulk, module, placed, spans, transfer
+from hearth import bulk, element, module, placed, spans, transfer
 from hearth import progress as progresses
 from hearth.aio import carrying
 from hearth.aio.home import in_loop
@@ -16,6 +14,8 @@ from hearth.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import SupportsIndex
+
+    import numpy as np
 
     from hearth import ipc
     from hearth.aio.device import Device
@@ -59,29 +59,78 @@ class DeviceArray(sync.DeviceArray):
         attachment = self._usable()
         host, into = self._places(out)
         if self._nbytes:
-            part, data = self._part(attachment, stream), transfer.host_bytes(into)
-            report = progresses.reporter(progress, "download")
-            if transfer.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
-                reading = bulk.reading(connection, attachment, part, data, report)
-                await connection.home.asked(reading, timeout)
-            elif not blocking and into is out and carrying.fillable(connection, attachment, data):
-                await carrying.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
-            else:
-                await carrying.download(
-                    connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=into is not out
-                )
-            connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
+            await self._come(attachment, stream, transfer.host_bytes(into), blocking, into is out, timeout, progress)
         if into is not host:
             host[...] = into
         return host
 
+    @spans.traced("hearth.get", spans.of_array)
+    async def readinto(  # type: ignore[override]
+        self,
+        buffer: Any,
+        stream: AnyStream | None = None,
+        *,
+        timeout: float | None = None,
+        progress: bool | Progress | None = None,
+    ) -> int:
+        """As `hearth.DeviceArray.readinto`; cancelled or late, as `get` with an `out`."""
+        data = element.writable(buffer, self._nbytes)
+        await self._connection.opened()
+        self._connection.raise_deferred()
+        attachment = self._usable()
+        if self._nbytes:
+            await self._come(attachment, stream, data, True, True, timeout, progress)
+        return self._nbytes
+
+    async def _come(
+        self,
+        attachment: Attachment,
+        stream: AnyStream | None,
+        data: memoryview,
+        blocking: bool,
+        callers: bool,
+        timeout: float | None,
+        progress: bool | Progress | None,
+    ) -> None:
+        """All of it, into memory that is the caller's or that nobody else knows."""
+        connection, part = self._connection, self._part(attachment, stream)
+        report = progresses.reporter(progress, "download")
+        if transfer.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
+            reading = bulk.reading(connection, attachment, part, data, report)
+            await connection.home.asked(reading, timeout)
+        elif not blocking and callers and carrying.fillable(connection, attachment, data):
+            await carrying.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
+        else:
+            await carrying.download(
+                connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=not callers
+            )
+        connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
+
     async def item(self, *index: SupportsIndex) -> Any:
         """As `hearth.DeviceArray.item`."""
-        return (await cast("DeviceArray", self._one(index)).get()).item()
+        return await cast("DeviceArray", self._one(index))._element()
 
     async def tolist(self) -> Any:
         """The elements as nested lists of Python objects."""
+        dtype = self._dtype
+        if isinstance(dtype, element.Element):
+            return element.elements(await self._taken(), self._shape, dtype)
         return (await self.get()).tolist()
+
+    async def tobytes(self) -> bytes:  # type: ignore[override]
+        """As `hearth.DeviceArray.tobytes`."""
+        return bytes(await self._taken())
+
+    async def _taken(self) -> memoryview:  # type: ignore[override]
+        data = memoryview(bytearray(self._nbytes))
+        await self.readinto(data)
+        return data
+
+    async def _element(self) -> Any:
+        dtype = self._dtype
+        if isinstance(dtype, element.Element):
+            return element.elements(await self._taken(), (), dtype)
+        return (await self.get()).item()
 
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError("an array of hearth.aio is no number without a word: use await x.item()")

@@ -11,9 +11,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hearth import bulk, placed
+from hearth import numpy_later as np
 from hearth.errors import HearthError
 from hearth.one_way import heard_otherwise
 

@@ -1,12 +1,14 @@
 """From the start of a new process to its first result in hand: interpreter, imports, upload, cached kernel, read.
 
-Two rows have the bounds. One is of the whole process, as a user waits for it. Hearth's and CuPy's both begin with the
-interpreter and NumPy, which take longer than either bound leaves on some machines: no client of NumPy's arrays can go
-below that. So the other row is of what each adds to it, the difference to NumPy alone in the same turn; its bounds are
-on the ratio of those. Two rows without bounds are against a process that has to compile its kernel, as the first in a
-new container or in a job of CI has (a node of Hearth's compiles it once for all), and against one that has the machine
-to itself, as its user had before there was a daemon: a driver that nobody uses may have to wake the device first. The
-last row is of what Hearth adds until the process is gone, its session closed.
+Three rows have the bounds. The first two are of the whole process, as a user waits for it: one whose job needs no more
+of the host than Python's own numbers and buffers, for which Hearth's client does not import NumPy, and one of NumPy's
+arrays. CuPy's has NumPy either way. To import that takes longer than the bound leaves on some machines, so that no
+client of NumPy's arrays can keep it there: the third row is of what each adds to the interpreter and NumPy, the
+difference to NumPy alone in the same turn; its bounds are on the ratio of those. Two rows without bounds are against a
+process that has to compile its kernel, as the first in a new container or in a job of CI has (a node of Hearth's
+compiles it once for all), and against one that has the machine to itself, as its user had before there was a daemon: a
+driver that nobody uses may have to wake the device first. The last row is of what Hearth adds until the process is
+gone, its session closed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.bench import processes
+from tests.bench import fresh, processes
 from tests.bench.context import Context
 from tests.bench.stats import Row, Samples, Summary
 
@@ -46,6 +48,7 @@ def measure(context: Context) -> list[Row]:
     is not counted."""
     programs = {
         "hearth": [str(_PROGRAMS / "first_hearth.py"), context.daemon.unix],
+        "plain": [str(_PROGRAMS / "first_plain.py"), context.daemon.unix],
         "numpy": [str(_PROGRAMS / "first_numpy.py")],
     }
     if context.cuda:
@@ -66,19 +69,22 @@ def measure(context: Context) -> list[Row]:
 def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[Row]:
     """Of the seconds to the first result and to the end of the process, by program; a turn's are at the same place.
     `before`: what `alone` found."""
-    what, added = "new process to its first result", "of that, beyond the interpreter and NumPy"
-    whole, more = Summary.of(firsts["hearth"]), Summary.of(_beyond(firsts, "hearth"))
+    quickest, what = "new process to its first result, without NumPy", "the same with NumPy's arrays"
+    added = "of that, beyond the interpreter and NumPy"
+    plain, whole, more = (Summary.of(each) for each in (firsts["plain"], firsts["hearth"], _beyond(firsts, "hearth")))
     common = [
         Row("first", "of that, the interpreter and NumPy alone", "s", Summary.of(firsts["numpy"]), "lower"),
         Row("first", "new process to its end, beyond the same", "s", Summary.of(_beyond(ends, "hearth")), "lower"),
     ]
     if "cupy" not in firsts:
-        return [Row("first", what, "s", whole, "lower"), Row("first", added, "s", more, "lower"), *common]
+        pairs = ((quickest, plain), (what, whole), (added, more))
+        return [*(Row("first", name, "s", seconds, "lower") for name, seconds in pairs), *common]
     theirs, theirs_more = Summary.of(firsts["cupy"]), Summary.of(_beyond(firsts, "cupy"))
     if before:
         without = "fresh CuPy process, no daemon on the machine"
         common.insert(0, Row("first", what, "s", whole, "lower", without, Summary.of(before)))
     return [
+        Row("first", quickest, "s", plain, "lower", "fresh CuPy process", theirs, 1 / 5, 1 / 10),
         Row("first", what, "s", whole, "lower", "fresh CuPy process", theirs, 1 / 5, 1 / 10),
         Row("first", added, "s", more, "lower", "what CuPy adds to them", theirs_more, 1 / 5, 1 / 10),
         Row("first", what, "s", whole, "lower", "fresh CuPy process, cache empty", Summary.of(firsts["compiling"])),
@@ -98,8 +104,10 @@ def _once(folder: Path, command: list[str], extra: Mapping[str, str]) -> tuple[f
     # start would compile Hearth's client anew, and CuPy's not.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+    environment["PYTHONPATH"] = fresh.python_path()
+    python = fresh.interpreter(folder)
     started = time.perf_counter()
-    child = processes.Child(command, environment)
+    child = processes.Child(command, environment, python)
     try:
         said = child.line(lambda text: text.startswith("first "), 60)
         seconds = time.perf_counter() - started

@@ -21,7 +21,7 @@ WAITS: dict[str, set[str]] = {
         "state", "generation", "synchronize", "flush", "memory_usage", "memory_cleanup", "prepare", "publish",
         "unpublish", "attach", "published", "dispatch",
     },
-    "DeviceArray": {"get", "item", "tolist", "ipc", "publish"},
+    "DeviceArray": {"get", "item", "tolist", "tobytes", "readinto", "ipc", "publish"},
     "RawModule": {"compile", "functions", "globals", "get_global"},
     "Function": {
         "attributes", "num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes",

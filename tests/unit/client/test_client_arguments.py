@@ -188,3 +188,55 @@ def test_memory_that_cannot_be_used_is_not_packed(count: int) -> None:
     assert signature.pack_checked((array, freed, *rest), SPACE) is None
     with pytest.raises(struct.error):
         arguments.signature((array, 1)).pack_checked((array, 2**63), SPACE)
+
+
+# ---- of ctypes ----
+
+
+class Inner(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_char), ("b", ctypes.c_double * 2))
+
+
+class Either(ctypes.Union):
+    _fields_ = (("a", ctypes.c_short), ("b", ctypes.c_float))
+
+
+class Swapped(ctypes.BigEndianStructure):
+    _fields_ = (("a", ctypes.c_int),)
+
+
+class Named(ctypes.c_int):
+    pass
+
+
+class Tobytes(ctypes.Structure):
+    _fields_ = (("tobytes", ctypes.c_short), ("dtype", ctypes.c_short))
+
+
+NATIVE = [ctypes.c_bool, ctypes.c_char, ctypes.c_byte, ctypes.c_ubyte, ctypes.c_short, ctypes.c_ushort, ctypes.c_int,
+          ctypes.c_uint, ctypes.c_long, ctypes.c_ulong, ctypes.c_longlong, ctypes.c_ulonglong, ctypes.c_float,
+          ctypes.c_double, ctypes.c_int8, ctypes.c_uint64, ctypes.c_size_t, Named, Inner, Either, Tobytes]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(NATIVE), st.binary(min_size=24, max_size=24)), min_size=1, max_size=8))
+def test_ctypes_are_laid_out_as_ctypes_does_it(given_types: list[tuple[Any, bytes]]) -> None:
+    fields = [(f"f{index}", kind) for index, (kind, _) in enumerate(given_types)]
+    c_struct = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
+    args = tuple(kind.from_buffer_copy(data) for kind, data in given_types)
+    for _ in range(2):  # the second time by what is known of the types
+        unpacked = record(args)
+        for (name, _), place, arg in zip(fields, launches.unpack_layout(unpacked.layout), args, strict=True):
+            field = getattr(c_struct, name)
+            assert place == (field.offset, field.size, False, False)
+            assert unpacked.params[place.offset : place.offset + place.size] == bytes(arg)
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [ctypes.c_void_p(1), ctypes.c_char_p(b"x"), ctypes.c_wchar("x"), ctypes.c_longdouble(1), ctypes.py_object(),
+     ctypes.pointer(ctypes.c_int(1)), (ctypes.c_int * 2)(), Swapped(1), ctypes.c_int.__ctype_be__(1), ctypes.c_int],
+)  # fmt: skip
+def test_what_ctypes_points_with_or_swaps_is_refused(arg: Any) -> None:
+    with pytest.raises(hearth.LaunchError, match="argument 1 is of type") as caught:
+        arguments.signature((1, arg))
+    assert isinstance(caught.value, TypeError) and "ctypes" in caught.value.fix

@@ -1,0 +1,20 @@
+"""Arguments of ctypes: what C passes by value, by its own size and alignment."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_CODES = frozenset("?cbBhHiIlLqQfd")
+"""Of ctypes' types that are the same on the device: no wide characters, no `long double`, nothing that points."""
+
+
+def size_and_alignment(arg: object) -> tuple[int, int] | None:
+    """In bytes, of a number, a structure or a union in this machine's byte order; None for all else."""
+    kind: Any = type(arg)
+    if isinstance(arg, ctypes._SimpleCData):
+        native = getattr(kind, "__ctype_le__", kind) is kind
+        passable = native and kind._type_ in _CODES
+    else:
+        passable = isinstance(arg, ctypes.Structure | ctypes.Union) and not hasattr(kind, "_swappedbytes_")
+    return (ctypes.sizeof(kind), ctypes.alignment(kind)) if passable else None
