@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -87,6 +86,8 @@ def reinterpreted(value: Any) -> Dtype:
 
 def named(name: str) -> np.dtype[Any] | None:
     """A dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name, where that package is installed."""
+    import re  # few need it, and it takes as long as a dozen modules
+
     if re.fullmatch(_ML_DTYPE, name) is None:
         return None
     try:

@@ -55,32 +55,36 @@ def test_arrays_as_numpy_has_them(daemon: DaemonProcess) -> None:
     assert run(code, daemon) == ["[10.0, 1.0, 20.0, 3.0] bfloat16", "2.5"]
 
 
+def test_without_numpy(daemon: DaemonProcess) -> None:
+    assert run(blocks("python")[3], daemon) == ["[10.0, 20.0, 30.0, 40.0] 40.0 16 False"]
+
+
 def test_asyncio(daemon: DaemonProcess) -> None:
-    assert run(blocks("python")[3], daemon) == [
+    assert run(blocks("python")[4], daemon) == [
         "[array([0., 2., 4., 6.], dtype=float32), array([0., 2.], dtype=float32)]"
     ]
 
 
 def test_when_something_breaks(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
-    code = blocks("python")[4]
+    code = blocks("python")[5]
     shown = [line.rpartition("# ")[2].partition(":")[0] for line in code.splitlines() if re.match(r" +print\(", line)]
     assert run(code, daemon) == shown
 
 
 def test_sharing_a_device(daemon: DaemonProcess) -> None:
-    code = blocks("python")[5]
+    code = blocks("python")[6]
     shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
     assert run(code, daemon) == shown
 
 
 def test_beside_cupy_and_pytorch(daemon: DaemonProcess) -> None:
-    code = blocks("python")[6]
+    code = blocks("python")[7]
     assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
 
 
 def test_several_devices(lossy: DaemonProcess) -> None:
-    code = blocks("python")[7]
+    code = blocks("python")[8]
     if len(lossy.status()["devices"]) < 2:
         pytest.skip("needs two devices")
     shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
@@ -137,7 +141,7 @@ def test_watch_it(daemon: DaemonProcess) -> None:
 @on_cpu
 def test_several_daemons(start_daemon: StartDaemon) -> None:
     first, second = start_daemon(cpu_count=1), start_daemon(cpu_count=1)
-    code = blocks("python")[8].replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
+    code = blocks("python")[9].replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
     run(f"import numpy as np, hearth\n{code}print(group.all_reduce([group.devices[0].ones(1, np.int32)]))", first)
 
 
