@@ -89,8 +89,8 @@ class Host(NamedTuple):
 
 
 def host(obj: object) -> Host | None:
-    """An object's buffer (`array.array`, bytearray, memoryview, mmap); None for what has none, or one
-    that only NumPy can read. Bytes are none either: to NumPy they are one string, not numbers."""
+    """An object's buffer (`array.array`, bytearray, memoryview, mmap); None for what has none, or one that only NumPy
+    can read. Bytes are none either: to NumPy they are one string, not numbers."""
     if isinstance(obj, bytes):
         return None
     try:
