@@ -7,6 +7,8 @@ Written so, they take less time than as objects, too, and large ones are copied 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hearth.wire import number
 
 _LONGEST = 2**64
@@ -148,3 +150,9 @@ def attach(token: str, device: int, acked: int, *, resume: bool, generation: int
     """A serialized `ExecuteRequest.attach`, resumable."""
     head = _text(0x0A, token), _count(0x10, device), _count(0x18, acked), _count(0x20, 1)
     return _bytes(0x0A, *head, _count(0x28, resume), _count(0x30, generation), _count(0x38, received))
+
+
+def received(responses: int, transfers: Mapping[int, int]) -> bytes:
+    """A serialized `ExecuteRequest.received`; `transfers`: bytes that have come of each."""
+    told = [_bytes(0x12, _count(0x08, transfer), _count(0x10, size)) for transfer, size in transfers.items()]
+    return _bytes(0x1A, _count(0x08, responses), *told)

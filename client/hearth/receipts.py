@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from hearth_proto.later import device_pb2
+from hearth import plain
 
 RESPONSES = 64
 BYTES = 1 << 20
@@ -66,12 +66,11 @@ class Receipts:
 
     def request(self) -> bytes:
         """The message that tells it, which counts as told now."""
-        transfers = [device_pb2.TransferProgress(transfer=t, bytes=n) for t, n in self._untold.items()]
+        message = plain.received(self.responses, self._untold)
         self._untold.clear()
         self._untold_bytes = 0
         self._note()
-        received = device_pb2.Received(responses=self.responses, transfers=transfers)
-        return device_pb2.ExecuteRequest(received=received).SerializeToString()
+        return message
 
     def attached(self) -> None:
         """An Attach told of the responses; what was said of downloads may have been lost with the stream before."""

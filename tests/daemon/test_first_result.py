@@ -51,9 +51,23 @@ NOT_NEEDED = {
 """Modules that a first result does without, and that together take longer than all that it needs of Hearth."""
 
 
-def first_result(daemon: DaemonProcess) -> dict[str, Any]:
+STEPS = """
+    for _ in range(3):
+        y.get(out=np.empty(1 << 16, np.float32))
+        gpu.synchronize()
+    done = set(sys.modules)
+    double = gpu.RawKernel(SOURCE, "twice")
+    for _ in range(200):  # a daemon is told of every 64 answers
+        double((256,), (256,), (x, y, np.int32(1 << 16)))
+        gpu.synchronize()
+    print({"more": sorted(set(sys.modules) - done)})
+    raise SystemExit
+"""
+
+
+def first_result(daemon: DaemonProcess, program: str = PROGRAM) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, daemon.unix], capture_output=True, text=True, env=environment(), timeout=120,
+        [sys.executable, "-c", program, daemon.unix], capture_output=True, text=True, env=environment(), timeout=120,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -65,6 +79,14 @@ def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
     found = first_result(daemon)
     assert not NOT_NEEDED & found["by_hearth"], sorted(NOT_NEEDED & found["by_hearth"])
     assert {"hearth.device", "hearth.module"} <= found["by_hearth"]
+
+
+def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) -> None:
+    """An import in the middle of somebody's work takes 20 ms, in which nothing else of it is done."""
+    code = PROGRAM.replace("    loaded = set(sys.modules)", STEPS + "    loaded = set(sys.modules)")
+    assert code != PROGRAM
+    found = first_result(daemon, code)
+    assert not found["more"], found["more"]
 
 
 def test_what_launches_is_imported_while_the_device_is_attached_to(daemon: DaemonProcess) -> None:

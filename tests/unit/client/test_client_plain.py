@@ -104,6 +104,14 @@ def test_attach(token: str, device: int, acked: int, resume: bool, generation: i
     assert device_pb2.ExecuteRequest.FromString(data) == device_pb2.ExecuteRequest(attach=attach)
 
 
+@given(U64, st.dictionaries(U64, U64, max_size=4))
+def test_received(responses: int, transfers: dict[int, int]) -> None:
+    told = [device_pb2.TransferProgress(transfer=transfer, bytes=size) for transfer, size in transfers.items()]
+    message = device_pb2.Received(responses=responses, transfers=told)
+    data = plain.received(responses, transfers)
+    assert device_pb2.ExecuteRequest.FromString(data) == device_pb2.ExecuteRequest(received=message)
+
+
 # ---- read ----
 
 
