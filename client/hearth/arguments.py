@@ -147,7 +147,9 @@ class Signature:
         try:
             return self.pack(*handles, *values)
         except struct.error as error:
-            raise _out_of_range(args) from error
+            from hearth.unpassable import out_of_range
+
+            raise out_of_range(args) from error
 
 
 _BY_TYPES: dict[tuple[object, ...], Signature] = {}
@@ -209,14 +211,14 @@ def parameter(index: int, arg: Any) -> Parameter:
 
         found = ctypes_values.size_and_alignment(arg)
     if found is None:
-        raise _unpassable(index, arg)
+        raise _refused(index, arg)
     return Parameter("", *found)
 
 
 def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
     """How a scalar or a 0-d array of NumPy's is passed."""
     if arg.shape != () or arg.dtype.kind in "OSU":
-        raise _unpassable(index, arg)
+        raise _refused(index, arg)
     passed = _scalar(arg.dtype)
     if isinstance(arg, np.generic) and not isinstance(arg, np.void):
         return passed
@@ -284,35 +286,10 @@ def _scalar(dtype: np.dtype[Any]) -> Parameter:
     return Parameter(code, dtype.itemsize, alignment)
 
 
-def _unpassable(index: int, arg: Any) -> LaunchTypeError:
-    if np.here() and isinstance(arg, np.ndarray):
-        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
-        fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
-    elif isinstance(arg, list | tuple):
-        what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
-    elif isinstance(arg, str):
-        what, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
-    elif arg is None:
-        what, fix = "None", "pass np.uint64(0) for a null pointer."
-    else:
-        what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
-        fix = "pass a DeviceArray, a number, a scalar of NumPy or ctypes, or bytes for a struct."
-    return LaunchTypeError(
-        f"argument {index} is {what}; a kernel cannot take it.", reason="LAUNCH_INVALID", fix=fix,
-        details={"argument": str(index)},
-    )  # fmt: skip
+def _refused(index: int, arg: Any) -> LaunchTypeError:
+    from hearth.unpassable import unpassable  # few are
 
-
-def _out_of_range(args: Sequence[Any]) -> LaunchError:
-    for index, arg in enumerate(args):
-        if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
-            return LaunchError(
-                f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer.",
-                reason="LAUNCH_INVALID",
-                fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
-                details={"argument": str(index)},
-            )
-    return LaunchError("the arguments do not fit their types.", reason="LAUNCH_INVALID")
+    return unpassable(index, arg)
 
 
 def _remember(cache: dict[tuple[object, ...], Signature], key: tuple[object, ...], value: Signature) -> None:
