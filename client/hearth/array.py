@@ -119,15 +119,13 @@ class DeviceArray(NoArithmetic, Exchange):
             pattern = shapes.element(value, self.dtype).tobytes()
         if self._nbytes == 0:
             return
-        whole = pattern
-        if not any(pattern):
-            pattern = b"\0"
-        if len(pattern) not in _PATTERNS or self._offset % len(pattern):
-            self._write(np.full(self._shape, np.frombuffer(whole, self.dtype)[0], self.dtype), stream, None)
+        repeated = pattern if any(pattern) else b"\0"
+        if len(repeated) not in _PATTERNS or self._offset % len(repeated):
+            self._write(np.full(self._shape, np.frombuffer(pattern, self.dtype)[0], self.dtype), stream, None)
             return
         attachment = self._usable()
         rows = self._as_rows()
-        command = plain.fill(self._stream(stream, attachment), self._memory.handle, self._offset, rows.width, pattern)
+        command = plain.fill(self._stream(stream, attachment), self._memory.handle, self._offset, rows.width, repeated)
         attachment.submit(command)
         if rows.rows <= 1:
             return

@@ -75,8 +75,6 @@ class HostCopies(Views):
         host, into = self._places(out)
         if self._nbytes:
             self._read(attachment, stream, into, timeout, progress, blocking or into is not host)
-            if self._connection._deferred:  # a copy that was sent before may have failed since: its answer has come
-                self._connection.raise_deferred(self._stream(stream, attachment), self._memory.handle)
         if into is not host:
             host[...] = into
         return host
@@ -101,8 +99,6 @@ class HostCopies(Views):
         attachment = self._usable()
         if self._nbytes:
             self._fetch(attachment, stream, data, timeout, progress)
-            if self._connection._deferred:  # as in `get`
-                self._connection.raise_deferred(self._stream(stream, attachment), self._memory.handle)
         return self._nbytes
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -182,7 +178,7 @@ class HostCopies(Views):
             copy.begin(out)
         elif not copy.run(out, timeout):
             return False
-        if self._connection._deferred:  # as in `get`
+        if self._connection._deferred:  # as in `_fetch`
             self._connection.raise_deferred(copy.stream, self._memory.handle)
         return True
 
@@ -287,7 +283,10 @@ class HostCopies(Views):
         part = self._part(attachment, on)
         report = progress.reporter(show, "download")
         shared = not self._records(on)
-        return bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+        copy = bulk.read(self._connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+        if self._connection._deferred:  # a copy that was sent before may have failed since: its answer has come
+            self._connection.raise_deferred(part.stream, self._memory.handle)
+        return copy
 
     def _places(self, out: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The array that is returned, and the one that takes its bytes as they come."""
