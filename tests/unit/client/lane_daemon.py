@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -18,6 +19,17 @@ from fake_daemon import FakeDaemon, Response, _abort, _Broken
 from hearth_proto import frames, reasons
 from hearth_proto.frames import FrameReader, Kind
 from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2_grpc
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[LaneDaemon]:
+    """One with sockets of its own, until the end of the block."""
+    with TemporaryDirectory() as directory:
+        daemon = LaneDaemon(Path(directory))
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
 
 
 class LaneDaemon(FakeDaemon):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,7 @@ import waits
 from fake_daemon import FakeDaemon, Response
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lane_daemon import LaneDaemon
+from lane_daemon import LaneDaemon, serving
 
 import hearth
 from hearth import lane_sending, laned, submitting
@@ -39,10 +38,8 @@ wait_for = partial(waits.wait_for, seconds=5.0)
 
 @pytest.fixture
 def daemon() -> Iterator[LaneDaemon]:
-    with TemporaryDirectory() as directory:
-        daemon = LaneDaemon(Path(directory))
+    with serving() as daemon:
         yield daemon
-        daemon.stop()
 
 
 def attachment(gpu: hearth.Device) -> Attachment:
@@ -459,23 +456,19 @@ _cut = st.tuples(st.integers(0, 600), st.integers(0, 300))
 def test_whatever_is_cut_every_command_runs_once_and_every_reply_comes_once(
     steps: list[int], cuts: list[tuple[int, int]]
 ) -> None:
-    with TemporaryDirectory() as directory:
-        daemon = LaneDaemon(Path(directory))
-        try:
-            daemon.cuts = list(cuts)
-            with hearth.connect(daemon.target) as node:
-                work, number, replies = attachment(node.device(0)), 0, []
-                for step in steps:
-                    for _ in range(step):
-                        number += 1
-                        work.submit(note(number))
-                    replies.append(work.request(ask()))
-                    if not step:
-                        replies[-1].wait(10)
-                for reply in replies:
-                    reply.wait(10)  # to complete one twice would raise where it is completed
-                assert work.session.error is None
-            assert notes(daemon) == list(range(1, number + 1))
-            assert daemon.count("memory_usage") == len(replies) == len(daemon.kept)
-        finally:
-            daemon.stop()
+    with serving() as daemon:
+        daemon.cuts = list(cuts)
+        with hearth.connect(daemon.target) as node:
+            work, number, replies = attachment(node.device(0)), 0, []
+            for step in steps:
+                for _ in range(step):
+                    number += 1
+                    work.submit(note(number))
+                replies.append(work.request(ask()))
+                if not step:
+                    replies[-1].wait(10)
+            for reply in replies:
+                reply.wait(10)  # to complete one twice would raise where it is completed
+            assert work.session.error is None
+        assert notes(daemon) == list(range(1, number + 1))
+        assert daemon.count("memory_usage") == len(replies) == len(daemon.kept)

@@ -10,15 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from fake_daemon import Response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import interrupting
-from lane_daemon import LaneDaemon
+from lane_daemon import LaneDaemon, serving
 from waits import wait_for
 
 import hearth
@@ -33,10 +31,8 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 
 @pytest.fixture
 def daemon() -> Iterator[LaneDaemon]:
-    with TemporaryDirectory() as directory:
-        daemon = LaneDaemon(Path(directory))
+    with serving() as daemon:
         yield daemon
-        daemon.stop()
 
 
 @pytest.fixture
@@ -538,47 +534,43 @@ _step = st.sampled_from(["wait", "late", "note", "poll", "drop", "pause"])
     cuts=st.lists(st.tuples(st.integers(100, 3000), st.integers(100, 3000)), max_size=2),
 )  # fmt: skip
 def test_whoever_receives_each_gets_its_answer(threads: list[list[str]], cuts: list[tuple[int, int]]) -> None:
-    with TemporaryDirectory() as directory:
-        daemon = LaneDaemon(Path(directory))
+    with serving() as daemon:
         daemon.cuts = list(cuts)
         failures: list[BaseException] = []
-        try:
-            with hearth.connect(daemon.target) as node:
-                work, numbers, asked = node.device(0)._connection.attachment(), iter(range(1, 10**6)), []
+        with hearth.connect(daemon.target) as node:
+            work, numbers, asked = node.device(0)._connection.attachment(), iter(range(1, 10**6)), []
 
-                def run(steps: list[str]) -> None:
-                    try:
-                        for step in steps:
-                            if step == "note":
-                                work.submit(note(next(numbers)))
-                            elif step == "pause":
-                                time.sleep(0.003)
-                            else:
-                                reply = work.request(ask())
-                                asked.append(reply)
-                                if step == "wait":
+            def run(steps: list[str]) -> None:
+                try:
+                    for step in steps:
+                        if step == "note":
+                            work.submit(note(next(numbers)))
+                        elif step == "pause":
+                            time.sleep(0.003)
+                        else:
+                            reply = work.request(ask())
+                            asked.append(reply)
+                            if step == "wait":
+                                reply.wait(20)
+                            elif step == "late":
+                                try:
+                                    reply.wait(1e-4)
+                                except hearth.TimeoutError:
                                     reply.wait(20)
-                                elif step == "late":
-                                    try:
-                                        reply.wait(1e-4)
-                                    except hearth.TimeoutError:
-                                        reply.wait(20)
-                                elif step == "poll":
-                                    assert wait_for(lambda reply=reply: reply.done, 20)
-                    except BaseException as error:
-                        failures.append(error)
+                            elif step == "poll":
+                                assert wait_for(lambda reply=reply: reply.done, 20)
+                except BaseException as error:
+                    failures.append(error)
 
-                running = [threading.Thread(target=run, args=(steps,)) for steps in threads]
-                for thread in running:
-                    thread.start()
-                for thread in running:
-                    thread.join(60)
-                    assert not thread.is_alive()
-                for reply in asked:
-                    reply.wait(20)
-                assert not failures and not work.sleepers and work.session.error is None
-            steps = [step for each in threads for step in each]
-            assert len(notes(daemon)) == len(set(notes(daemon))) == steps.count("note")
-            assert daemon.count("memory_usage") == len(asked) == len(daemon.kept)
-        finally:
-            daemon.stop()
+            running = [threading.Thread(target=run, args=(steps,)) for steps in threads]
+            for thread in running:
+                thread.start()
+            for thread in running:
+                thread.join(60)
+                assert not thread.is_alive()
+            for reply in asked:
+                reply.wait(20)
+            assert not failures and not work.sleepers and work.session.error is None
+        steps = [step for each in threads for step in each]
+        assert len(notes(daemon)) == len(set(notes(daemon))) == steps.count("note")
+        assert daemon.count("memory_usage") == len(asked) == len(daemon.kept)

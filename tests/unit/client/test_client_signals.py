@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from fake_daemon import Response
 from hypothesis import given
 from hypothesis import strategies as st
-from lane_daemon import LaneDaemon
+from lane_daemon import LaneDaemon, serving
 from waits import wait_for
 
 import hearth
@@ -28,10 +26,8 @@ from hearth_proto.v1 import commands_pb2
 
 @pytest.fixture
 def daemon() -> Iterator[LaneDaemon]:
-    with TemporaryDirectory() as directory:
-        daemon = LaneDaemon(Path(directory))
+    with serving() as daemon:
         yield daemon
-        daemon.stop()
 
 
 @pytest.fixture
