@@ -15,8 +15,8 @@ HASTY = 8
 NAP_S = 2e-5
 """How long to sleep where what was awaited has not come soon."""
 
-EXPECTED_S = 1e-4
-"""How long the next step is looked for first."""
+ROUND_S = 1e-3
+"""How long the loop may look after one socket before it looks after all else, as long as it may sleep."""
 
 LOOKS = 4
 """So often the device is asked before the sockets are looked at, which takes as long as to ask it."""
@@ -32,41 +32,40 @@ class Haste:
         self._loop = loop
         self._turns = 0
         """Turns in a row that left things undone."""
-        self._expected_until = 0.0
-        """How long the next step of who has just been answered is looked for before anything else is done; else 0."""
+        self._round_ends = 0.0
+        """When all is to be looked after again."""
 
     def begin(self) -> None:
         """A turn begins."""
-        self._expected_until = 0.0
+        self._executor.straight.answered = False
 
     def goes_on(self) -> bool:
         """Whether the rest of the turn is left undone: until what is awaited has come, or does not come soon."""
         executor = self._executor
-        if (
-            self._turns < HASTY
-            and not (executor.sharing.several or executor.more)
-            and (self._expects() or self._tracks.awaits)
-        ):
+        if self._turns < HASTY and not (executor.sharing.several or executor.more) and self._tracks.awaits:
             self._turns += 1
             return True
         self._turns = 0
+        self._round_ends = time.perf_counter() + ROUND_S
         return False
 
-    def _expects(self) -> bool:
+    def expects(self) -> bool:
         """Whether somebody who works step by step has just been answered: the next step comes soon, and is not to find
         this thread busy with what nobody waits for."""
-        straight = self._executor.straight
+        executor = self._executor
+        straight, sharing = executor.straight, executor.sharing
         answered, straight.answered = straight.answered, False
-        if not answered or self._tracks.live or self._loop.lingering is None:
+        if not answered or self._tracks.live or self._outbox.waits:
             return False
-        self._executor.sharing.settle(True)
-        self._expected_until = time.perf_counter() + EXPECTED_S
-        return True
+        if sharing.active:
+            sharing.settle(True)
+        if sharing.active or executor.more:
+            return False
+        self._loop.linger()
+        return time.perf_counter() < self._round_ends
 
     def nap(self) -> bool | None:
         """Instead of a short sleep of the loop; see `Loop.on_nap`."""
-        if self._expected_until:  # nothing is under way
-            return None if time.perf_counter() < self._expected_until else True
         tracks = self._tracks
         if not tracks.news:
             if not tracks.awaits:

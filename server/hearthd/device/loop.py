@@ -20,6 +20,9 @@ Task = Callable[[], object]
 SHORT_S = 1e-3
 """Sleeps below this are naps."""
 
+EXPECTED_S = 1e-4
+"""How long what was `served` is expected to be followed by more."""
+
 
 class Loop:
     """Runs ready sockets, then posted tasks in order, then `poll` hooks, until `stop`."""
@@ -40,6 +43,9 @@ class Loop:
         again; sockets and tasks are looked at in between."""
         self.on_idle: Callable[[], None] = lambda: None
         """Called before the loop may sleep: the time to send what has gathered."""
+        self.on_served: Callable[[], bool] = lambda: False
+        """Asked where one socket was ready and has been looked after: whether more comes of it in a moment, and nothing
+        else is to be done before that."""
         self.on_turn: Callable[[int], None] = lambda nanoseconds: None
         """Told how long a turn took in which there was something to do, sleep not counted."""
         self._began = 0
@@ -117,8 +123,13 @@ class Loop:
             ready = self._nap(sleep)
         else:
             ready = self._epoll.poll(sleep)
-        if ready or self._tasks:
-            self._began = time.perf_counter_ns()
+        while not self._take(ready) and len(ready) == 1 and self.on_served():
+            self.on_turn(time.perf_counter_ns() - self._began)
+            ready = self._expect()
+
+    def _take(self, ready: list[tuple[int, int]]) -> int:
+        """Looks after what is ready, and what other threads have handed in; how much that was."""
+        self._began = time.perf_counter_ns() if ready or self._tasks else 0
         for fd, events in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
@@ -131,8 +142,10 @@ class Loop:
             self._came = False
             if self.lingering is not None:
                 self.lingering.came(self._began / 1e9)
-        for _ in range(len(self._tasks)):
+        tasks = len(self._tasks)
+        for _ in range(tasks):
             self._tasks.popleft()()
+        return tasks
 
     def _look(self, lingering: Spinning, sleep: float | None) -> list[tuple[int, int]]:
         """What is ready: soon after something was done, else after a sleep."""
@@ -145,6 +158,14 @@ class Loop:
             ready = poll(sleep) if sleep is not None else poll()
         self._came = bool(ready)
         return ready or []
+
+    def _expect(self) -> list[tuple[int, int]]:
+        """What is ready in a moment."""
+        poll, clock = self._epoll.poll, time.perf_counter
+        until = clock() + EXPECTED_S
+        while not (ready := poll(0)) and not self._tasks and clock() < until:
+            pass
+        return ready
 
     def _nap(self, seconds: float) -> list[tuple[int, int]]:
         """What is ready, at once or after a sleep shorter than those of epoll, which counts milliseconds."""

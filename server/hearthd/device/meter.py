@@ -57,6 +57,11 @@ class Meter(Generic[P]):
         self._now = clock()
         self._told = self._now
 
+    @property
+    def busy(self) -> bool:
+        """Whether anybody has work on the device."""
+        return bool(self._under_way)
+
     def advance(self) -> float:
         """Shares out the time since the last call; what time it is."""
         now = self.clock()
@@ -89,12 +94,25 @@ class Meter(Generic[P]):
         self._untold[session] = self._untold.get(session, 0.0) + seconds
         self._charge(payer, seconds)
 
-    def begin(self, payer: P) -> float:
-        """It has work on the device from now on, and what time it is; to be ended as often as it was begun."""
-        now = self.advance()
+    def begin(self, payer: P, since: float | None = None) -> float:
+        """It has work on the device, from now on or since then, and when that is; to be ended as often as it was
+        begun."""
+        before, now = self._now, self.advance()
+        if since is not None and not self._under_way:
+            self._now = now = min(max(before, since), now)
         if not (self._under_way or self._untold):
             self._told = now
         self._under_way[payer] = self._under_way.get(payer, 0) + 1
+        return now
+
+    def spent(self, payer: P, since: float) -> float:
+        """It has had work on the device since then, and nobody else; it is done. What time it is."""
+        now = self.clock()
+        if not self._untold:
+            self._told = now
+        self._pay(payer, now - since)
+        self._telemetry.device_busy_ns += int((now - since) * 1e9)
+        self._now = now
         return now
 
     def end(self, payer: P) -> None:

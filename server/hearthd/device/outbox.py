@@ -219,6 +219,11 @@ class Outbox:
         """Whether the front has much to hear already, so that lanes should bring no more."""
         return len(self._parts) > 64 * MAX_VECTORS
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is to be sent before the loop looks for more."""
+        return self._urgent or bool(self._stirred) or len(self._parts) >= MAX_VECTORS
+
     def stir(self, lane: Lane) -> None:
         """The lane has something to write, or to do, at the end of the turn."""
         self._stirred[lane] = None

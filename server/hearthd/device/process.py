@@ -155,6 +155,8 @@ class DeviceProcess:
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
         self.loop.on_nap = self._haste.nap
+        if self.loop.lingering is not None:
+            self.loop.on_served = self._haste.expects
         self.loop.on_idle = self._send
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: _keep_crash_record(server, files, journal))

@@ -89,12 +89,21 @@ class Sharing:
             return None
         return backlog
 
-    def went(self, backlog: Backlog) -> None:
-        """One that is `alone` has been given to the device what it had."""
+    def went(self, backlog: Backlog, since: float | None = None) -> None:
+        """One that is `alone` has given the device what it had; `since`: that has been at it since then."""
         if not backlog.active:
             backlog.active = True
             self._active[backlog] = None
-        self._alone(backlog)
+        self._alone(backlog, since)
+
+    def came_and_went(self, backlog: Backlog, since: float, commands: int) -> None:
+        """Nobody was `active`, and one that is `alone` has given the device so many commands since then, which
+        are done."""
+        backlog.sparse = True
+        if commands:
+            backlog.paid = backlog.used
+            now = self.meter.spent(backlog, since)
+            backlog.learn(commands, since, now)
 
     def last_batch(self, session: Session) -> int:
         """The number of the last batch that has been looked at, or waits and came with its number."""
@@ -156,6 +165,11 @@ class Sharing:
         del self._active[backlog]
 
     # ---- the loop ----
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody has something waiting, or work on the device, as far as it is known."""
+        return bool(self._active) or self.meter.busy
 
     @property
     def several(self) -> bool:
@@ -248,7 +262,7 @@ class Sharing:
 
     # ---- one session alone ----
 
-    def _alone(self, backlog: Backlog) -> None:
+    def _alone(self, backlog: Backlog, since: float | None = None) -> None:
         if backlog.waiting and not backlog.stands_still(self._tracks):
             backlog.room, backlog.launches = NEVER, True
             if self._advance(backlog, PIECE):
@@ -260,7 +274,7 @@ class Sharing:
         if backlog.active and not backlog.metered:
             if backlog.under_way(self._tracks):
                 backlog.metered = True
-                backlog.since = self.meter.begin(backlog)
+                backlog.since = self.meter.begin(backlog, since)
                 backlog.paid = backlog.used
                 backlog.counted = backlog.done()
             elif not backlog.waiting:

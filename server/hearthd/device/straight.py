@@ -139,7 +139,7 @@ class Straight:
         busy = self._busy(session, stream, plain.all_streams)
         if busy is None or (entry is not None and session.deferred):  # the former: it waits for more than one track
             self._go_on(session, _sync_of(plain), "sync", entry, index)
-            self._ran(batch, index)
+            self._went(batch, index)
             return True
         if entry is not None:
             session.batches.clear()  # it has run
@@ -152,7 +152,7 @@ class Straight:
         device.telemetry.sync_points += 1
         if not busy:
             wait.end()
-            self._ran(batch, launches, given=False)
+            self._ran(batch, launches)
             self.answered = True
         else:
             tracks, track = device.tracks, busy[0]
@@ -163,14 +163,34 @@ class Straight:
                 tracks.expect()
             else:
                 tracks.on_complete(track, wait.end)  # before all else, for the device may come to its end any moment
-            self._ran(batch, launches)
-            if not tracks.notified:
-                tracks.ask(track, HERE_S)
-            if wait.over:
-                self.answered = True
-            else:
-                wait.take_its_time()
+            self._given(batch, wait, track, launches, launches, not tracks.notified)
         device.telemetry.count("sync")
+
+    def _given(
+        self,
+        batch: StraightBatch,
+        waiting: Wait | StraightAnswer,
+        track: Track,
+        commands: int,
+        launches: int,
+        soon: bool,
+    ) -> None:
+        """The device has been given so many commands, so many of them launches. `soon`: it may be done any moment with
+        what somebody waits for, so that this is looked for first."""
+        sharing, since = self._sharing, time.perf_counter()
+        lone = not sharing.active
+        if soon:
+            self._device.tracks.ask(track, HERE_S)
+        if not waiting.over:
+            sharing.went(batch.backlog, since)
+            waiting.take_its_time()
+        else:
+            self.answered = True
+            if lone:
+                sharing.came_and_went(batch.backlog, since, commands)
+            else:
+                sharing.went(batch.backlog, since)
+        self._ran(batch, launches)
 
     def _issue(self, session: Session, records: bytes) -> tuple[int, BatchEntry | None]:
         """How many launches there were; the batch, where they were not all the same as before."""
@@ -180,15 +200,18 @@ class Straight:
         session.batches.append(entry)
         return self._launches.run_records(session, records, entry, 0)[0], entry
 
-    def _ran(self, batch: StraightBatch, launches: int, given: bool = True) -> None:
-        """It has run; `given`: whether the device has been given something."""
+    def _ran(self, batch: StraightBatch, launches: int) -> None:
+        """It has run, and what it has given to the device is noted."""
         telemetry = self._device.telemetry
         if launches:
             telemetry.count("launch", launches)
         telemetry.batches += 1
-        if given:
-            self._sharing.went(batch.backlog)
         telemetry.batch_execution.observe(time.perf_counter_ns() - batch.began)
+
+    def _went(self, batch: StraightBatch, launches: int) -> None:
+        """It has run, and what it has given to the device is under way."""
+        self._sharing.went(batch.backlog)
+        self._ran(batch, launches)
 
     # ---- copies, and more than launches ----
 
@@ -207,7 +230,7 @@ class Straight:
             copy = self._copies.give(batch, found.request, named)
             if copy is not None:
                 batch.came()
-                self._given(batch, copy, 0)
+                self._copied(batch, copy, 0)
                 return True
         if command is None:
             command = commands_pb2.Command.FromString(found.data)
@@ -227,7 +250,7 @@ class Straight:
                 reading = self._reads.give(batch, stream, request, last.read)
                 if reading is not None:
                     session.batches.clear()
-                    self._given(batch, reading, launches)
+                    self._copied(batch, reading, launches)
                     return
             else:
                 busy = self._busy(session, stream, last.sync.all_streams)
@@ -238,7 +261,7 @@ class Straight:
                     self._wait(batch, wait, busy, launches)
                     return
         self._go_on(session, last, mixed.kind, entry, index)
-        self._ran(batch, launches)
+        self._went(batch, launches)
 
     def _before(self, session: Session, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
         """Runs what is not answered, or puts it off; how many commands there were, each launch counted, and how many
@@ -256,20 +279,15 @@ class Straight:
             index += 1
         return index, launches
 
-    def _given(self, batch: StraightBatch, copy: StraightAnswer, launches: int) -> None:
-        """A copy has been given to the device: what has to be noted of it, while that is at it."""
-        tracks = self._device.tracks
+    def _copied(self, batch: StraightBatch, copy: StraightAnswer, launches: int) -> None:
+        """A copy has been given to the device, or what the driver took of it."""
         self._device.telemetry.count(copy.name)
-        self._ran(batch, launches)
         if copy.refusal is not None:
+            self._went(batch, launches)
             copy.fail(copy.refusal)
             return
-        if copy.size <= SOON and len(copy.track.pending) == 1 and not tracks.notified:
-            tracks.ask(copy.track, HERE_S)
-        if copy.over:
-            self.answered = True
-        else:
-            copy.take_its_time()
+        soon = copy.size <= SOON and len(copy.track.pending) == 1 and not self._device.tracks.notified
+        self._given(batch, copy, copy.track, launches + 1, launches, soon)
 
     # ---- both ----
 

@@ -37,6 +37,8 @@ class TrackWork:
         self._told = 0
         """How many of them a `poll` has told of. Whoever reaps one track on its own finds completions that others wait
         for: they are progress all the same."""
+        self._timely = 0
+        """How many there were when `ask` last found an end."""
         self.timing = LaunchTiming()
         self.ordering = Ordering()
         self.all: list[Track] = []
@@ -205,7 +207,8 @@ class TrackWork:
         if self.completions == self._told:
             return False
         self._told = self.completions
-        self._spinning.came(time.perf_counter())
+        if self.completions != self._timely:
+            self._spinning.came(time.perf_counter())
         return True
 
     def ask(self, track: Track, seconds: float) -> None:
@@ -217,6 +220,8 @@ class TrackWork:
                 self._complete(track)
             elif (now := time.perf_counter()) > until or not spins(now):
                 return
+        self._spinning.came(time.perf_counter())
+        self._timely = self.completions
 
     @property
     def news(self) -> bool:

@@ -43,7 +43,7 @@ class Rig:
 
 
 moves = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from("be"), st.floats(0.0, 2.0), st.none() | st.floats(0.0, 0.5)),
+    st.tuples(st.integers(0, 3), st.sampled_from("bes"), st.floats(0.0, 2.0), st.none() | st.floats(0.0, 0.5)),
     max_size=40,
 )
 
@@ -59,6 +59,13 @@ def test_what_is_paid_adds_up_to_the_time_with_work(steps: list[tuple[int, str, 
             rig.meter.begin(sessions[number])
             under_way[number] += 1
             sessions[number].owes = math.inf if owes is None else owes
+        elif what == "s":
+            if not any(under_way):
+                since, before = rig.now, sessions[number].used
+                rig.now += seconds
+                busy += seconds
+                assert rig.meter.spent(sessions[number], since) == rig.now
+                assert sessions[number].used == pytest.approx(before + seconds)
         elif under_way[number]:
             rig.meter.end(sessions[number])
             under_way[number] -= 1
@@ -91,6 +98,36 @@ def test_who_has_paid_what_its_work_takes_pays_no_more_while_others_can() -> Non
     rig.now += 0.010
     rig.meter.advance()
     assert short.used == pytest.approx(0.011), "somebody has to"
+
+
+def test_work_that_was_begun_before_it_was_noted_is_paid_from_its_begin() -> None:
+    rig = Rig()
+    first, second = Session("first"), Session("second")
+    rig.now += 1.0
+    assert rig.meter.begin(first, rig.now - 0.25) == pytest.approx(rig.now - 0.25)
+    assert rig.meter.begin(second, rig.now - 0.25) == rig.now, "by then it is known what there was"
+    assert first.used == pytest.approx(0.25) and not second.used
+    rig.now += 0.5
+    rig.meter.end(first)
+    rig.meter.end(second)
+    assert first.used == pytest.approx(0.5) and second.used == pytest.approx(0.25)
+    rig.meter.begin(first, rig.now - 3.0)
+    rig.now += 0.5
+    rig.meter.end(first)
+    assert first.used == pytest.approx(1.0), "no time is paid twice"
+    assert rig.telemetry.device_busy_ns == pytest.approx(1.25e9, abs=10)
+
+
+def test_the_front_hears_of_work_that_was_over_when_it_was_noted() -> None:
+    rig = Rig()
+    session = Session("a")
+    rig.now += 60.0
+    rig.meter.spent(session, rig.now - 0.5)
+    assert rig.meter.poll(None) == pytest.approx(TELL_S), "not before others would"
+    rig.now += 1.1
+    rig.meter.poll(None)
+    assert rig.told == {"a": pytest.approx(0.5e9, abs=1)}
+    assert rig.meter.poll(None) is None
 
 
 def test_the_front_is_told_once_a_second_while_there_is_something_to_tell() -> None:

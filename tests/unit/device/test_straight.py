@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,9 @@ from hearth_proto.frames import Kind, encode
 from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device import haste, process
+from hearthd.device import haste, loop, process, straight
 from hearthd.device.cpu.server import CpuServer
+from hearthd.device.policy.spinning import Spinning
 from hearthd.device.straight import Straight
 
 
@@ -305,41 +307,128 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
     assert [client.response().result.request for _ in range(sent)] == list(range(1, sent + 1))
 
 
-def test_the_next_step_comes_before_what_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But that is not put off for ever, nor are others."""
+@pytest.fixture
+def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
+    """On many cores, and what counts how often all has been looked after."""
     monkeypatch.setattr(process, "cores", lambda: 8)
-    monkeypatch.setattr(haste, "EXPECTED_S", 30.0)
-    rig = Passing(Polled)
-    try:
-        looks = threading.Semaphore(0)
-        quiet = rig.process._device.quiet
-        real = quiet.poll
+    rig, rounds = Passing(Polled), threading.Semaphore(0)
+    rig.prepare()
+    quiet = rig.process._device.quiet
+    real = quiet.poll
 
-        def poll() -> float | None:
-            looks.release()
-            return real()
+    def poll() -> float | None:
+        rounds.release()
+        return real()
 
-        client = rig.lane()
-        client.batch(sync(1))
-        client.response()
-        rig.barrier()
-        quiet.poll = poll  # type: ignore[method-assign]
-        steps = 20 * haste.HASTY
-        for number in range(2, steps):
-            client.batch(sync(number))
-            assert client.response().result.request == number
-        done = 0
-        while looks.acquire(blocking=False):
-            done += 1
-        assert steps // (haste.HASTY + 1) - 2 <= done <= steps // haste.HASTY + 2
-        rig.barrier()
-        monkeypatch.setattr(haste, "EXPECTED_S", 1e-3)
-        client.batch(sync(steps))
-        client.response()
-        while looks.acquire(blocking=False):
-            pass
-        client.batch(sync(steps + 1))
-        client.response()
-        assert looks.acquire(timeout=30), "nothing comes, so that it is done"
-    finally:
-        rig.stop()
+    quiet.poll = poll  # type: ignore[method-assign]
+    yield rig, rounds
+    rig.stop()
+
+
+def taken(rounds: threading.Semaphore) -> int:
+    count = 0
+    while rounds.acquire(blocking=False):
+        count += 1
+    return count
+
+
+def test_the_next_step_comes_before_what_nobody_waits_for(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, rounds = lingering
+    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
+    client = rig.lane()
+    monkeypatch.setattr(haste, "ROUND_S", 0.0)
+    client.batch(sync(1))
+    client.response()
+    rig.barrier()
+    monkeypatch.setattr(haste, "ROUND_S", 60.0)
+    client.batch(sync(2))
+    client.response()
+    rig.barrier()  # by way of the front, which is looked after at once: a round that lasts
+    taken(rounds)
+    for number in range(3, 60):
+        client.batch(sync(number))
+        assert client.response().result.request == number
+    assert not taken(rounds)
+    monkeypatch.setattr(loop, "EXPECTED_S", 1e-3)
+    client.batch(sync(60))
+    client.response()
+    client.batch(sync(61))
+    client.response()
+    assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
+
+
+def test_it_is_not_put_off_for_ever(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, rounds = lingering
+    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(haste, "ROUND_S", 1e-4)
+    client = rig.lane()
+    begun, number = time.perf_counter(), 0
+    while time.perf_counter() < begun + 0.2 or number < 50:
+        number += 1
+        client.batch(sync(number))
+        assert client.response().result.request == number
+    assert taken(rounds) >= min(number, 100) // 4
+
+
+def test_others_are_heard_meanwhile(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front, tasks of other threads, and another session's lane."""
+    rig, _ = lingering
+    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(haste, "ROUND_S", 60.0)
+    client = rig.lane()
+    for number in range(1, 60):
+        client.batch(sync(number))
+        assert client.response().result.request == number
+        if number % 3 == 0:
+            rig.barrier()
+        elif number % 3 == 1:
+            done = threading.Event()
+            rig.process.loop.post(done.set)
+            assert done.wait(30)
+
+
+def test_what_was_done_in_between_is_in_the_books(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands, batches and the device's time, though nobody looked after them in between."""
+    rig, _ = lingering
+    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(straight, "HERE_S", 30.0)
+    executor = rig.process._executor
+    executor.straight._device.tracks._spinning = Spinning(30.0)  # each is waited for in the turn in which it came
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    client.response()
+    rig.barrier()
+    telemetry = executor.straight._device.telemetry
+    session = executor.session(1)
+    assert session is not None
+    backlog = executor.sharing._backlogs[1]
+
+    def books() -> tuple[int, ...]:
+        return telemetry.batches, telemetry.operations["launch"], telemetry.operations["sync"], telemetry.sync_points
+
+    before, used, busy = books(), backlog.used, telemetry.device_busy_ns
+    counts = sum(telemetry.sync_wait.counts), sum(telemetry.batch_execution.counts)
+    begun = time.perf_counter()
+    for number in range(2, 102):
+        client.batch(add(1), sync(number))
+        assert client.response().result.request == number
+    took = time.perf_counter() - begun
+    rig.barrier()
+    assert tuple(now - then for now, then in zip(books(), before, strict=True)) == (100, 100, 100, 100)
+    assert (sum(telemetry.sync_wait.counts) - counts[0], sum(telemetry.batch_execution.counts) - counts[1]) == (
+        100,
+        100,
+    )
+    spent = backlog.used - used
+    assert 0 < spent < took
+    assert abs((telemetry.device_busy_ns - busy) / 1e9 - spent) < 1e-6
+    assert not backlog.active and not executor.sharing.meter.busy
+    assert backlog.pace.seconds > 0
