@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 TICK_S = 1e-3
 """How often the background looks whether it is needed, once somebody has received in its place."""
 
+SLOW_TICK_S = 20e-3
+"""The same, while one waits that has waited for a tick already, as for each of a row of large copies: to be woken by
+who leaves would cost that one a turn at the interpreter each time."""
+
 
 class Role:
     """Of the thread that receives. All but `await_turn` is called with the lock held."""
@@ -40,8 +44,10 @@ class Role:
         self._tick = tick
         self.taken = 0
         """How often a thread that waits took it."""
+        self._pause = TICK_S
+        """How long the background stays away at a time."""
         self._watching = False
-        """Whether the background looks no more by itself: one has received for long, and says when it leaves."""
+        """Whether it looks no more by itself: one has received for long, and says when it leaves."""
         self._summoned = False
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -49,7 +55,7 @@ class Role:
     @property
     def ticking(self) -> bool:
         """Whether the background looks again soon."""
-        return self.parked and not self._watching
+        return self.parked and self._pause == TICK_S
 
     def leave(self, thread: int) -> None:
         """It receives no more; somebody else does where that is needed."""
@@ -95,15 +101,17 @@ class Role:
         with self._lock:
             if self.over or not self.holder:
                 return
-            seen = -1
+            seen, still = -1, 0
             while True:
                 quiet = seen == self.taken
                 if self.over or self._summoned or (quiet and not self.holder):
                     self._summoned = False
                     return
-                self._watching = quiet
+                still = still + 1 if quiet else 0
+                self._watching = still > 1
+                self._pause = -1 if self._watching else SLOW_TICK_S if still else TICK_S
                 # One that received for long and has left comes again soon, where it waits for copies: another tick.
-                seen = -1 if quiet else self.taken
+                seen = -1 if self._watching else self.taken
                 self.parked = True
                 self._park()
                 self._tick()
@@ -112,7 +120,7 @@ class Role:
         """Until the next tick or a summons."""
         self._lock.release()
         try:
-            woken = self._wake.acquire(timeout=-1 if self._watching else TICK_S)
+            woken = self._wake.acquire(timeout=self._pause)
         finally:
             self._lock.acquire()
         if self.parked:

@@ -15,6 +15,9 @@ HASTY = 8
 NAP_S = 2e-5
 """How long to sleep where what was awaited has not come soon."""
 
+EXPECTED_S = 1e-4
+"""How long the next step is looked for first, where the last one took its time."""
+
 ROUND_S = 1e-3
 """How long the loop may look after one socket before it looks after all else, as long as it may sleep."""
 
@@ -34,10 +37,13 @@ class Haste:
         """Turns in a row that left things undone."""
         self._round_ends = 0.0
         """When all is to be looked after again."""
+        self._expected_until = 0.0
+        """How long the next step of who was answered in a nap is looked for before anything else is done; else 0."""
 
     def begin(self) -> None:
         """A turn begins."""
         self._executor.straight.answered = False
+        self._expected_until = 0.0
 
     def goes_on(self) -> bool:
         """Whether the rest of the turn is left undone: until what is awaited has come, or does not come soon."""
@@ -52,20 +58,27 @@ class Haste:
     def expects(self) -> bool:
         """Whether somebody who works step by step has just been answered: the next step comes soon, and is not to find
         this thread busy with what nobody waits for."""
-        executor = self._executor
-        straight, sharing = executor.straight, executor.sharing
+        straight, sharing = self._executor.straight, self._executor.sharing
         answered, straight.answered = straight.answered, False
-        if not answered or self._tracks.live or self._outbox.waits:
+        if not answered:
             return False
         if sharing.active:
             sharing.settle(True)
-        if sharing.active or executor.more:
+        if not self._calm:
             return False
         self._loop.linger()
         return time.perf_counter() < self._round_ends
 
+    @property
+    def _calm(self) -> bool:
+        """Whether nothing is under way, and nothing is to be done at once."""
+        executor = self._executor
+        return not (self._tracks.live or self._outbox.waits or executor.sharing.active or executor.more)
+
     def nap(self) -> bool | None:
         """Instead of a short sleep of the loop; see `Loop.on_nap`."""
+        if self._expected_until:
+            return None if time.perf_counter() < self._expected_until else True
         tracks = self._tracks
         if not tracks.news:
             if not tracks.awaits:
@@ -80,4 +93,8 @@ class Haste:
                 tracks.reap(track)  # who waits hears of it before the loop goes round; a `poll` finds it all the same
         self._outbox.answer()
         self._executor.sharing.settle(False)  # device time ends here, whatever the sockets bring before that poll
-        return True
+        self._executor.kick(None)
+        if self._loop.lingering is None or not self._calm:
+            return True
+        self._expected_until = time.perf_counter() + EXPECTED_S  # the next step, as above
+        return None

@@ -99,6 +99,65 @@ def test_the_background_stays_away_while_others_receive(work: Attachment) -> Non
     assert parked > 150
 
 
+@pytest.fixture
+def background() -> Iterator[tuple[Role, threading.Lock, threading.Thread]]:
+    """One that is to find that somebody receives in its place, in thread 1."""
+    lock = threading.Lock()
+    role = Role(lock, [], lambda: False, lambda: None)
+    thread = threading.Thread(target=role.await_turn)
+    role.holder, role.taken = 1, 1
+    yield role, lock, thread
+    with lock:
+        role.end()
+    thread.join(20)
+
+
+def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(
+    background: tuple[Role, threading.Lock, threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "SLOW_TICK_S", 1e-3)
+    role, lock, thread = background
+    thread.start()
+    assert wait_for(lambda: role._watching)
+    with lock:
+        role.leave(1)
+        assert not role.parked
+    thread.join(20)
+    assert not thread.is_alive(), "nobody receives, so that it does"
+
+
+def test_who_leaves_and_comes_again_wakes_nobody(
+    background: tuple[Role, threading.Lock, threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "SLOW_TICK_S", 60.0)
+    role, lock, thread = background
+    thread.start()
+    assert wait_for(lambda: role.parked and not role.ticking)
+    for _ in range(10):
+        with lock:
+            role.leave(1)
+            assert role.parked
+            role.holder, role.taken = 1, role.taken + 1
+    with lock:
+        role.leave(1)
+        role.summon()
+    thread.join(20)
+    assert not thread.is_alive(), "it comes where it is needed"
+
+
+def test_a_background_that_looks_seldom_comes_by_itself(
+    background: tuple[Role, threading.Lock, threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "SLOW_TICK_S", 0.1)
+    role, lock, thread = background
+    thread.start()
+    assert wait_for(lambda: role.parked and not role.ticking)
+    with lock:
+        role.leave(1)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None:
     """Their answers come in any order; each wakes for its own, and the last of them still has someone to receive."""
     daemon.never_answer.add("memory_usage")

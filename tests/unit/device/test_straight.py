@@ -432,3 +432,34 @@ def test_what_was_done_in_between_is_in_the_books(
     assert abs((telemetry.device_busy_ns - busy) / 1e9 - spent) < 1e-6
     assert not backlog.active and not executor.sharing.meter.busy
     assert backlog.pace.seconds > 0
+
+
+def test_a_step_behind_one_that_took_its_time_comes_first_too(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was answered in a turn of its own: the next is looked for before the rest of that is done."""
+    rig, rounds = lingering
+    monkeypatch.setattr(straight, "HERE_S", 0.0)
+    executor = rig.process._executor
+    tracks = executor.straight._device.tracks
+    tracks._spinning = Spinning(30.0)
+    client = rig.lane()
+    for module in (haste, loop):
+        monkeypatch.setattr(module, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(haste, "ROUND_S", 60.0)
+    within = 0
+    for number in range(1, 20):
+        gate = threading.Event()
+        rig.server._streams[0].submit(gate.wait)
+        client.batch(add(1), sync(number))
+        while not tracks.live or rig.process._haste._expected_until:
+            time.sleep(1e-4)
+        taken(rounds)
+        gate.set()
+        assert client.response().result.request == number
+        client.batch(sync(100 + number))
+        assert client.response().result.request == 100 + number
+        within += not taken(rounds)
+    rig.barrier()
+    assert not executor.sharing.active and rig.sum() == summed(*([1] * 19))
+    assert within > 10
