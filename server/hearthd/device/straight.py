@@ -152,8 +152,10 @@ class Straight:
         device.telemetry.sync_points += 1
         if not busy:
             wait.end()
-            self._ran(batch, launches)
             self.answered = True
+            if device.tracks.live:
+                self._sharing.went(batch.backlog)
+            self._ran(batch, launches)
         else:
             tracks, track = device.tracks, busy[0]
             copy = latest(track, tracks.ordering.position(track.index))
@@ -177,19 +179,18 @@ class Straight:
     ) -> None:
         """The device has been given so many commands, so many of them launches. `soon`: it may be done any moment with
         what somebody waits for, so that this is looked for first."""
-        sharing, since = self._sharing, time.perf_counter()
+        tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
         lone = not sharing.active
         if soon:
-            self._device.tracks.ask(track, HERE_S)
-        if not waiting.over:
-            sharing.went(batch.backlog, since)
-            waiting.take_its_time()
+            tracks.ask(track, HERE_S)
+        if waiting.over and lone and not tracks.live:
+            sharing.came_and_went(batch.backlog, since, commands)
         else:
+            sharing.went(batch.backlog, since)
+        if waiting.over:
             self.answered = True
-            if lone:
-                sharing.came_and_went(batch.backlog, since, commands)
-            else:
-                sharing.went(batch.backlog, since)
+        else:
+            waiting.take_its_time()
         self._ran(batch, launches)
 
     def _issue(self, session: Session, records: bytes) -> tuple[int, BatchEntry | None]:

@@ -434,6 +434,34 @@ def test_what_was_done_in_between_is_in_the_books(
     assert backlog.pace.seconds > 0
 
 
+@pytest.mark.parametrize("launches", [(5, 0), (5,)])
+def test_what_is_still_under_way_beside_is_in_the_books(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch, launches: tuple[int, ...]
+) -> None:
+    """Who is answered for one stream may have given another something in the same batch."""
+    rig, _ = lingering
+    monkeypatch.setattr(straight, "HERE_S", 30.0)
+    executor = rig.process._executor
+    executor.straight._device.tracks._spinning = Spinning(30.0)
+    for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
+        assert not rig.call(**kind).HasField("error")
+    client = rig.lane()
+    backlog = executor.sharing._backlogs[1]
+    gate = threading.Event()
+    rig.server._streams[-1].submit(gate.wait)
+    records = b"".join(add(1, stream=stream, buffer=1 + bool(stream)).launches for stream in launches)
+    client.batch(Command(launches=records), Command(request=1, sync=c.Sync()))
+    assert client.response().result.request == 1
+    rig.barrier()
+    assert backlog.active and backlog.metered and executor.sharing.meter.busy
+    used = backlog.used
+    gate.set()
+    client.batch(Command(request=2, sync=c.Sync(all_streams=True)))
+    assert client.response().result.request == 2
+    rig.barrier()
+    assert backlog.used > used and not backlog.active and not executor.sharing.meter.busy
+
+
 def test_a_step_behind_one_that_took_its_time_comes_first_too(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
