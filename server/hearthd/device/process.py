@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import signal
 import socket
-import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from hearth_proto.cores import cores
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
-from hearth_proto.reasons import Reason, Refusal
 from hearthd import crash_record, log
 from hearthd.device.collector import Collector
 from hearthd.device.compile_cache import CompileCache
@@ -29,6 +26,7 @@ from hearthd.device.haste import NAP_S, Haste
 from hearthd.device.journal import Journal
 from hearthd.device.lane import BATCH
 from hearthd.device.lanes import Lanes
+from hearthd.device.last_words import give_up
 from hearthd.device.loop import Loop
 from hearthd.device.marking import Activity, Marks
 from hearthd.device.modules import cache_directory
@@ -53,9 +51,6 @@ HEAD = HEADER.size
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 2 << 20
 """While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""
-
-LAST_WORDS_S = 0.3
-"""How long a process that gives up its device waits for the front to have heard why."""
 
 
 def make_server(spec: DeviceSpec) -> ComputeServer:
@@ -296,39 +291,8 @@ class DeviceProcess:
                 self._segments.opened(frame.channel)
                 self._stripes.opened(frame.channel)
 
-    def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> None:
-        """Says why, and ends the process at once: a lost context cannot be repaired, and a kernel not be stopped.
-
-        `sessions`: whose kernels may have done it; those of all that are in flight, unless it is known better."""
-        kernels = self._device.tracks.in_flight()
-        refusal = Refusal(
-            Reason.DEVICE_LOST,
-            f"device {self._spec.ordinal} was lost: {why}",
-            fix=fix or "look at the kernels named; what was on the device has to be made again",
-            details={
-                "device": self._spec.ordinal,
-                "generation": self._spec.generation,
-                "in_flight": ", ".join(kernels),
-                "sessions": ", ".join(sessions if sessions is not None else self._device.tracks.suspects()),
-            },
-        )
-        self._device.output.last_words()
-        self._outbox.put(Kind.STATS, json.dumps(self._device.telemetry.snapshot()).encode())
-        self._executor.sharing.meter.tell()
-        self._outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
-        self._outbox.send_all()
-        self._linger()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def _linger(self) -> None:
-        """Until the front has heard it and closes the link: one that it writes to when this end is gone would break,
-        and take the last words with it."""
-        deadline = time.monotonic() + LAST_WORDS_S
-        with contextlib.suppress(OSError):
-            while (left := deadline - time.monotonic()) > 0:
-                self._link.settimeout(left)
-                if not self._link.recv(RECEIVE_BYTES):
-                    return
+    def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
+        give_up(self._device, self._executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
 
 
 def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:
