@@ -95,7 +95,7 @@ class Sending:
         elif not self._soon:
             self.push()
             self._pushed_alone = time.monotonic()
-        elif self._sender_waits and not self._role.ticking:
+        elif self._sender_waits and not self._role.tick_soon():
             self.nudge()
 
     def push_awaited(self) -> None:
@@ -182,10 +182,10 @@ class Sending:
         owner = self._owner
         return self._session.queued > 0 or owner.watchers > 0 or owner.listeners > 0
 
-    def _tick(self) -> None:
-        """Sends what was left behind for a request that did not follow."""
+    def _tick(self, passed: bool) -> None:
+        """Sends what was left behind for a request that did not follow, as long as a tick."""
         session = self._session
-        if session.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
+        if passed and session.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
             self._soon = False
             self.push()
         self._ticked = session.next_seq

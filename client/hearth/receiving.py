@@ -31,8 +31,9 @@ class Role:
     """Of the thread that receives. All but `await_turn` is called with the lock held."""
 
     def __init__(
-        self, lock: threading.Lock, sleepers: list[Reply], needed: Callable[[], bool], tick: Callable[[], None]
+        self, lock: threading.Lock, sleepers: list[Reply], needed: Callable[[], bool], tick: Callable[[bool], None]
     ) -> None:
+        """`tick` is called when one has passed, and with False when one begins that nobody had expected."""
         self.holder = 0
         """The thread that receives now; 0: none."""
         self.parked = False
@@ -45,9 +46,7 @@ class Role:
         self.taken = 0
         """How often a thread that waits took it."""
         self._pause = TICK_S
-        """How long the background stays away at a time."""
-        self._watching = False
-        """Whether it looks no more by itself: one has received for long, and says when it leaves."""
+        """How long the background stays away at a time; -1: until it is called."""
         self._summoned = False
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -56,6 +55,18 @@ class Role:
     def ticking(self) -> bool:
         """Whether the background looks again soon."""
         return self.parked and self._pause == TICK_S
+
+    def tick_soon(self) -> bool:
+        """The same; where it would look later, it begins anew with looking soon."""
+        if self.parked and self._pause == SLOW_TICK_S:
+            self._unpark()
+            return True
+        return self.ticking
+
+    @property
+    def _watching(self) -> bool:
+        """Whether it looks no more by itself: one has received for long, and says when it leaves."""
+        return self.parked and self._pause < 0
 
     def leave(self, thread: int) -> None:
         """It receives no more; somebody else does where that is needed."""
@@ -108,16 +119,16 @@ class Role:
                     self._summoned = False
                     return
                 still = still + 1 if quiet else 0
-                self._watching = still > 1
-                self._pause = -1 if self._watching else SLOW_TICK_S if still else TICK_S
-                # One that received for long and has left comes again soon, where it waits for copies: another tick.
-                seen = -1 if self._watching else self.taken
+                self._pause = (TICK_S, SLOW_TICK_S, -1)[min(still, 2)]
+                seen = self.taken
                 self.parked = True
-                self._park()
-                self._tick()
+                called = self._park() and not self._summoned
+                if called:  # one that received for long and has left comes again soon: another tick
+                    seen = -1
+                self._tick(not called)
 
-    def _park(self) -> None:
-        """Until the next tick or a summons."""
+    def _park(self) -> bool:
+        """Until the next tick, or until it is called; whether it was."""
         self._lock.release()
         try:
             woken = self._wake.acquire(timeout=self._pause)
@@ -125,6 +136,7 @@ class Role:
             self._lock.acquire()
         if self.parked:
             self.parked = False
-        elif not woken:
+            return False
+        if not woken:
             self._wake.acquire()  # it came as the tick passed
-        self._watching = False
+        return True

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 from fake_daemon import Response
@@ -99,25 +100,29 @@ def test_the_background_stays_away_while_others_receive(work: Attachment) -> Non
     assert parked > 150
 
 
+Background: TypeAlias = tuple[Role, threading.Lock, threading.Thread]
+
+
 @pytest.fixture
-def background() -> Iterator[tuple[Role, threading.Lock, threading.Thread]]:
-    """One that is to find that somebody receives in its place, in thread 1."""
+def background(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
+    """One that has found that somebody receives in its place, in thread 1, for more than a tick; the slow ones last as
+    long as is asked for."""
+    monkeypatch.setattr(receiving, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
-    role = Role(lock, [], lambda: False, lambda: None)
-    thread = threading.Thread(target=role.await_turn)
+    role = Role(lock, [], lambda: False, lambda _passed: None)
     role.holder, role.taken = 1, 1
+    thread = threading.Thread(target=role.await_turn)
+    thread.start()
+    assert wait_for(lambda: role.parked and not role.ticking)
     yield role, lock, thread
     with lock:
         role.end()
     thread.join(20)
 
 
-def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(
-    background: tuple[Role, threading.Lock, threading.Thread], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiving, "SLOW_TICK_S", 1e-3)
+@pytest.mark.parametrize("background", [1e-3], indirect=True)
+def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(background: Background) -> None:
     role, lock, thread = background
-    thread.start()
     assert wait_for(lambda: role._watching)
     with lock:
         role.leave(1)
@@ -126,13 +131,9 @@ def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(
     assert not thread.is_alive(), "nobody receives, so that it does"
 
 
-def test_who_leaves_and_comes_again_wakes_nobody(
-    background: tuple[Role, threading.Lock, threading.Thread], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiving, "SLOW_TICK_S", 60.0)
+@pytest.mark.parametrize("background", [60.0], indirect=True)
+def test_who_leaves_and_comes_again_wakes_nobody(background: Background) -> None:
     role, lock, thread = background
-    thread.start()
-    assert wait_for(lambda: role.parked and not role.ticking)
     for _ in range(10):
         with lock:
             role.leave(1)
@@ -145,13 +146,23 @@ def test_who_leaves_and_comes_again_wakes_nobody(
     assert not thread.is_alive(), "it comes where it is needed"
 
 
-def test_a_background_that_looks_seldom_comes_by_itself(
-    background: tuple[Role, threading.Lock, threading.Thread], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("background", [60.0], indirect=True)
+def test_a_background_that_looks_seldom_looks_soon_where_work_is_left_behind(
+    background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving, "SLOW_TICK_S", 0.1)
     role, lock, thread = background
-    thread.start()
-    assert wait_for(lambda: role.parked and not role.ticking)
+    passed: list[bool] = []
+    monkeypatch.setattr(role, "_tick", passed.append)
+    with lock:
+        role.leave(1)
+        assert role.tick_soon()
+    thread.join(20)
+    assert passed == [False, True], "what is left behind is given a whole tick; then nobody receives any more"
+
+
+@pytest.mark.parametrize("background", [0.1], indirect=True)
+def test_a_background_that_looks_seldom_comes_by_itself(background: Background) -> None:
+    role, lock, thread = background
     with lock:
         role.leave(1)
     thread.join(20)
