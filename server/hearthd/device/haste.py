@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hearthd.device.executor import Executor
-from hearthd.device.loop import Loop
+from hearthd.device.loop import EXPECTED_S, Loop
 from hearthd.device.outbox import Outbox
 from hearthd.device.tracks import Tracks
 
@@ -14,9 +14,6 @@ HASTY = 8
 
 NAP_S = 2e-5
 """How long to sleep where what was awaited has not come soon."""
-
-EXPECTED_S = 1e-4
-"""How long the next step is looked for first, where the last one took its time."""
 
 ROUND_S = 1e-3
 """How long the loop may look after one socket before it looks after all else, as long as it may sleep."""

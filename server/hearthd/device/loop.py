@@ -21,7 +21,7 @@ SHORT_S = 1e-3
 """Sleeps below this are naps."""
 
 EXPECTED_S = 1e-4
-"""How long what was `served` is expected to be followed by more."""
+"""How long the next step of whoever has just been answered is looked for before anything else is done."""
 
 
 class Loop:
@@ -128,7 +128,7 @@ class Loop:
             ready = self._expect()
 
     def _take(self, ready: list[tuple[int, int]]) -> int:
-        """Looks after what is ready, and what other threads have handed in; how much that was."""
+        """Looks after what is ready, and what other threads have handed in; how many tasks these were."""
         self._began = time.perf_counter_ns() if ready or self._tasks else 0
         for fd, events in ready:
             if fd == self._wake_fd:

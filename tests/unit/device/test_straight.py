@@ -309,8 +309,9 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 
 @pytest.fixture
 def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
-    """On many cores, and what counts how often all has been looked after."""
+    """On many cores, where a next step is looked for long; and what counts how often all has been looked after."""
     monkeypatch.setattr(process, "cores", lambda: 8)
+    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
     rig.prepare()
     quiet = rig.process._device.quiet
@@ -332,11 +333,15 @@ def taken(rounds: threading.Semaphore) -> int:
     return count
 
 
+def asked_for_long(rig: Passing) -> None:
+    """The device, where it is worth it at all."""
+    rig.process._device.tracks._spinning = Spinning(30.0)
+
+
 def test_the_next_step_comes_before_what_nobody_waits_for(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, rounds = lingering
-    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
     client = rig.lane()
     monkeypatch.setattr(haste, "ROUND_S", 0.0)
     client.batch(sync(1))
@@ -363,7 +368,6 @@ def test_it_is_not_put_off_for_ever(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, rounds = lingering
-    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
     monkeypatch.setattr(haste, "ROUND_S", 1e-4)
     client = rig.lane()
     begun, number = time.perf_counter(), 0
@@ -379,15 +383,18 @@ def test_others_are_heard_meanwhile(
 ) -> None:
     """The front, tasks of other threads, and another session's lane."""
     rig, _ = lingering
-    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
     monkeypatch.setattr(haste, "ROUND_S", 60.0)
-    client = rig.lane()
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    client, other = rig.lane(), rig.lane(2)
     for number in range(1, 60):
         client.batch(sync(number))
         assert client.response().result.request == number
-        if number % 3 == 0:
+        if number % 4 == 0:
             rig.barrier()
-        elif number % 3 == 1:
+        elif number % 4 == 1:
+            other.batch(sync(number))
+            assert other.response().result.request == number
+        elif number % 4 == 2:
             done = threading.Event()
             rig.process.loop.post(done.set)
             assert done.wait(30)
@@ -398,10 +405,9 @@ def test_what_was_done_in_between_is_in_the_books(
 ) -> None:
     """Commands, batches and the device's time, though nobody looked after them in between."""
     rig, _ = lingering
-    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
     monkeypatch.setattr(straight, "HERE_S", 30.0)
+    asked_for_long(rig)  # each is waited for in the turn in which it came
     executor = rig.process._executor
-    executor.straight._device.tracks._spinning = Spinning(30.0)  # each is waited for in the turn in which it came
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
@@ -441,8 +447,8 @@ def test_what_is_still_under_way_beside_is_in_the_books(
     """Who is answered for one stream may have given another something in the same batch."""
     rig, _ = lingering
     monkeypatch.setattr(straight, "HERE_S", 30.0)
+    asked_for_long(rig)
     executor = rig.process._executor
-    executor.straight._device.tracks._spinning = Spinning(30.0)
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
         assert not rig.call(**kind).HasField("error")
     client = rig.lane()
@@ -468,12 +474,10 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(
     """One that was answered in a turn of its own: the next is looked for before the rest of that is done."""
     rig, rounds = lingering
     monkeypatch.setattr(straight, "HERE_S", 0.0)
-    executor = rig.process._executor
-    tracks = executor.straight._device.tracks
-    tracks._spinning = Spinning(30.0)
+    asked_for_long(rig)
+    executor, tracks = rig.process._executor, rig.process._device.tracks
     client = rig.lane()
-    for module in (haste, loop):
-        monkeypatch.setattr(module, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(haste, "EXPECTED_S", 30.0)
     monkeypatch.setattr(haste, "ROUND_S", 60.0)
     within = 0
     for number in range(1, 20):
