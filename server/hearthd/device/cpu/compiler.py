@@ -146,7 +146,7 @@ def compile_source(
             expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
         translation = translate(expanded, name_expressions)
         arguments = [*prelude, *_CLANG_QUIET, "-x", "c++"] if toolchain.is_clang else _without_include(prelude)
-        arguments += ["-shared", "-o", "module.so", "-"]
+        arguments += ["-shared", "-Wl,--emit-relocs", "-o", "module.so", "-"]
         done = toolchain.run(arguments, room, translation.text.encode(), _left(deadline))
         if done.status != 0:
             raise _failure(done, source, headers, room)

@@ -3,12 +3,12 @@
 Works on preprocessed text (so that macros and `#if` are settled) and changes it in place, line by line, so that the
 compiler's messages name the user's own lines:
 
-- A kernel gets a hidden first parameter that holds `threadIdx` and its like, and copies of them under their own names
-  in its body; elsewhere these names read the thread's record.
+- `threadIdx` and its like read the running thread's record (include/hearth/thread.h), which is valid in every function.
 - `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and
   another block never runs there meanwhile. `extern __shared__` arrays become pointers to the block's dynamic memory.
-- A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h). Whether a kernel needs its
-  threads as fibers is decided here: it does if a synchronising function can be reached from it by name.
+- A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h).
+
+Nothing about how a kernel is run depends on reading its source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from hearthd.device.cpu import unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
-from hearthd.device.cpu.table import BUILTINS, Table
+from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
 
 # Kernels by these names would be overloads of what every kernel can call, and their address ambiguous.
@@ -32,18 +32,12 @@ _TAKEN = frozenset(
     saturate scalb scalbn select sin sincos sincospi sinh sinpi sqrt strcmp system tan tanh tgamma time trunc umin umax
     y0 y1 yn""".split()  # noqa: SIM905 - a list would be a page long
 )
+BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
+"""The built-in variables, and the functions that stand for them (include/hearth/builtins.h)."""
+
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
-_HERE = "const ::hearth::Here hearth_here"
-_PROLOGUE = (
-    " const ::uint3 threadIdx = ::hearth::uint3_of(hearth_here.thread_idx),"
-    " blockIdx = ::hearth::uint3_of(hearth_here.block_idx);"
-    " const ::dim3 blockDim = ::hearth::dim3_of(hearth_here.block_dim),"
-    " gridDim = ::hearth::dim3_of(hearth_here.grid_dim); "
-)
-
-
 @dataclass(frozen=True)
 class Translation:
     """C++ text, and what is needed to explain its errors."""
@@ -64,7 +58,7 @@ def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Transl
     found = scan(tokens)
     rewriter = _Rewriter(source, tokens, found)
     rewriter.rewrite()
-    table = Table(tokens, found, rewriter.renamed, rewriter.slow_kernels, rewriter.shared_in)
+    table = Table(tokens, found, rewriter.renamed)
     return Translation(rewriter.result() + table.text(name_expressions), tuple(k.qualified for k in found.kernels))
 
 
@@ -74,29 +68,21 @@ class _Rewriter:
         self.tokens = tokens
         self.found = found
         self.edits: list[tuple[int, int, str]] = []
-        self.slow_kernels: set[str] = set()  # those that read the thread's record instead of copies
-        self.shared_in: set[str] = set()  # functions that declare static shared memory
 
     def rewrite(self) -> None:
-        copied: list[tuple[int, int]] = []
         for kernel in self.found.kernels:
-            self._kernel(kernel, copied)
+            self._kernel(kernel)
         for variable in self.found.variables:
             if variable.is_extern_c and self.tokens[variable.statement[0]].text == "extern":
                 self._drop_extern_c(variable.statement[0])  # there `extern` would make it a mere declaration
         self._shared()
-        in_copy = iter(sorted(copied))
-        current = next(in_copy, None)
         for index, token in enumerate(self.tokens):
             if token.kind != "name":
                 continue
-            while current is not None and index >= current[1]:
-                current = next(in_copy, None)
             text = token.text
             if text in BUILTINS:
-                inside = current is not None and current[0] <= index
-                if not inside and self.tokens[index - 1].text not in (".", "->", "::"):
-                    self._replace(index, f"::hearth::{BUILTINS[text]}()")
+                if self.tokens[index - 1].text not in (".", "->", "::"):
+                    self._replace(index, f" ::hearth::{BUILTINS[text]}()")  # a space: `%:` is `#`
             elif text in _ARCHITECTURE_MARKS:
                 self._replace(index, "")
             elif text in _CALL_MARKS and index + 1 < len(self.tokens) and self.tokens[index + 1].text == "(":
@@ -138,40 +124,20 @@ class _Rewriter:
         plain = kernel.is_extern_c and not kernel.is_template
         return RENAMED + kernel.name if plain and kernel.name in _TAKEN else kernel.name
 
-    def _kernel(self, kernel: Function, copied: list[tuple[int, int]]) -> None:
+    def _kernel(self, kernel: Function) -> None:
         tokens = self.tokens
         start, _ = kernel.statement
-        opening, closing = kernel.parameters
+        opening, _ = kernel.parameters
         if tokens[start].text == "extern" and tokens[start + 1].kind == "string":
             # The linkage would only make a kernel's name meet a C function's; it is exported under its name anyway.
             self._drop_extern_c(start)
         if self.renamed(kernel) != kernel.name:
             self._replace(opening - 1, self.renamed(kernel))
-        parameters = tokens[opening + 1 : closing - 1]
-        if [token.text for token in parameters] == ["void"]:
-            self._replace(opening + 1, "")
-            parameters = []
-        at = tokens[opening].end
-        self.edits.append((at, at, _HERE + (", " if parameters else "")))
         head = {token.text for token in tokens[start:opening]}
         instantiation = tokens[start].text == "template" and tokens[start + 1].text != "<"
         mark = next(i for i in range(start, opening) if tokens[i].text == "__global__")
         inline = "" if instantiation or "inline" in head else "inline "
         self._replace(mark, "" if instantiation else f"{inline}__attribute__((always_inline))")
-        if kernel.body is None:
-            return
-        body = tokens[kernel.body[0] : kernel.body[1]]
-        # Local classes and lambdas without captures cannot see a function's variables.
-        opaque = any(
-            token.text in ("struct", "class", "union")
-            or (token.text == "[" and body[i + 1].text == "]" and body[i + 2].text in ("(", "{", "<", "__device__"))
-            for i, token in enumerate(body[:-2])
-        )
-        if opaque:
-            self.slow_kernels.add(kernel.name)
-        else:
-            self.edits.append((body[0].end, body[0].end, _PROLOGUE))
-            copied.append(kernel.body)
 
     def _shared(self) -> None:
         bodies = [(f.body, f.name) for f in self.found.functions if f.body is not None]
@@ -193,8 +159,6 @@ class _Rewriter:
                 self._dynamic_shared(start, end, inside)
             else:
                 self._replace(index, "thread_local" if "static" in words else "static thread_local")
-                if inside is not None:
-                    self.shared_in.add(inside)
 
     def _dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
         """`extern __shared__ T name[];` in the tokens from `start` to the semicolon at `end`."""

@@ -79,10 +79,10 @@ class thread_block {
 public:
     static void sync() { __syncthreads(); }
     static void barrier_sync() { __syncthreads(); }
-    static unsigned thread_rank() { return hearth_tls.thread_rank; }
+    static unsigned thread_rank() { return hearth::thread_rank(); }
     static unsigned size() { return hearth_tls.block_dim.x * hearth_tls.block_dim.y * hearth_tls.block_dim.z; }
     static unsigned num_threads() { return size(); }
-    static dim3 thread_index() { return hearth::dim3_of(hearth_tls.thread_idx); }
+    static dim3 thread_index() { return hearth::thread_idx(); }
     static dim3 group_index() { return hearth::dim3_of(hearth_tls.block_idx); }
     static dim3 group_dim() { return hearth::block_dim(); }
     static dim3 dim_threads() { return hearth::block_dim(); }
@@ -91,7 +91,7 @@ inline thread_block this_thread_block() { return {}; }
 
 class grid_group {
 public:
-    static void sync() { hearth_grid_sync(); }
+    static void sync() { hearth::grid_sync(); }
     static bool is_valid() { return hearth_tls.grid != nullptr; }
     static unsigned long long thread_rank() { return block_rank() * thread_block::size() + thread_block::thread_rank(); }
     static unsigned long long size() { return num_blocks() * thread_block::size(); }
@@ -129,8 +129,8 @@ public:
     thread_block_tile(const thread_block_tile<Size, Other> &) : lanes(mask_here()) {}
     static constexpr unsigned size() { return Size; }
     static constexpr unsigned num_threads() { return Size; }
-    static unsigned thread_rank() { return hearth_tls.thread_rank % Size; }
-    static unsigned meta_group_rank() { return hearth_tls.thread_rank / Size; }
+    static unsigned thread_rank() { return hearth::thread_rank() % Size; }
+    static unsigned meta_group_rank() { return hearth::thread_rank() / Size; }
     static unsigned meta_group_size() { return (thread_block::size() + Size - 1) / Size; }
 
     // In a tile a rank is the lane's number within it, whether or not the lanes before it are still there.

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "abi.h"
+#include "thread.h"
 #include "vector_types.h"
 #include "builtins.h"
 #include "kernel.h"

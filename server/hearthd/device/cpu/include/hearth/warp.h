@@ -63,20 +63,20 @@ template <class T>
 inline T shuffle(uint32_t mask, const T &value, unsigned source) {
     WarpOp op = warp_op(value);
     op.aux = source;
-    hearth_warp_collective(mask, &op, finish_shuffle);
+    hearth::warp_collective(mask, &op, finish_shuffle);
     return result_of<T>(op);
 }
 
 template <class T, class Op>
 inline T warp_reduce(uint32_t mask, T value) {
     WarpOp op = warp_op(value);
-    hearth_warp_collective(mask, &op, finish_reduce<T, Op>);
+    hearth::warp_collective(mask, &op, finish_reduce<T, Op>);
     return result_of<T>(op);
 }
 
 inline WarpOp warp_vote(uint32_t mask, int predicate) {
     WarpOp op{predicate != 0, 0, 0};
-    hearth_warp_collective(mask, &op, finish_ballot);
+    hearth::warp_collective(mask, &op, finish_ballot);
     return op;
 }
 
@@ -85,7 +85,7 @@ template <class T>
 using Register = std::conditional_t<std::is_arithmetic_v<T> && (sizeof(T) < 4), int, T>;
 
 // Which lanes are converged with this one is told by the place they ask from, hence a real call.
-__attribute__((noinline)) inline uint32_t active_here() { return hearth_warp_active(__builtin_return_address(0)); }
+__attribute__((noinline)) inline uint32_t active_here() { return warp_active(__builtin_return_address(0)); }
 
 struct Plus { template <class T> T operator()(T a, T b) const { return a + b; } };
 struct Least { template <class T> T operator()(T a, T b) const { return b < a ? b : a; } };
@@ -121,7 +121,7 @@ inline hearth::Register<T> __shfl_xor_sync(unsigned mask, T value, int lane_mask
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
     hearth::WarpOp op{0, 0, 0};
-    hearth_warp_collective(mask, &op, nullptr);
+    hearth::warp_collective(mask, &op, nullptr);
 }
 #define __activemask() hearth::active_here()
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
@@ -139,13 +139,13 @@ inline int __uni_sync(unsigned mask, int predicate) {
 template <class T>
 inline unsigned __match_any_sync(unsigned mask, T value) {
     hearth::WarpOp op = hearth::warp_op(value);
-    hearth_warp_collective(mask, &op, hearth::finish_match);
+    hearth::warp_collective(mask, &op, hearth::finish_match);
     return static_cast<unsigned>(op.result);
 }
 template <class T>
 inline unsigned __match_all_sync(unsigned mask, T value, int *predicate) {
     hearth::WarpOp op = hearth::warp_op(value);
-    hearth_warp_collective(mask, &op, hearth::finish_match);
+    hearth::warp_collective(mask, &op, hearth::finish_match);
     *predicate = op.result == op.aux;
     return *predicate ? static_cast<unsigned>(op.aux) : 0u;
 }
