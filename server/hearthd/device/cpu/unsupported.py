@@ -14,6 +14,7 @@ _TENSOR = "tensor cores (wmma, mma)"
 _BARRIER = "asynchronous copies and barriers (cuda::barrier, cuda::pipeline, TMA)"
 _DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
 _CLUSTER = "thread block clusters"
+_MULTI_GRID = "launches over several devices (multi_grid_group)"
 _SECTION = "naming an object's section or symbol version"
 
 _NAMES = {
@@ -26,12 +27,13 @@ _NAMES = {
     "wmma": _TENSOR,
     "nvcuda": _TENSOR,
     "CUtensorMap": _BARRIER,
-    "memcpy_async": _BARRIER,
     "cudaLaunchKernel": _DYNAMIC,
     "cudaDeviceSynchronize": _DYNAMIC,
     "cudaGetParameterBuffer": _DYNAMIC,
     "this_cluster": _CLUSTER,
     "cluster_group": _CLUSTER,
+    "this_multi_grid": _MULTI_GRID,
+    "multi_grid_group": _MULTI_GRID,
 }
 _PATTERNS = (
     (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),

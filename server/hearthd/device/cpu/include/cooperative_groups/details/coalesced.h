@@ -1,0 +1,69 @@
+// Groups of any lanes of a warp: those that are converged at a place, and what partitions by predicate, label or size of
+// such a group give. A member's rank is its place among the set bits of the mask.
+#pragma once
+
+namespace cooperative_groups {
+
+class coalesced_group : public thread_group {
+public:
+    coalesced_group(details::made, unsigned mask, unsigned meta_rank = 0, unsigned meta_size = 1)
+        : thread_group(details::made{}, details::coalesced_group_id, mask, meta_rank, meta_size) {}
+
+    unsigned num_threads() const { return static_cast<unsigned>(__builtin_popcount(mask_)); }
+    unsigned size() const { return num_threads(); }
+    unsigned thread_rank() const {
+        return static_cast<unsigned>(__builtin_popcount(mask_ & details::bits_below(hearth::lane_id())));
+    }
+    unsigned meta_group_rank() const { return meta_rank_; }
+    unsigned meta_group_size() const { return meta_size_; }
+    void sync() const { __syncwarp(mask_); }
+
+    // A rank that is none reads the last lane of the warp, where that is a member: as the hardware's shuffle does.
+    template <class T>
+    details::plain<T> shfl(T &&element, int rank) const {
+        const unsigned lane = is_warp() ? static_cast<unsigned>(rank) : details::lane_of(mask_, static_cast<unsigned>(rank));
+        return move(element, is_warp() || lane < 32 ? lane % 32 : 31);
+    }
+    template <class T>
+    details::plain<T> shfl_down(T &&element, unsigned delta) const {
+        if (is_warp()) delta %= 32;
+        return move(element, from_own(thread_rank() + static_cast<unsigned long long>(delta)));
+    }
+    template <class T>
+    details::plain<T> shfl_up(T &&element, int delta) const {
+        const unsigned back = is_warp() ? static_cast<unsigned>(delta) % 32 : static_cast<unsigned>(delta);
+        const unsigned rank = thread_rank();
+        return move(element, from_own(back <= rank ? rank - back : 32u));
+    }
+
+    int any(int predicate) const { return __ballot_sync(mask_, predicate) != 0; }
+    int all(int predicate) const { return __ballot_sync(mask_, predicate) == mask_; }
+    unsigned ballot(int predicate) const { return details::ranks_of(mask_, __ballot_sync(mask_, predicate)); }
+    template <class T>
+    unsigned match_any(T value) const {
+        details::check_comparable<T>();
+        return details::ranks_of(mask_, __match_any_sync(mask_, value));
+    }
+    template <class T>
+    unsigned match_all(T value, int &predicate) const {
+        details::check_comparable<T>();
+        return details::ranks_of(mask_, __match_all_sync(mask_, value, &predicate));
+    }
+
+private:
+    bool is_warp() const { return mask_ == 0xffffffffu; }
+    unsigned from_own(unsigned long long rank) const {
+        return rank < size() ? details::lane_of(mask_, static_cast<unsigned>(rank)) : hearth::lane_id();
+    }
+    template <class T>
+    details::plain<T> move(T &&element, unsigned lane) const {
+        return details::move<details::plain<T>>(mask_, element, lane);
+    }
+};
+
+// Always inlined: the lanes that are converged are told by where they ask from.
+__attribute__((always_inline)) inline coalesced_group coalesced_threads() {
+    return coalesced_group(details::made{}, __activemask());
+}
+
+}  // namespace cooperative_groups
