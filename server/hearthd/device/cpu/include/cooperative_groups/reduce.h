@@ -10,7 +10,7 @@ inline auto reduce(const Group &group, T &&element, Op &&op) -> decltype(op(elem
     constexpr unsigned size = details::tile_size<Group>;
     details::check_collective<Group, Value, decltype(op(element, element))>();
     const Value own = element;
-    if constexpr (size > 32) {
+    if constexpr (size > 32 && size <= 1024) {
         const Value of_warp = details::reduce_lanes<32>(details::whole_warp, own, op);
         return Group::combined(of_warp, [&](Value *of_warps) {
             return details::reduce_elements(of_warps, size / 32, Group::hearth_warp(), op);

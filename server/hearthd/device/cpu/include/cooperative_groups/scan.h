@@ -27,7 +27,7 @@ inline T scan_warps(bool from_first, const T &element, Op &op, BeforeWarp before
 
 template <Scan Kind, class Group, class T, class Op>
 inline T scan(const Group &group, const T &element, Op &op) {
-    if constexpr (tile_size<Group> > 32) {
+    if constexpr (tile_size<Group> > 32 && tile_size<Group> <= 1024) {
         return scan_warps<Kind, Group>(false, element, op, [](T *up_to_warp) {
             const unsigned warp = Group::hearth_warp();
             return warp == 0 ? T{} : up_to_warp[warp - 1];
@@ -42,7 +42,7 @@ template <Scan Kind, class Group, class Atomic, class T, class Op>
 inline T scan_update(const Group &group, Atomic &atomic, const T &element, Op &op) {
     const unsigned last = group.size() - 1;
     T old = element;
-    if constexpr (tile_size<Group> > 32) {
+    if constexpr (tile_size<Group> > 32 && tile_size<Group> <= 1024) {
         const T total = group.shfl(scan<Scan::inclusive>(group, element, op), last);
         if (group.thread_rank() == last) old = update(atomic, total, op);
         old = group.shfl(old, last);

@@ -61,9 +61,16 @@ private:
     }
 };
 
-// Always inlined: the lanes that are converged are told by where they ask from.
-__attribute__((always_inline)) inline coalesced_group coalesced_threads() {
-    return coalesced_group(details::made{}, __activemask());
+namespace details {
+// The lanes that are converged are those that ask from one place: a return address, hence a real call. The compiler may
+// give the same end of two branches one code, hence the line.
+__attribute__((noinline)) inline unsigned converged_at(unsigned line) {
+    return hearth::warp_active(static_cast<char *>(__builtin_return_address(0)) + (static_cast<uint64_t>(line) << 48));
+}
+}  // namespace details
+
+__attribute__((always_inline)) inline coalesced_group coalesced_threads(unsigned hearth_line = __builtin_LINE()) {
+    return coalesced_group(details::made{}, details::converged_at(hearth_line));
 }
 
 }  // namespace cooperative_groups
