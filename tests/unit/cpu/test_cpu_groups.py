@@ -32,7 +32,8 @@ template <class Group> __device__ void report(const Group& g, unsigned value, bo
 struct Plan {
     int steps, kinds[4], arguments[4];
 };
-template <int Depth> __device__ void descend(const cg::coalesced_group& g, const Plan& plan, unsigned value, Report* out) {
+template <int Depth>
+__device__ void descend(const cg::coalesced_group& g, const Plan& plan, unsigned value, Report* out) {
     report(g, value, value >> Depth & 1, out + Depth);
     if constexpr (Depth < 4) {
         if (Depth == plan.steps) return;
@@ -86,7 +87,10 @@ struct Any {
     unsigned long long size, rank, type;
 };
 __device__ Any by_value(cg::thread_group g) { g.sync(); return {g.size(), g.thread_rank(), g.get_type()}; }
-__device__ Any by_reference(const cg::thread_group& g) { cg::sync(g); return {g.size(), cg::thread_rank(g), g.get_type()}; }
+__device__ Any by_reference(const cg::thread_group& g) {
+    cg::sync(g);
+    return {g.size(), cg::thread_rank(g), g.get_type()};
+}
 extern "C" __global__ void any_group(Any* out, unsigned* place) {
     auto block = cg::this_thread_block();
     auto eight = cg::tiled_partition<8>(block);
@@ -105,7 +109,8 @@ extern "C" __global__ void any_group(Any* out, unsigned* place) {
     cg::thread_group all = grid;
     out[9] = {all.size(), all.thread_rank(), all.get_type()};
     auto one = cg::this_thread();
-    place[block.thread_rank()] = one.meta_group_rank() + 10 * one.meta_group_size() + 100 * one.thread_rank() + 1000 * one.size();
+    unsigned where = one.meta_group_rank() + 10 * one.meta_group_size();
+    place[block.thread_rank()] = where + 100 * one.thread_rank() + 1000 * one.size();
 }
 
 extern "C" __global__ void places(unsigned* out) {
@@ -225,7 +230,9 @@ def _packed(plan: Sequence[tuple[int, int]]) -> tuple[bytes, int]:
 
 _tiles = st.tuples(st.just(0), st.sampled_from([1, 2, 4, 8, 16, 32]))
 _group_steps = st.one_of(_tiles, st.tuples(st.integers(1, 2), st.integers(0, 9)))
-_values = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).integers(0, 1000, 1024).astype(np.uint32))
+_values = st.integers(0, 2**32 - 1).map(
+    lambda seed: np.random.default_rng(seed).integers(0, 1000, 1024).astype(np.uint32)
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -296,7 +303,9 @@ def test_any_group_acts_as_the_one_it_was_made_from(kernels: Kernels) -> None:
     ]
     for column, wanted in enumerate(expected):
         if wanted is not None:
-            np.testing.assert_array_equal(out[0, :, column], np.stack(np.broadcast_arrays(*wanted, t)[:3], 1), str(column))
+            np.testing.assert_array_equal(
+                out[0, :, column], np.stack(np.broadcast_arrays(*wanted, t)[:3], 1), str(column)
+            )
     for warp in (range(0, 32, 3), range(33, 40, 3)):
         for rank, thread in enumerate(warp):
             assert list(out[0, thread, 7]) == [len(warp), rank, coalesced]

@@ -1,5 +1,5 @@
-// Cooperative groups, https://docs.nvidia.com/cuda/cuda-programming-guide/ (Cooperative Groups): groups of threads, their
-// partitions, and what the threads of a group do together. Reductions, scans and copies have headers of their own.
+// Cooperative groups: groups of threads, their partitions, and operations of all threads of a group. Reductions, scans
+// and copies have separate headers. https://docs.nvidia.com/cuda/cuda-programming-guide/ (Cooperative Groups)
 #pragma once
 
 #include "cooperative_groups/details/groups.h"

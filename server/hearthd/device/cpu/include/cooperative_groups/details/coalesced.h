@@ -1,5 +1,5 @@
-// Groups of any lanes of a warp: those that are converged at a place, and what partitions by predicate, label or size of
-// such a group give. A member's rank is its place among the set bits of the mask.
+// Groups of any lanes of a warp: the lanes that are converged at a place, and partitions by predicate, label or size.
+// A member's rank is its place among the set bits of the mask.
 #pragma once
 
 namespace cooperative_groups {
@@ -18,11 +18,12 @@ public:
     unsigned meta_group_size() const { return meta_size_; }
     void sync() const { __syncwarp(mask_); }
 
-    // A rank that is none reads the last lane of the warp, where that is a member: as the hardware's shuffle does.
+    // A rank without a member reads the warp's last lane where that is a member, as the hardware's shuffle does.
     template <class T>
     details::plain<T> shfl(T &&element, int rank) const {
-        const unsigned lane = is_warp() ? static_cast<unsigned>(rank) : details::lane_of(mask_, static_cast<unsigned>(rank));
-        return move(element, is_warp() || lane < 32 ? lane % 32 : 31);
+        if (is_warp()) return move(element, static_cast<unsigned>(rank) % 32);
+        const unsigned lane = details::lane_of(mask_, static_cast<unsigned>(rank));
+        return move(element, lane < 32 ? lane : 31);
     }
     template <class T>
     details::plain<T> shfl_down(T &&element, unsigned delta) const {
@@ -65,7 +66,8 @@ namespace details {
 // The lanes that are converged are those that ask from one place: a return address, hence a real call. The compiler may
 // give the same end of two branches one code, hence the line.
 __attribute__((noinline)) inline unsigned converged_at(unsigned line) {
-    return hearth::warp_active(static_cast<char *>(__builtin_return_address(0)) + (static_cast<uint64_t>(line) << 48));
+    const uint64_t place = reinterpret_cast<uint64_t>(__builtin_return_address(0)) ^ static_cast<uint64_t>(line) << 48;
+    return hearth::warp_active(reinterpret_cast<const void *>(place));
 }
 }  // namespace details
 

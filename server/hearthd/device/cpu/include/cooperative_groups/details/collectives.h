@@ -73,7 +73,7 @@ inline void finish_plain_reduce(hearth::WarpOp *const *ops, uint32_t mask) {
     give(ops, mask, elements);
 }
 
-// Inclusive, over the lanes of `mask`; a lane's element is the first argument of `op`, what lies before it the second.
+// Inclusive, over the lanes of `mask`; a lane's element is the first argument of `op`, the combination before it the second.
 template <class T, class Op>
 inline T scan_lanes(unsigned mask, const T &element, Op &op) {
     if constexpr (is_plain_op<Op, T>) {

@@ -10,7 +10,8 @@ inline void finish_move(hearth::WarpOp *const *ops, uint32_t mask) {
     hearth::each_lane(mask, [=](unsigned lane) {
         const unsigned source = static_cast<unsigned>(ops[lane]->aux);
         const hearth::WarpOp *const from = ops[(mask >> source & 1) != 0 ? source : lane];
-        __builtin_memcpy(reinterpret_cast<void *>(ops[lane]->result), reinterpret_cast<const void *>(from->value), sizeof(T));
+        void *const result = reinterpret_cast<void *>(ops[lane]->result);
+        __builtin_memcpy(result, reinterpret_cast<const void *>(from->value), sizeof(T));
     });
 }
 

@@ -30,7 +30,8 @@ inline constexpr void check_partition() {
 }
 
 inline void check_tile_size(unsigned size) {
-    if (size == 0 || size > 32 || (size & (size - 1)) != 0) hearth::trap("tiled_partition() into tiles of no valid size");
+    const bool valid = size != 0 && size <= 32 && (size & (size - 1)) == 0;
+    if (!valid) hearth::trap("tiled_partition() into tiles of no valid size");
 }
 
 inline thread_group tiles_of_block(unsigned size) {
@@ -108,6 +109,7 @@ inline coalesced_group labeled_partition(const thread_block_tile<Size, Parent> &
     return details::split_by_label(tile.hearth_mask(), label);
 }
 
+#ifdef _CG_ABI_EXPERIMENTAL
 // The names that tiles of more than a warp had before CUDA 12.
 namespace experimental {
 template <unsigned TileCommunicationSize = 8, unsigned MaxBlockSize = 1024>
@@ -115,5 +117,6 @@ struct block_tile_memory : cooperative_groups::block_tile_memory<MaxBlockSize> {
 using cooperative_groups::this_thread_block;
 using cooperative_groups::tiled_partition;
 }  // namespace experimental
+#endif
 
 }  // namespace cooperative_groups

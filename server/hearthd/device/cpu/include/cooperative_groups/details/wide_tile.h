@@ -1,5 +1,5 @@
 // Tiles of more than a warp. In an operation of the tile the lanes of each warp meet, then one of each, its
-// leader, meets the others' leaders, and what they found out is handed to the warps' other lanes.
+// leader, meets the other leaders and hands the outcome to the other lanes of its warp.
 #pragma once
 
 namespace cooperative_groups {
