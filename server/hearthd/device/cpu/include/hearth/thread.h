@@ -65,5 +65,10 @@ inline void yield() {
 inline void relax() {
     if ((++hearth_tls.spins & 15u) == 0) yield();
 }
+// For a loop's condition (spin_loops.py).
+inline bool relaxed() {
+    relax();
+    return true;
+}
 
 }  // namespace hearth
