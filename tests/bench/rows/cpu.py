@@ -63,7 +63,7 @@ class Work:
 
 def measure(context: Context) -> list[Row]:
     """Three sides that take turns: kernels, loops, NumPy."""
-    common = {"cache": str(context.folder / "cpu"), "seconds": 0.3 if context.quick else 1.0}
+    common = {"cache": str(context.folder / "cpu"), "seconds": 0.2 if context.quick else 0.4}
     measured = context.take_turns({side: Side(f"rows.cpu:{side}", common) for side in ("hearth", "loops", "numpy")})
     return rows(measured["hearth"], measured["loops"], measured["numpy"])
 
@@ -74,33 +74,33 @@ def rows(hearth: Samples, loops: Samples, numpy: Samples) -> list[Row]:
     threads, small = MI, 256 * BLOCK
     free = "a barrier in a branch that no thread takes"
     first = "includes what it costs to suspend a thread for the first time"
-    without = Summary.of([1e3 * value for value in hearth["without"]])
-    naive = Summary.of([1e3 * value for value in hearth["naive"]])
 
-    def ours(name: str, each: float = 0) -> Summary:
-        """Milliseconds, or nanoseconds for one of `each`."""
-        return Summary.of([(1e9 / each if each else 1e3) * value for value in hearth[name]])
+    def scaled(samples: Samples, name: str, factor: float = 1e3) -> Summary:
+        return Summary.of([factor * value for value in samples[name]])
 
-    def against(name: str, what: str) -> list[Row]:
-        """A line for each baseline that has the work, in milliseconds."""
+    def against(name: str, what: str, unit: str = "ms", factor: float = 1e3) -> list[Row]:
+        """A line for each baseline that has the work."""
+        ours = scaled(hearth, name, factor)
         return [
-            Row("cpu", what, "ms", ours(name), "lower", side, Summary.of([1e3 * value for value in samples[name]]))
+            Row("cpu", what, unit, ours, "lower", side, scaled(samples, name, factor))
             for side, samples in sides.items()
             if name in samples
         ]
 
     def one(name: str, what: str, each: float, at_least: float, aim: float | None = None, note: str = "") -> Row:
         """A line with a bound on the nanoseconds for one of `each`."""
-        return Row("cpu", what, "ns", ours(name, each), "lower", at_least=at_least, aim=aim, note=note)
+        ours = scaled(hearth, name, 1e9 / each)
+        return Row("cpu", what, "ns", ours, "lower", at_least=at_least, aim=aim, note=note)
 
+    unreached, without, naive, tiled = (scaled(hearth, name) for name in ("unreached", "without", "naive", "tiled"))
     return [
-        *against("empty", "empty kernel, a block of 256 threads"),
+        *against("empty", "empty kernel, a block of 256 threads", "us", 1e6),
         *against("saxpy", "saxpy, 16 Mi"),
         *against("sine", "sinf, 1 Mi"),
         *against("counters", "atomicAdd, a counter for each block, 1 Mi threads"),
         *against("histogram", "histogram of 256 bins, 1 Mi bytes"),
         one("unreached", "barrier never reached: saxpy, for a thread", threads, 3, 1.5, free),
-        Row("cpu", "barrier never reached: saxpy, 1 Mi", "ms", ours("unreached"), "lower", "saxpy without it", without),
+        Row("cpu", "barrier never reached: saxpy, 1 Mi", "ms", unreached, "lower", "saxpy without it", without),
         *against("reverse", "one barrier: each block reversed, 1 Mi"),
         one("reverse", "one barrier: for a thread", threads, 10, note=first),
         one("barriers", f"{ROUNDS} barriers: one, for a thread", BLOCK * ROUNDS, 10),
@@ -108,7 +108,7 @@ def rows(hearth: Samples, loops: Samples, numpy: Samples) -> list[Row]:
         *against("warp_sums", f"warp reduction by shuffle, 64 Ki, {SHUFFLED} times"),
         one("warp_sums", "warp reduction: a shuffle, for a thread", small * SHUFFLED * 5, 10),
         *against("naive", f"naive product, {SIDE}^3"),
-        Row("cpu", f"tiled product, {SIDE}^3", "ms", ours("tiled"), "lower", "the naive kernel", naive, 1.0),
+        Row("cpu", f"tiled product, {SIDE}^3", "ms", tiled, "lower", "the naive kernel", naive, 1.0),
         *against("tiled", f"tiled product, {SIDE}^3"),
     ]
 
