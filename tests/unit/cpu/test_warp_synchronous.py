@@ -50,7 +50,7 @@ def test_finding_names_place_reason_and_fix() -> None:
     assert (found.file, found.line, found.name) == ("kernel.cu", 5, "")
     assert "warpReduce relies on the lanes of a warp running in step" in found.text
     assert "add __syncwarp() between the write of sdata[tid] and the read of sdata[tid + 16]" in found.text
-    assert "auto v = sdata[tid + 16]; __syncwarp(); sdata[tid] += v; __syncwarp();" in found.text
+    assert "auto v = sdata[tid + 16]; __syncwarp(); then the write; __syncwarp();" in found.text
     assert found.text.endswith("(also in line 6)")
     assert found.log_line().startswith("kernel.cu(5): warning: warpReduce relies")
 
@@ -70,6 +70,7 @@ def test_finding_names_place_reason_and_fix() -> None:
         ("volatile __shared__ int s[64]; s[threadIdx.x] = 1; out[tid] = s[threadIdx.x + 1];", "s[threadIdx.x + 1]"),
         ("__shared__ int s[64]; s[tid] = 1; __syncthreads(); if (tid < 32) { s[tid] += s[tid + 32];"
          " s[tid] += s[tid + 16]; s[tid] = s[tid] + s[tid + 8]; }", "s[tid + 16]"),
+        ("volatile int* g = in; g[tid] += g[tid + 4]; g[tid] += g[tid + 2]; g[tid] += g[tid + 1];", "g[tid + 2]"),
         ("__shared__ int s[64]; s[tid] = 1; __syncthreads();"
          " for (int o = 16; o > 0; o >>= 1) if (tid < o) s[tid] += s[tid + o];", "s[tid + o]"),
     ],
@@ -117,6 +118,12 @@ def test_meeting_point_within_a_called_function_counts() -> None:
     body = "volatile __shared__ int s[64]; s[tid] = 1; {}(); out[tid] = s[tid ^ 1];"
     assert findings(text + KERNEL.format(body.format("between"))) == []
     assert len(findings(text + "__device__ void other() {}\n" + KERNEL.format(body.format("other")))) == 1
+
+
+def test_reduction_in_a_function_that_is_not_called_here_is_found() -> None:
+    body = "".join(f"    s[tid] = min(s[tid], s[tid + {offset}]);\n" for offset in (8, 4, 2, 1))
+    (found,) = findings(f"template <class T> __device__ void least(volatile T* s, int tid) {{\n{body}}}\n")
+    assert found.line == 3 and "read of s[tid + 4]" in found.text and found.text.endswith("(also in lines 4, 5)")
 
 
 def test_split_reduction_of_todays_guides_has_no_finding() -> None:

@@ -21,18 +21,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.declarations import Declarations, Function, declarator_names
-from hearthd.device.cpu.tokens import OPENING, SourceMap, Token, matching
-
-_MEETING = re.compile(
-    r"\w*sync\w*|\w*barrier\w*|bar|shfl\w*|ballot|any|all|match_any|match_all|reduce|inclusive_scan|exclusive_scan"
-    r"|arrive_and_wait|wait|invoke_one\w*|__nanosleep"
+from hearthd.device.cpu.declarations import Declarations
+from hearthd.device.cpu.shared_arrays import (
+    MEETING,
+    Arrays,
+    meeting_functions,
+    pointer_parameters,
+    shared_names,
+    statement_end,
 )
-"""Names whose call may let lanes meet: by CUDA's, by cooperative groups', or by what a program may call its own."""
+from hearthd.device.cpu.tokens import SourceMap, Token, matching
 
 _WITHOUT_SYNC = re.compile(r"__(?:shfl(?:_up|_down|_xor)?|any|all|ballot)")
 _SPREAD = 3
-"""Statements of a halving chain on shared memory that is not volatile, from which on it is taken for a reduction."""
+"""Statements s[x] += s[x + c] with c halved from one to the next, from which on they are taken for a reduction."""
 
 _THREAD = re.compile(r"threadIdx|\w*lane\w*|\w*tid\w*|\w*thread_?rank\w*", re.IGNORECASE)
 """Names that a condition for one lane compares."""
@@ -63,11 +65,11 @@ def warp_synchronous(source: SourceMap, tokens: Sequence[Token], found: Declarat
     """The findings of a source, in the order of its lines; `found` is `declarations.scan(tokens)`."""
     findings = _without_sync(source, tokens, found)
     bodies = [function for function in found.functions if function.body is not None]
-    meeting = _meeting_functions(tokens, bodies)
-    shared = _shared_names(tokens, bodies)
+    meeting = meeting_functions(tokens, bodies)
+    shared = shared_names(tokens, bodies)
     for function in bodies:
         arrays = {**shared.get(None, {}), **shared.get(function.body, {})}
-        arrays |= _parameters_on_shared(tokens, function, bodies, shared)
+        arrays |= pointer_parameters(tokens, function, bodies, shared)
         walk = _Walk(tokens, arrays, meeting)
         assert function.body is not None
         walk.block(function.body[0] + 1, function.body[1] - 1)
@@ -108,137 +110,6 @@ def _without_sync(source: SourceMap, tokens: Sequence[Token], found: Declaration
     return findings
 
 
-# ---- what is shared, and where lanes meet ----
-
-_Arrays = Mapping[str, bool]
-"""Names of shared arrays and pointers to them, and whether they are volatile."""
-
-
-def _meeting_functions(tokens: Sequence[Token], bodies: Sequence[Function]) -> set[str]:
-    """Functions of the source in whose reach, by name, is a meeting point."""
-    mentioned: dict[str, set[str]] = {}
-    for function in bodies:
-        assert function.body is not None
-        names = {token.text for token in tokens[function.body[0] : function.body[1]] if token.kind == "name"}
-        mentioned.setdefault(function.name, set()).update(names)
-        if function.owner:
-            mentioned.setdefault(function.owner, set()).update(names)
-    meeting = {name for name, names in mentioned.items() if any(_MEETING.fullmatch(each) for each in names)}
-    grows = True
-    while grows:
-        more = {name for name, names in mentioned.items() if name not in meeting and names & meeting}
-        meeting |= more
-        grows = bool(more)
-    return meeting
-
-
-def _statement_end(tokens: Sequence[Token], at: int, end: int) -> int:
-    """Index of the semicolon that ends the statement at `at`, or `end`."""
-    while at < end and tokens[at].text != ";":
-        at = matching(tokens, at, end) + 1 if tokens[at].text in OPENING else at + 1
-    return at
-
-
-def _statement_start(tokens: Sequence[Token], at: int) -> int:
-    while at > 0 and tokens[at - 1].text not in (";", "{", "}"):
-        at -= 1
-    return at
-
-
-def _shared_names(
-    tokens: Sequence[Token], bodies: Sequence[Function]
-) -> Mapping[tuple[int, int] | None, dict[str, bool]]:
-    """Shared arrays by the body that declares them (None: outside functions), and volatile pointers to them."""
-    names: dict[tuple[int, int] | None, dict[str, bool]] = {None: {}}
-    for index, token in enumerate(tokens):
-        if token.text != "__shared__":
-            continue
-        start, end = _statement_start(tokens, index), _statement_end(tokens, index, len(tokens))
-        inside = next((f.body for f in bodies if f.body is not None and f.body[0] <= index < f.body[1]), None)
-        is_volatile = any(word.text == "volatile" for word in tokens[start:end])
-        for name in declarator_names(tokens, index + 1, end):
-            if tokens[name + 1].text == "[":  # a scalar is a flag or a total, which says little
-                names.setdefault(inside, {})[tokens[name].text] = is_volatile
-    for function in bodies:
-        assert function.body is not None
-        own = names.setdefault(function.body, {})
-        _add_pointers(tokens, function.body, own, names[None])
-    return names
-
-
-def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], own: dict[str, bool], outside: _Arrays) -> None:
-    """`T *p = array + 1`: a name for the same memory."""
-    for index in range(body[0] + 2, body[1] - 1):
-        name = tokens[index]
-        if name.kind != "name" or tokens[index - 1].text not in ("*", "__restrict__", "const", "auto"):
-            continue
-        if tokens[index + 1].text != "=" or tokens[index + 2].text == "=":
-            continue
-        start, end = _statement_start(tokens, index), _statement_end(tokens, index, body[1])
-        words = {token.text for token in tokens[start:index]}
-        value = [token.text for token in tokens[index + 2 : end] if token.kind == "name"]
-        pointed = [own[word] if word in own else outside[word] for word in value if word in own or word in outside]
-        texts = {token.text for token in tokens[index + 2 : end]}
-        loads = "[" in texts and "&" not in texts
-        declares = len(words - {"*", "(", ")"}) > 0 and "=" not in words and "return" not in words
-        if pointed and declares and not loads:
-            own[name.text] = "volatile" in words or ("auto" in words and "volatile" in texts)
-
-
-def _parameters_on_shared(
-    tokens: Sequence[Token],
-    function: Function,
-    bodies: Sequence[Function],
-    shared: Mapping[tuple[int, int] | None, _Arrays],
-) -> dict[str, bool]:
-    """Pointer parameters of `function` that are given a shared array in some call within the source."""
-    first, last = function.parameters[0] + 1, function.parameters[1] - 1
-    parameters = _parts(tokens, first, last)
-    pointers: dict[int, tuple[str, bool]] = {}
-    for place, (start, end) in enumerate(parameters):
-        texts = [token.text for token in tokens[start:end]]
-        names = [token.text for token in tokens[start:end] if token.kind == "name"]
-        if names and ("*" in texts or "[" in texts):
-            pointers[place] = (names[-1], "volatile" in texts)
-    if not pointers or function.is_kernel:
-        return {}
-    given: dict[str, bool] = {}
-    for caller in bodies:
-        assert caller.body is not None
-        arrays = {**shared.get(None, {}), **shared.get(caller.body, {})}
-        for index in range(caller.body[0], caller.body[1] - 1):
-            if tokens[index].text != function.name:
-                continue
-            opening = index + 1
-            if tokens[opening].text == "<":  # template arguments: up to the parenthesis
-                while opening < caller.body[1] - 1 and tokens[opening].text not in ("(", ";"):
-                    opening += 1
-            if tokens[opening].text != "(":
-                continue
-            arguments = _parts(tokens, opening + 1, matching(tokens, opening, caller.body[1]))
-            for place, (start, end) in enumerate(arguments):
-                if place in pointers and any(token.text in arrays for token in tokens[start:end]):
-                    name, is_volatile = pointers[place]
-                    given[name] = is_volatile
-    return given
-
-
-def _parts(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]]:
-    """Ranges between the commas of a list of parameters or arguments."""
-    parts: list[tuple[int, int]] = []
-    begin = at = start
-    while at < end:
-        if tokens[at].text in OPENING:
-            at = matching(tokens, at, end)
-        elif tokens[at].text == ",":
-            parts.append((begin, at))
-            begin = at + 1
-        at += 1
-    if begin < end:
-        parts.append((begin, end))
-    return parts
-
-
 # ---- one function's statements ----
 
 
@@ -271,6 +142,8 @@ class _Write:
 class _Race:
     write: _Access
     read: _Access
+    in_one: bool = False
+    """The statement that reads also writes the array."""
 
 
 @dataclass
@@ -302,12 +175,13 @@ class _State:
 class _Walk:
     """Statements in the order in which a lane runs them: alternatives apart, loops twice."""
 
-    def __init__(self, tokens: Sequence[Token], arrays: _Arrays, meeting: set[str]) -> None:
+    def __init__(self, tokens: Sequence[Token], arrays: Arrays, meeting: set[str]) -> None:
         self.tokens = tokens
         self.arrays = arrays
         self.meeting = meeting
         self.races: dict[int, _Race] = {}  # by the place of the read
         self._state = _State()
+        self._written: set[str] = set()  # arrays that the current statement writes
         self._guard: _Guard | None = None
         self._halved: list[str] = []  # variables of the enclosing loops that are halved
         self._counted: list[str] = []  # and those of all loops
@@ -332,7 +206,7 @@ class _Walk:
             return self._statement(at + 1, end) if at + 1 < end else end
         if text == "switch" and at + 1 < end and tokens[at + 1].text == "(":
             return matching(tokens, at + 1, end) + 1
-        stop = _statement_end(tokens, at, end)
+        stop = statement_end(tokens, at, end)
         self._simple(at, stop)
         return stop + 1
 
@@ -398,7 +272,7 @@ class _Walk:
             if token.kind != "name":
                 continue
             called = at + 1 < end and self.tokens[at + 1].text in ("(", "<")
-            if token.text in self.meeting or (called and _MEETING.fullmatch(token.text)):
+            if token.text in self.meeting or (called and MEETING.fullmatch(token.text)):
                 met = True
             elif token.text in self.arrays:
                 access = self._access(at, start, end)
@@ -407,6 +281,7 @@ class _Walk:
         if met:  # in which order within the statement is not known
             self._state.meet()
             return
+        self._written = {access.array for access in accesses if access.writes}
         for access in accesses:
             if access.reads:
                 self._read(access)
@@ -487,7 +362,7 @@ class _Walk:
                     self._found(self._state.chain[-2].write, read)
 
     def _found(self, write: _Access, read: _Access) -> None:
-        self.races.setdefault(read.at, _Race(write, read))
+        self.races.setdefault(read.at, _Race(write, read, read.array in self._written))
 
 
 def _races(source: SourceMap, tokens: Sequence[Token], function: str, races: Mapping[int, _Race]) -> Iterable[Finding]:
@@ -504,10 +379,10 @@ def _races(source: SourceMap, tokens: Sequence[Token], function: str, races: Map
             f"read after the write of {write} with no barrier; add __syncwarp() between the write of {write} and the "
             f"read of {read}"
         )
-        if any(race.write.writes and race.write.reads for race in found):
+        if any(race.in_one for race in found):
             text += (
-                f", and where one statement reads and writes, split it: auto v = {read}; __syncwarp(); "
-                f"{write} += v; __syncwarp();"
+                ", and split a statement that reads another lane's slot and writes its own: "
+                f"auto v = {read}; __syncwarp(); then the write; __syncwarp();"
             )
         lines = sorted({source.location(tokens[race.read.at].start)[1] for race in found[1:]} - {line})
         if lines:
