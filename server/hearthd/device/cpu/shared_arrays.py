@@ -94,17 +94,30 @@ def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], own: dict[str,
             own[name.text] = pointed and is_volatile
 
 
+Calls = Mapping[str, Sequence[tuple[tuple[int, int], int]]]
+"""By the name of a function of the source: bodies that mention it, and where."""
+
+
+def calls(tokens: Sequence[Token], bodies: Sequence[Function]) -> Calls:
+    """Mentions of the source's own functions in each other's bodies."""
+    found: dict[str, list[tuple[tuple[int, int], int]]] = {function.name: [] for function in bodies}
+    for function in bodies:
+        assert function.body is not None
+        for index in range(*function.body):
+            if tokens[index].text in found:
+                found[tokens[index].text].append((function.body, index))
+    return found
+
+
 def pointer_parameters(
     tokens: Sequence[Token],
     function: Function,
-    bodies: Sequence[Function],
+    called: Calls,
     shared: Mapping[tuple[int, int] | None, Arrays],
 ) -> dict[str, bool]:
     """Pointer parameters of `function` that are volatile or are given a shared array in a call within the source."""
-    first, last = function.parameters[0] + 1, function.parameters[1] - 1
-    parameters = _parts(tokens, first, last)
     pointers: dict[int, tuple[str, bool]] = {}
-    for place, (start, end) in enumerate(parameters):
+    for place, (start, end) in enumerate(_parts(tokens, function.parameters[0] + 1, function.parameters[1] - 1)):
         texts = [token.text for token in tokens[start:end]]
         names = [token.text for token in tokens[start:end] if token.kind == "name"]
         if names and ("*" in texts or "[" in texts):
@@ -112,23 +125,18 @@ def pointer_parameters(
     given = dict.fromkeys((name for name, is_volatile in pointers.values() if is_volatile), False)
     if not pointers or function.is_kernel:
         return given
-    for caller in bodies:
-        assert caller.body is not None
-        arrays = {**shared.get(None, {}), **shared.get(caller.body, {})}
-        for index in range(caller.body[0], caller.body[1] - 1):
-            if tokens[index].text != function.name:
-                continue
-            opening = index + 1
-            if tokens[opening].text == "<":  # template arguments: up to the parenthesis
-                while opening < caller.body[1] - 1 and tokens[opening].text not in ("(", ";"):
-                    opening += 1
-            if tokens[opening].text != "(":
-                continue
-            arguments = _parts(tokens, opening + 1, matching(tokens, opening, caller.body[1]))
-            for place, (start, end) in enumerate(arguments):
-                if place in pointers and any(token.text in arrays for token in tokens[start:end]):
-                    name, is_volatile = pointers[place]
-                    given[name] = is_volatile
+    for body, index in called.get(function.name, ()):
+        arrays = {**shared.get(None, {}), **shared.get(body, {})}
+        opening = index + 1
+        if tokens[opening].text == "<":  # template arguments: up to the parenthesis
+            while opening < body[1] - 1 and tokens[opening].text not in ("(", ";"):
+                opening += 1
+        if tokens[opening].text != "(":
+            continue
+        for place, (start, end) in enumerate(_parts(tokens, opening + 1, matching(tokens, opening, body[1]))):
+            if place in pointers and any(token.text in arrays for token in tokens[start:end]):
+                name, is_volatile = pointers[place]
+                given[name] = is_volatile
     return given
 
 

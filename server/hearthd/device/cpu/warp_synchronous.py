@@ -25,6 +25,7 @@ from hearthd.device.cpu.declarations import Declarations
 from hearthd.device.cpu.shared_arrays import (
     MEETING,
     Arrays,
+    calls,
     meeting_functions,
     pointer_parameters,
     shared_names,
@@ -64,12 +65,15 @@ class Finding:
 def warp_synchronous(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> list[Finding]:
     """The findings of a source, in the order of its lines; `found` is `declarations.scan(tokens)`."""
     findings = _without_sync(source, tokens, found)
+    if not any(token.text in ("volatile", "__shared__") for token in tokens):
+        return findings
     bodies = [function for function in found.functions if function.body is not None]
     meeting = meeting_functions(tokens, bodies)
     shared = shared_names(tokens, bodies)
+    called = calls(tokens, bodies)
     for function in bodies:
         arrays = {**shared.get(None, {}), **shared.get(function.body, {})}
-        arrays |= pointer_parameters(tokens, function, bodies, shared)
+        arrays |= pointer_parameters(tokens, function, called, shared)
         walk = _Walk(tokens, arrays, meeting)
         assert function.body is not None
         walk.block(function.body[0] + 1, function.body[1] - 1)
