@@ -108,7 +108,8 @@ DIFFERENCES = [
         "compile options",
         "choose code generation",
         "`--use_fast_math` defines `__USE_FAST_MATH__` and changes no result; `--fmad`, `--ftz`, `--prec-div`, "
-        "`--prec-sqrt`, `-G`, `-lineinfo`, `--maxrregcount`, `--restrict`, `--extra-device-vectorization` change nothing",
+        "`--prec-sqrt`, `-G`, `-lineinfo`, `--maxrregcount`, `--restrict`, `--extra-device-vectorization` change "
+        "nothing",
         "",
         "if (threadIdx.x == 0) out[0] = __USE_FAST_MATH__;",
         [1],

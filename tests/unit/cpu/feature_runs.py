@@ -211,7 +211,6 @@ RUNS = [
         "output reaches the daemon's client as on a GPU; a failed assertion is a fault with block, thread and line",
         'assert(threadIdx.x < 32); if (threadIdx.x > 99) { printf("%d\\n", 1); __trap(); } out[0] = 1;',
         [1],
-        includes=("assert.h",),
     ),
     # ---- threads ----
     Runs(
@@ -340,7 +339,7 @@ RUNS = [
         out[threadIdx.x] = label.meta_group_size() * 1000 + label.size() * 100 + odd.size();
         out[threadIdx.x] += label.thread_rank() * 10000 + label.meta_group_rank() * 1e6 + odd.meta_group_rank() * 1e7;
         """,
-        [4816 + 10_000 * (t // 4) + 1_000_000 * (t % 4) + 10_000_000 * (1 - t % 2) for t in range(32)],
+        [4816 + 10_000 * (t // 4) + 1_000_000 * (t % 4) + 10_000_000 * (t % 2) for t in range(32)],
         _NAMED,
         _CG,
     ),

@@ -79,6 +79,38 @@ def test_what_is_listed_as_refused_is_refused_by_name(row: Refused) -> None:
     assert refusal_mistakes(row) == []
 
 
+@pytest.mark.gpu
+def test_a_gpu_gives_the_results_of_the_list() -> None:
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        pytest.skip(f"CUDA cannot be used: {error}")
+    wrong: list[str] = []
+    for row in RUNS:  # pending ones too
+        options = [option for option in row.options if not option.startswith("-arch")]
+        options += [] if any(option.startswith("-std") for option in options) else ["-std=c++17"]
+        expressions = [row.expression] if row.expression else None
+        try:
+            module = cupy.RawModule(
+                code=joined([row]),
+                options=(*options, "-default-device"),
+                name_expressions=expressions,
+                enable_cooperative_groups=row.cooperative,
+            )
+            kernel = module.get_function(row.expression or "feature_0")
+        except Exception as error:
+            if "cannot open source file" not in str(error):  # a header that this machine does not have
+                wrong.append(f"{row.name}: {error}")
+            continue
+        out = cupy.full(SLOTS, cupy.nan)
+        kernel((row.grid,), (row.block,), (out,), shared_mem=row.shared)
+        came = out.get()[: len(row.expected)]
+        if not np.allclose(came, row.expected, rtol=1e-6, atol=0):
+            wrong.append(f"{row.name}: {came.tolist()} instead of {list(row.expected)}")
+    assert wrong == []
+
+
 def test_the_page_has_the_tables_of_the_lists() -> None:
     page = PAGE.read_text()
     assert written(page) == page, f"run python {feature_table.__file__}"
