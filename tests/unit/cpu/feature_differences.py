@@ -31,8 +31,8 @@ DIFFERENCES = [
     Differs(
         "casts out of range",
         "`(int)1e10f` is the nearest `int`, and 0 for a NaN",
-        "the processor's: on x86 the lowest `int`. C++ does not define it. `__float2int_rz` and its kin saturate "
-        "on both",
+        "undefined, as in C++: on x86 the lowest `int` as a rule, and the number itself where the cast is optimised "
+        "away. `__float2int_rz` and its kin saturate on both",
         "`__float2int_rz`, or a comparison before",
         "if (threadIdx.x == 0) { out[0] = __float2int_rz(1e10f); out[1] = __float2int_rz(nanf(\"\")); }",
         [2**31 - 1, 0],
@@ -72,7 +72,8 @@ DIFFERENCES = [
     Differs(
         "`printf`",
         "shown at the next synchronisation, in no order between warps; returns the number of arguments",
-        "shown at the end of the launch; a block's threads print in the order in which they run, blocks in no order",
+        "shown at the end of the launch; a block's threads print in the order in which they run, blocks in no order; "
+        "returns the number of characters",
         "one thread that prints",
     ),
     Differs(
