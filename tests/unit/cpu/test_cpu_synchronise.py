@@ -224,11 +224,6 @@ def kernels() -> Kernels:
 T = np.arange(64)
 
 
-def test_fibers_where_needed(kernels: Kernels) -> None:
-    functions = kernels.module.functions
-    assert [name for name, function in functions.items() if not function.uses_fibers and name != "ranks"] == []
-
-
 def test_static_shared_bytes(kernels: Kernels) -> None:
     sizes = {
         name: kernels.module.function(name).static_shared_bytes for name in ("transpose", "matmul", "total", "dynamic")

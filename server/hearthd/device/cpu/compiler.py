@@ -17,10 +17,11 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Assembly, Image, Source
-from hearthd.device.cpu import libraries
+from hearthd.device.cpu import image, libraries
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
 from hearthd.device.cpu.crashes import check_crash
+from hearthd.device.cpu.elf import static_shared_bytes
 from hearthd.device.cpu.source import translate
 from hearthd.device.cpu.toolchain import Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
@@ -146,11 +147,13 @@ def compile_source(
             expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
         translation = translate(expanded, name_expressions)
         arguments = [*prelude, *_CLANG_QUIET, "-x", "c++"] if toolchain.is_clang else _without_include(prelude)
-        arguments += ["-shared", "-Wl,--emit-relocs", "-o", "module.so", "-"]
+        arguments += ["-c", "-o", "module.o", "-"]
         done = toolchain.run(arguments, room, translation.text.encode(), _left(deadline))
+        if done.status == 0:
+            done = toolchain.run(["-shared", "-s", "-o", "module.so", "module.o"], room, timeout_s=_left(deadline))
         if done.status != 0:
             raise _failure(done, source, headers, room)
-        return (room / "module.so").read_bytes()
+        return image.pack((room / "module.so").read_bytes(), static_shared_bytes((room / "module.o").read_bytes()))
 
 
 def _without_include(prelude: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import unsupported
+from hearthd.device.cpu import spin_loops, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
@@ -38,6 +38,8 @@ BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "blo
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
+
+
 @dataclass(frozen=True)
 class Translation:
     """C++ text, and what is needed to explain its errors."""
@@ -76,6 +78,7 @@ class _Rewriter:
             if variable.is_extern_c and self.tokens[variable.statement[0]].text == "extern":
                 self._drop_extern_c(variable.statement[0])  # there `extern` would make it a mere declaration
         self._shared()
+        self.edits.extend(spin_loops.turns(self.tokens))
         for index, token in enumerate(self.tokens):
             if token.kind != "name":
                 continue

@@ -1,4 +1,4 @@
-"""The table of kernels and variables that is appended to a rewritten source (`hearth_module` in include/hearth/abi.h)."""
+"""The table of kernels and variables appended to a rewritten source: `hearth_module` in include/hearth/abi.h."""
 
 from __future__ import annotations
 

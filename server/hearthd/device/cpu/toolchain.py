@@ -282,8 +282,7 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    names = "source declarations tokens unsupported compiler crashes toolchain libraries exchange_kinds options table"
-    files += [here / f"{name}.py" for name in names.split()]
+    files += here.glob("*.py")
     for path in sorted(files):
         digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()

@@ -30,21 +30,20 @@ void Block::run(const Kernel &kernel, const void *params) {
     threads_ = dim.x * dim.y * dim.z;
     next_ = 0;
     begun_ = false;
-    stack_ = own_stack;
-    work(0);
+    work(0, own_stack);
 }
 
 // What the worker's own stack and each fiber do: start threads from `first` on, and when none is left to start on this
 // stack, continue suspended ones. Returns on the worker's own stack only, when all threads have ended.
-void Block::work(unsigned first) {
-    const bool own = stack_ == own_stack;
+void Block::work(unsigned first, unsigned stack) {
     for (;;) {
+        loop_stack_ = stack;
         const uint32_t ended = kernel_->run(params_, index_of(first));
         if (!begun_) return;
         if (ended == no_thread) returned_before(threads_);
         else finish(ended);
         if (alive_ == 0) {
-            if (own) return;
+            if (stack == own_stack) return;
             Context dead;
             switch_context(dead, main_);
         }
@@ -54,15 +53,19 @@ void Block::work(unsigned first) {
             first = next;
             continue;
         }
+        if (stack == own_stack) {
+            switch_context(main_, contexts_[next]);
+            return;  // the last thread has ended on another stack
+        }
+        free_stacks_[free_++] = static_cast<uint16_t>(stack);
         Context dead;
-        if (!own) free_stacks_[free_++] = static_cast<uint16_t>(stack_);
-        resume(own ? main_ : dead, next);
-        return;  // on the worker's own stack, when the last thread has ended elsewhere
+        switch_context(dead, contexts_[next]);
     }
 }
 
 void Block::stack_main() {
-    running_block->work(running_block->next_);
+    Block &block = *running_block;
+    block.work(block.next_, block.loop_stack_);
     __builtin_unreachable();
 }
 
@@ -73,11 +76,10 @@ Index Block::index_of(unsigned rank) const {
 }
 
 // The thread `rank` meets others for the first time: those between it and the last that did so have returned.
-void Block::meet_first(unsigned rank) {
+__attribute__((noinline)) void Block::meet_first(unsigned rank) {
     if (!begun_) begin();
     returned_before(rank);
     next_ = rank + 1;
-    stack_of_[rank] = static_cast<uint16_t>(stack_);
 }
 
 void Block::begin() {
@@ -125,26 +127,37 @@ void Block::finish(unsigned rank) {
 }
 
 // Lets another thread run; returns when this one has been woken and picked again.
-void Block::suspend(unsigned rank) {
-    const unsigned next = pick(rank / warp_lanes, rank % warp_lanes);
+inline __attribute__((always_inline)) void Block::suspend(unsigned rank) {
+    const unsigned w = rank / warp_lanes;
+    const auto *const later = static_cast<const unsigned char *>(contexts_[(rank + 3) % max_block_threads].sp);
+    __builtin_prefetch(later);
+    __builtin_prefetch(later + 64);
+    unsigned next = 0;
+    if (warps_[w].ready != 0) {
+        const unsigned chosen = next_bit(warps_[w].ready, rank % warp_lanes);
+        warps_[w].ready &= ~bit(chosen);
+        next = w * warp_lanes + chosen;
+    } else {
+        next = pick(w, rank % warp_lanes);
+    }
     if (next != rank) resume(contexts_[rank], next);
 }
 
 // Continues the thread `next`, or starts it on a stack of its own.
-void Block::resume(Context &from, unsigned next) {
-    if (next < next_) {
-        stack_ = stack_of_[next];
-        switch_context(from, contexts_[next]);
-        return;
-    }
+inline __attribute__((always_inline)) void Block::resume(Context &from, unsigned next) {
+    if (__builtin_expect(next < next_, true)) switch_context(from, contexts_[next]);
+    else start_stack(from);
+}
+
+__attribute__((noinline)) void Block::start_stack(Context &from) {
     if (free_ != 0) {
-        stack_ = free_stacks_[--free_];
+        loop_stack_ = free_stacks_[--free_];
     } else {
         if (stacks_used_ == 0) stacks_.reserve(threads_);
-        stack_ = stacks_used_++;
+        loop_stack_ = stacks_used_++;
     }
     Context start;
-    prepare_context(start, stacks_.top(stack_), &Block::stack_main);
+    prepare_context(start, stacks_.top(loop_stack_), &Block::stack_main);
     switch_context(from, start);
 }
 
@@ -155,7 +168,7 @@ void Block::wake(unsigned warp, uint32_t lanes) {
 
 // The thread to run after `lane` of `warp`: of the same warp while it has one, which keeps warps in step. `next_`, where
 // it is a thread that has not started.
-unsigned Block::pick(unsigned warp, unsigned lane) {
+__attribute__((noinline)) unsigned Block::pick(unsigned warp, unsigned lane) {
     for (;;) {
         Warp &here = warps_[warp];
         if (here.ready == 0) {
@@ -190,13 +203,9 @@ void Block::break_stall() {
     give_up(text);
 }
 
-int Block::sync(unsigned rank, Vote vote, int predicate) {
+inline __attribute__((always_inline)) int Block::sync(unsigned rank, Vote vote, int predicate) {
     enter(rank);
-    if (vote == Vote::none) {
-        arrive(rank);
-        return 0;
-    }
-    if (predicate != 0) ++count_;
+    if (vote != Vote::none && predicate != 0) ++count_;
     arrive(rank);
     // Threads that have returned are not counted, so "all" compares with those who took part.
     switch (vote) {
@@ -213,13 +222,13 @@ void Block::sync_grid(unsigned rank) {
     arrive(rank);
 }
 
-void Block::arrive(unsigned rank) {
+inline __attribute__((always_inline)) void Block::arrive(unsigned rank) {
     if (++arrived_ == alive_) return release_barrier();
     warps_[rank / warp_lanes].at_barrier |= bit(rank % warp_lanes);
     suspend(rank);
 }
 
-void Block::release_barrier() {
+__attribute__((noinline)) void Block::release_barrier() {
     if (arrived_ == 0) return;
     if (at_grid_ != 0) {
         if (at_grid_ != arrived_) give_up("hearth: grid.sync() in some threads of a block, __syncthreads() in others");
@@ -236,22 +245,26 @@ void Block::release_barrier() {
     }
 }
 
-void Block::collective(unsigned rank, uint32_t mask, WarpOp *op, WarpFinish finish) {
+inline __attribute__((always_inline)) uint64_t Block::collective(
+    unsigned rank, uint32_t mask, uint64_t value, uint64_t aux, WarpFinish finish) {
     enter(rank);
     const unsigned w = rank / warp_lanes, lane = rank % warp_lanes;
     Warp &warp = warps_[w];
     const uint32_t self = bit(lane);
     mask |= self;
-    warp.ops[lane] = op;
+    warp.lanes.value[lane] = value;
+    warp.lanes.aux[lane] = aux;
     unsigned i = 0;
     while (i < warp.meetings && warp.rendezvous[i].mask != mask) ++i;
     if (i == warp.meetings) warp.rendezvous[warp.meetings++] = Rendezvous{mask, 0, finish};
-    warp.rendezvous[i].arrived |= self;
-    if (try_complete(w, i)) {
+    const uint32_t arrived = warp.rendezvous[i].arrived |= self;
+    if ((mask & warp.alive & ~arrived) == 0) {
+        complete(w, i);
         warp.ready &= ~self;  // it was woken with the others but is running already
-        return;
+    } else {
+        suspend(rank);
     }
-    suspend(rank);
+    return warp.lanes.result[lane];
 }
 
 bool Block::try_complete(unsigned w, unsigned meeting) {
@@ -261,11 +274,11 @@ bool Block::try_complete(unsigned w, unsigned meeting) {
     return true;
 }
 
-void Block::complete(unsigned w, unsigned meeting) {
+__attribute__((noinline)) void Block::complete(unsigned w, unsigned meeting) {
     Warp &warp = warps_[w];
     const Rendezvous done = warp.rendezvous[meeting];
     warp.rendezvous[meeting] = warp.rendezvous[--warp.meetings];
-    if (done.finish != nullptr) done.finish(warp.ops, done.arrived);
+    done.finish(warp.lanes, done.arrived);
     wake(w, done.arrived);
 }
 
@@ -313,17 +326,15 @@ void Block::yield(unsigned rank) {
 
 extern "C" {
 
-void hearth_grid_sync(uint32_t rank) {
-    if (hearth_tls.grid == nullptr) hearth::give_up("hearth: grid.sync() in a launch that is not cooperative");
-    hearth::running_block->sync_grid(rank);
-}
+void hearth_grid_sync(uint32_t rank) { hearth::running_block->sync_grid(rank); }
 
 int hearth_block_sync(uint32_t rank, hearth::Vote vote, int predicate) {
     return hearth::running_block->sync(rank, vote, predicate);
 }
 
-void hearth_warp_collective(uint32_t rank, uint32_t mask, hearth::WarpOp *op, hearth::WarpFinish finish) {
-    hearth::running_block->collective(rank, mask, op, finish);
+uint64_t hearth_warp_collective(
+    uint32_t rank, uint32_t mask, uint64_t value, uint64_t aux, hearth::WarpFinish finish) {
+    return hearth::running_block->collective(rank, mask, value, aux, finish);
 }
 
 uint32_t hearth_warp_active(uint32_t rank, const void *site) {

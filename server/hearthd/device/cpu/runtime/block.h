@@ -25,7 +25,7 @@ struct Warp {
     uint32_t asking;      // lanes in __activemask
     uint32_t meetings;    // entries of `rendezvous` in use
     Rendezvous rendezvous[warp_lanes];
-    WarpOp *ops[warp_lanes];
+    WarpLanes lanes;
     const void *site[warp_lanes];  // where a lane asked for the active mask
     uint32_t active[warp_lanes];   // and the answer
 };
@@ -38,7 +38,7 @@ public:
     // Meetings; each takes the rank of the running thread.
     int sync(unsigned rank, Vote vote, int predicate);
     void sync_grid(unsigned rank);
-    void collective(unsigned rank, uint32_t mask, WarpOp *op, WarpFinish finish);
+    uint64_t collective(unsigned rank, uint32_t mask, uint64_t value, uint64_t aux, WarpFinish finish);
     uint32_t active_mask(unsigned rank, const void *site);
     void yield(unsigned rank);
 
@@ -46,12 +46,12 @@ private:
     static constexpr unsigned own_stack = max_block_threads;  // the worker's
 
     static void stack_main();
-    void work(unsigned first);
+    void work(unsigned first, unsigned stack);
     Index index_of(unsigned rank) const;
     unsigned warps() const { return (threads_ + warp_lanes - 1) / warp_lanes; }
 
     void enter(unsigned rank) {
-        if (rank >= next_) meet_first(rank);
+        if (__builtin_expect(rank >= next_, false)) meet_first(rank);
     }
     void meet_first(unsigned rank);
     void begin();
@@ -59,6 +59,7 @@ private:
     void finish(unsigned rank);
     void suspend(unsigned rank);
     void resume(Context &from, unsigned next);
+    void start_stack(Context &from);
     void wake(unsigned warp, uint32_t lanes);
     unsigned pick(unsigned warp, unsigned lane);
     void arrive(unsigned rank);
@@ -78,14 +79,13 @@ private:
     int count_ = 0;
     int outcome_ = 0;
     uint32_t ready_warps_ = 0;
-    unsigned stack_ = own_stack;     // the one in use
-    unsigned free_ = 0;              // entries of `free_stacks_` in use
-    unsigned stacks_used_ = 0;       // stacks that this block has had so far
-    Context main_;                   // the worker's own stack, when its thread or loop has ended
+    unsigned loop_stack_ = own_stack;  // where threads were last started
+    unsigned free_ = 0;                // entries of `free_stacks_` in use
+    unsigned stacks_used_ = 0;         // stacks that this block has had so far
+    Context main_;                     // the worker's own stack, when its thread or loop has ended
     Stacks stacks_;
     Warp warps_[max_warps];
     Context contexts_[max_block_threads];
-    uint16_t stack_of_[max_block_threads];
     uint16_t free_stacks_[max_block_threads];
 };
 

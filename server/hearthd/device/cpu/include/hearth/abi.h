@@ -56,12 +56,13 @@ struct Module {
     uint64_t global_count;
 };
 
-// One lane's part in a warp-wide operation; lives on that lane's stack until all participants have come.
-struct WarpOp {
-    uint64_t value, aux, result;
+// What the lanes of a warp hand in for an operation and take out of it, each in the place of its number.
+struct WarpLanes {
+    uint64_t value[32], aux[32], result[32];
 };
-// Run once, by the last lane to arrive: reads ops[lane].value/aux and writes .result of every lane in `mask`.
-using WarpFinish = void (*)(WarpOp *const *ops, uint32_t mask);
+// Run once for an operation, when the last lane has come: reads `value` and `aux` of the lanes in `mask`, writes their
+// `result`.
+using WarpFinish = void (*)(WarpLanes &lanes, uint32_t mask);
 
 enum class Vote : int { none, count, all, any };
 
@@ -73,7 +74,8 @@ extern __thread hearth::Tls hearth_tls __attribute__((tls_model("initial-exec"))
 // Meetings of the thread with rank `rank` with others of its block. Call the functions of thread.h instead: they keep
 // the thread's own record.
 int hearth_block_sync(uint32_t rank, hearth::Vote vote, int predicate);
-void hearth_warp_collective(uint32_t rank, uint32_t mask, hearth::WarpOp *op, hearth::WarpFinish finish);
+uint64_t hearth_warp_collective(
+    uint32_t rank, uint32_t mask, uint64_t value, uint64_t aux, hearth::WarpFinish finish);
 uint32_t hearth_warp_active(uint32_t rank, const void *site);
 void hearth_grid_sync(uint32_t rank);
 void hearth_yield(uint32_t rank);

@@ -41,15 +41,17 @@ inline int block_sync(Vote vote, int predicate) {
     const Meeting meeting;
     return hearth_block_sync(meeting.rank(), vote, predicate);
 }
-inline void warp_collective(uint32_t mask, WarpOp *op, WarpFinish finish) {
+inline uint64_t warp_collective(uint32_t mask, uint64_t value, uint64_t aux, WarpFinish finish) {
     const Meeting meeting;
-    hearth_warp_collective(meeting.rank(), mask, op, finish);
+    return hearth_warp_collective(meeting.rank(), mask, value, aux, finish);
 }
 inline uint32_t warp_active(const void *site) {
     const Meeting meeting;
     return hearth_warp_active(meeting.rank(), site);
 }
+[[noreturn]] inline void trap(const char *what) { hearth_trap(what, self.thread_idx); }
 inline void grid_sync() {
+    if (hearth_tls.grid == nullptr) trap("grid.sync() in a launch that is not cooperative");
     const Meeting meeting;
     hearth_grid_sync(meeting.rank());
 }
@@ -63,6 +65,10 @@ inline void yield() {
 inline void relax() {
     if ((++hearth_tls.spins & 15u) == 0) yield();
 }
-[[noreturn]] inline void trap(const char *what) { hearth_trap(what, self.thread_idx); }
+// For a loop's condition (spin_loops.py).
+constexpr bool relaxed() {
+    if (!__builtin_is_constant_evaluated()) relax();
+    return true;
+}
 
 }  // namespace hearth
