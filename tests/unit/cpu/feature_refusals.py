@@ -46,16 +46,13 @@ REFUSALS = [
     ),
     Refused(
         "asynchronous copies",
-        "`cuda::barrier`, `cuda::pipeline`, `cuda::memcpy_async`, `cg::memcpy_async`, `__pipeline_*`, TMA "
-        "(`CUtensorMap`)",
-        "a copy by the block's threads and `__syncthreads()`",
-        _kernel("cg::memcpy_async(cg::this_thread_block(), out, out, 4);", _CG),
+        "`cuda::barrier`, `cuda::pipeline`, `cuda::memcpy_async`, `__pipeline_*`, TMA (`CUtensorMap`)",
+        "`cg::memcpy_async` and `cg::wait`",
+        _kernel("__pipeline_commit();"),
         (
-            _kernel("__pipeline_commit();"),
             _kernel("cuda::barrier<cuda::thread_scope_block> b;"),
             _kernel("cuda::pipeline<cuda::thread_scope_thread> p;"),
             _kernel("const CUtensorMap* m;"),
-            _header("cooperative_groups/memcpy_async.h"),
             _header("cuda_pipeline.h"),
         ),
     ),
@@ -73,10 +70,10 @@ REFUSALS = [
         _kernel("auto c = cg::this_cluster();", _CG),
     ),
     Refused(
-        "tiles of more than a warp",
-        "`tiled_partition<64>` and larger",
-        "the block's barrier",
-        _kernel("auto t = cg::tiled_partition<64>(cg::this_thread_block());", _CG),
+        "launches over several devices",
+        "`cg::this_multi_grid()`, `multi_grid_group`",
+        "a launch for each device",
+        _kernel("cg::this_multi_grid().sync();", _CG),
     ),
     Refused(
         "the CUDA driver API from a kernel",

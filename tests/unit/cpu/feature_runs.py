@@ -373,6 +373,21 @@ RUNS = [
     ),
     Runs(
         _GROUPS,
+        "copies of a group",
+        "`memcpy_async`, `wait`, `wait_prior`; the copy is complete when `memcpy_async` returns",
+        """
+        __shared__ int copied[32];
+        auto block = cg::this_thread_block();
+        cg::memcpy_async(block, copied, numbers, sizeof copied);
+        cg::wait(block);
+        out[threadIdx.x] = copied[31 - threadIdx.x];
+        """,
+        [*[0] * 30, 4, 3],
+        "__device__ int numbers[32] = {3, 4};" + _NAMED,
+        (*_CG, "cooperative_groups/memcpy_async.h"),
+    ),
+    Runs(
+        _GROUPS,
         "the grid",
         "`this_grid().sync()` in cooperative launches",
         """

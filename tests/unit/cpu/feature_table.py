@@ -33,9 +33,6 @@ PENDING = frozenset(
         "own overloads",
         "placement `new`",
         "a compiler barrier in assembly",
-        "partitions by value",
-        "nested tiles",
-        "large tiles",  # then without the row "tiles of more than a warp" of REFUSALS
         "`cuda::atomic`, `cuda::atomic_ref`",
         "`__dp2a_lo`, `__dp2a_hi`",
         "all SIMD video intrinsics",  # then without the row "SIMD video intrinsics"

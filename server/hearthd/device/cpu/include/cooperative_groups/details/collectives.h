@@ -43,43 +43,42 @@ inline T reduce_elements(T *elements, unsigned count, unsigned rank, Op &op) {
 }
 
 template <class T>
-inline unsigned take(hearth::WarpOp *const *ops, uint32_t mask, T *elements) {
+inline unsigned take(const hearth::WarpLanes &lanes, uint32_t mask, T *elements) {
     unsigned count = 0;
-    hearth::each_lane(mask, [&](unsigned lane) { __builtin_memcpy(&elements[count++], &ops[lane]->value, sizeof(T)); });
+    hearth::each_lane(mask, [&](unsigned lane) { elements[count++] = hearth::value_of<T>(lanes.value[lane]); });
     return count;
 }
 template <class T>
-inline void give(hearth::WarpOp *const *ops, uint32_t mask, const T *elements) {
-    hearth::each_lane(mask, [&](unsigned lane) { __builtin_memcpy(&ops[lane]->result, elements++, sizeof(T)); });
+inline void give(hearth::WarpLanes &lanes, uint32_t mask, const T *elements) {
+    hearth::each_lane(mask, [&](unsigned lane) { lanes.result[lane] = hearth::bits_of(*elements++); });
 }
 template <class T, class Op>
-inline void finish_plain_scan(hearth::WarpOp *const *ops, uint32_t mask) {
+inline void finish_plain_scan(hearth::WarpLanes &lanes, uint32_t mask) {
     T elements[32];
     Op op;
-    scan_elements(elements, take(ops, mask, elements), op);
-    give(ops, mask, elements);
+    scan_elements(elements, take(lanes, mask, elements), op);
+    give(lanes, mask, elements);
 }
 template <class T, class Op>
-inline void finish_plain_reduce(hearth::WarpOp *const *ops, uint32_t mask) {
+inline void finish_plain_reduce(hearth::WarpLanes &lanes, uint32_t mask) {
     T elements[32];
     Op op;
-    const unsigned count = take(ops, mask, elements);
+    const unsigned count = take(lanes, mask, elements);
     if ((count & (count - 1)) == 0) {
         reduce_elements(elements, count, 0, op);
     } else {  // threads of the tile are missing
         scan_elements(elements, count, op);
         for (unsigned i = 0; i < count; ++i) elements[i] = elements[count - 1];
     }
-    give(ops, mask, elements);
+    give(lanes, mask, elements);
 }
 
 // Inclusive, over the lanes of `mask`; a lane's element is the first argument of `op`, the combination before it the second.
 template <class T, class Op>
 inline T scan_lanes(unsigned mask, const T &element, Op &op) {
     if constexpr (is_plain_op<Op, T>) {
-        hearth::WarpOp part = hearth::warp_op(element);
-        hearth::warp_collective(mask, &part, finish_plain_scan<T, Op>);
-        return hearth::result_of<T>(part);
+        const uint64_t bits = hearth::bits_of(element);
+        return hearth::value_of<T>(hearth::warp_collective(mask, bits, 0, finish_plain_scan<T, Op>));
     } else {
         const unsigned lane = hearth::lane_id(), size = static_cast<unsigned>(__builtin_popcount(mask));
         const unsigned rank = static_cast<unsigned>(__builtin_popcount(mask & bits_below(lane)));
@@ -99,9 +98,8 @@ inline T reduce_lanes(unsigned mask, const T &element, Op &op) {
         return move(mask, scan_lanes(mask, element, op), 31 - static_cast<unsigned>(__builtin_clz(mask)));
     }
     if constexpr (is_plain_op<Op, T>) {
-        hearth::WarpOp part = hearth::warp_op(element);
-        hearth::warp_collective(mask, &part, finish_plain_reduce<T, Op>);
-        return hearth::result_of<T>(part);
+        const uint64_t bits = hearth::bits_of(element);
+        return hearth::value_of<T>(hearth::warp_collective(mask, bits, 0, finish_plain_reduce<T, Op>));
     } else {
         T total = element;
         for (unsigned step = (Size == 0 ? 32 : Size) / 2; step > 0; step /= 2) {

@@ -10,10 +10,7 @@ public:
     explicit grid_group(details::made) : thread_group(details::made{}, details::grid_group_id) {}
 
     static bool is_valid() { return hearth_tls.grid != nullptr; }
-    static void sync() {
-        if (!is_valid()) hearth::trap("grid.sync() in a launch that is not cooperative");
-        hearth::grid_sync();
-    }
+    static void sync() { hearth::grid_sync(); }
     // The block's threads meet here, those of all blocks in barrier_wait().
     arrival_token barrier_arrive() const {
         if (!is_valid()) hearth::trap("grid.barrier_arrive() in a launch that is not cooperative");

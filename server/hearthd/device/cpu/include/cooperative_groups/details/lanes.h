@@ -4,14 +4,19 @@
 namespace cooperative_groups {
 namespace details {
 
-// For elements of more than 64 bits: a lane hands over where its element lies and where the other's is to go.
+// For elements of more than 64 bits: a lane hands over the address of a record of where to copy from and to.
 template <class T>
-inline void finish_move(hearth::WarpOp *const *ops, uint32_t mask) {
-    hearth::each_lane(mask, [=](unsigned lane) {
-        const unsigned source = static_cast<unsigned>(ops[lane]->aux);
-        const hearth::WarpOp *const from = ops[(mask >> source & 1) != 0 ? source : lane];
-        void *const result = reinterpret_cast<void *>(ops[lane]->result);
-        __builtin_memcpy(result, reinterpret_cast<const void *>(from->value), sizeof(T));
+struct Moved {
+    const T *own;
+    T *result;
+};
+template <class T>
+inline void finish_move(hearth::WarpLanes &lanes, uint32_t mask) {
+    const auto of = [&](unsigned lane) { return reinterpret_cast<const Moved<T> *>(lanes.value[lane]); };
+    hearth::each_lane(mask, [&](unsigned lane) {
+        const unsigned source = static_cast<unsigned>(lanes.aux[lane]);
+        const T *const from = of((mask >> source & 1) != 0 ? source : lane)->own;
+        __builtin_memcpy(static_cast<void *>(of(lane)->result), static_cast<const void *>(from), sizeof(T));
     });
 }
 
@@ -22,13 +27,11 @@ inline T move(unsigned mask, const T &element, unsigned source) {
     static_assert(sizeof(T) <= 32, "a shuffle moves types of at most 32 bytes");
     T result = element;
     if constexpr (sizeof(T) <= 8) {
-        hearth::WarpOp op = hearth::warp_op(element);
-        op.aux = source;
-        hearth::warp_collective(mask, &op, hearth::finish_shuffle);
-        __builtin_memcpy(static_cast<void *>(&result), &op.result, sizeof result);
+        const uint64_t bits = hearth::warp_collective(mask, hearth::bits_of(element), source, hearth::finish_shuffle);
+        __builtin_memcpy(static_cast<void *>(&result), &bits, sizeof result);
     } else {
-        hearth::WarpOp op{reinterpret_cast<uint64_t>(&element), source, reinterpret_cast<uint64_t>(&result)};
-        hearth::warp_collective(mask, &op, finish_move<T>);
+        const Moved<T> moved{&element, &result};
+        hearth::warp_collective(mask, reinterpret_cast<uint64_t>(&moved), source, finish_move<T>);
     }
     return result;
 }

@@ -7,26 +7,35 @@ namespace details {
 
 inline constexpr unsigned whole_warp = 0xffffffffu;
 
-// Run once, by the last leader to arrive: the parts of the leaders in the order of their warps.
-using LeadersFinish = void (*)(hearth::WarpOp *const *ops, unsigned count);
+// A leader's part in a meeting: an element, and room for those of all leaders in the order of their warps.
+struct Leader {
+    const void *own;
+    void *all;
+};
 
 // One per block that runs, as a block stays on its thread. All counts are back at zero when a block ends.
 struct LeadersMeetings {
     struct Place {
         uint8_t arrived, phase;
     };
-    hearth::WarpOp *ops[32];
+    Leader leaders[32];
     Place places[5][16];  // for tiles of 64 to 1024 threads, by the tile's place in the block
 };
 inline __thread LeadersMeetings leaders_meetings;
 
-// The leaders of `count` warps from `first` on wait for each other.
-inline void meet_leaders(unsigned first, unsigned count, hearth::WarpOp *op, LeadersFinish finish) {
+// The leaders of `count` warps from `first` on wait for each other; the last to come hands out the elements of `size`
+// bytes.
+inline void meet_leaders(unsigned first, unsigned count, const Leader &own, size_t size) {
     LeadersMeetings &meetings = leaders_meetings;
     LeadersMeetings::Place &place = meetings.places[__builtin_ctz(count) - 1][first / count];
-    meetings.ops[hearth::thread_rank() / 32] = op;
+    meetings.leaders[hearth::thread_rank() / 32] = own;
     if (++place.arrived == count) {
-        if (finish != nullptr) finish(meetings.ops + first, count);
+        for (unsigned to = first; size != 0 && to < first + count; ++to) {
+            char *at = static_cast<char *>(meetings.leaders[to].all);
+            for (unsigned from = first; from < first + count; ++from, at += size) {
+                __builtin_memcpy(at, meetings.leaders[from].own, size);
+            }
+        }
         place.arrived = 0;
         ++place.phase;
         return;
@@ -34,23 +43,11 @@ inline void meet_leaders(unsigned first, unsigned count, hearth::WarpOp *op, Lea
     for (const uint8_t phase = place.phase; place.phase == phase;) hearth::yield();
 }
 
-// Each leader hands over a T (`value`) and gets those of all (`result`).
-template <class T>
-inline void finish_gather(hearth::WarpOp *const *ops, unsigned count) {
-    for (unsigned to = 0; to < count; ++to) {
-        char *const results = reinterpret_cast<char *>(ops[to]->result);
-        for (unsigned from = 0; from < count; ++from) {
-            __builtin_memcpy(results + from * sizeof(T), reinterpret_cast<const void *>(ops[from]->value), sizeof(T));
-        }
-    }
-}
-
 // Room for elements that need not have a default constructor.
 template <class T, unsigned Count>
 struct Elements {
     alignas(T) unsigned char bytes[Count * sizeof(T)];
     T *data() { return reinterpret_cast<T *>(bytes); }
-    T &operator[](unsigned i) { return data()[i]; }
 };
 
 template <unsigned Size>
@@ -69,7 +66,7 @@ public:
     static constexpr unsigned hearth_warps = Size / 32;
 
     static void sync() {
-        if (hearth::lane_id() == leader()) meet_leaders(first_warp(), hearth_warps, nullptr, nullptr);
+        if (hearth::lane_id() == leader()) meet_leaders(first_warp(), hearth_warps, {}, 0);
         __syncwarp(whole_warp);
     }
     static int any(int predicate) {
@@ -100,8 +97,7 @@ public:
         const unsigned leading = leader();
         if (hearth::lane_id() == leading) {
             Elements<T, hearth_warps> of_warps;
-            hearth::WarpOp op{reinterpret_cast<uint64_t>(&of_warp), 0, reinterpret_cast<uint64_t>(of_warps.bytes)};
-            meet_leaders(first_warp(), hearth_warps, &op, finish_gather<T>);
+            meet_leaders(first_warp(), hearth_warps, {&of_warp, of_warps.bytes}, sizeof(T));
             result = combine(of_warps.data());
         }
         return details::move(whole_warp, result, leading);
