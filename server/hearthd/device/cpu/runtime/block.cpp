@@ -70,8 +70,8 @@ void Block::stack_main() {
 }
 
 Index Block::index_of(unsigned rank) const {
-    if (rank == 0) return Index{0, 0, 0};
     const Index dim = hearth_tls.block_dim;
+    if (rank < dim.x) return Index{rank, 0, 0};  // spares the divisions
     return Index{rank % dim.x, rank / dim.x % dim.y, rank / (dim.x * dim.y)};
 }
 
