@@ -73,7 +73,7 @@ inline void finish_plain_reduce(hearth::WarpLanes &lanes, uint32_t mask) {
     give(lanes, mask, elements);
 }
 
-// Inclusive, over the lanes of `mask`. The first argument of `op` is a lane's element, the second the combination before it.
+// Inclusive, over the lanes of `mask`: op(a lane's element, the combination of those before it).
 template <class T, class Op>
 inline T scan_lanes(unsigned mask, const T &element, Op &op) {
     if constexpr (is_plain_op<Op, T>) {
