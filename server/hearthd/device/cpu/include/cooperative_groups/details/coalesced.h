@@ -63,16 +63,10 @@ private:
 };
 
 namespace details {
-// The lanes that are converged are those that ask from one place: a return address, hence a real call. The compiler may
-// give the same end of two branches one code, hence the line.
-__attribute__((noinline)) inline unsigned converged_at(unsigned line) {
-    const uint64_t place = reinterpret_cast<uint64_t>(__builtin_return_address(0)) ^ static_cast<uint64_t>(line) << 48;
-    return hearth::warp_active(reinterpret_cast<const void *>(place));
-}
 }  // namespace details
 
 __attribute__((always_inline)) inline coalesced_group coalesced_threads(unsigned hearth_line = __builtin_LINE()) {
-    return coalesced_group(details::made{}, details::converged_at(hearth_line));
+    return coalesced_group(details::made{}, hearth::active_here(hearth_line));
 }
 
 }  // namespace cooperative_groups
