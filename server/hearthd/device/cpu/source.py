@@ -16,22 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import unsupported
+from hearthd.device.cpu import collisions, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import BUILTINS, Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
 
-# Kernels by these names would be overloads of what every kernel can call, and their address ambiguous.
-_TAKEN = frozenset(
-    """abort abs acos acosh asin asinh atan atan2 atanh atexit bcmp bcopy bsearch bzero calloc cbrt ceil clock copysign
-    cos cosh cospi difftime div drem erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide finite
-    floor fma fmax fmin fmod fopen free frexp gamma getc getenv hypot ilogb index isfinite isinf isnan j0 j1 jn labs
-    ldexp ldiv lgamma llabs lldiv llrint llround log log10 log1p log2 logb lrint lround main malloc max memchr memcmp
-    memcpy memmove memset min modf mulhi mul24 nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow printf
-    putc puts qsort rand random rcbrt read realloc remainder remove rename rewind rhypot rindex rint round rsqrt
-    saturate scalb scalbn select sin sincos sincospi sinh sinpi sqrt strcmp system tan tanh tgamma time trunc umin umax
-    y0 y1 yn""".split()  # noqa: SIM905 - a list would be a page long
-)
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
@@ -52,9 +41,12 @@ class Translation:
     kernels: tuple[str, ...]
 
 
-def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Translation:
+def translate(
+    preprocessed: str, name_expressions: Sequence[str] = (), prelude_functions: frozenset[str] = frozenset(), own: str = "/"
+) -> Translation:
     """Rewrite a preprocessed CUDA source to C++ with its table of kernels and variables.
 
+    `prelude_functions`: CUDA's functions that the prelude declares; `own`: the directory of the backend's headers.
     Raises `Refusal`: UNSUPPORTED for what cannot run here, by name and line; COMPILE_FAILED for a kernel that is not
     one.
     """
@@ -62,17 +54,23 @@ def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Transl
     tokens = tokenize(source)
     unsupported.check(source, tokens)
     found = scan(tokens)
-    rewriter = _Rewriter(source, tokens, found)
+    separation = collisions.Separation(source, tokens, found, prelude_functions, own)
+    rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
+    rewriter.edits += separation.edits()  # last: of edits to one token the first counts
     table = Table(tokens, found, rewriter.renamed, rewriter.slow_kernels, rewriter.shared_in)
-    return Translation(rewriter.result() + table.text(name_expressions), tuple(k.qualified for k in found.kernels))
+    text = f"{rewriter.result()}\n{collisions.OPEN}{table.text(name_expressions)}}}\n"
+    return Translation(text, tuple(k.qualified for k in found.kernels))
 
 
 class _Rewriter:
-    def __init__(self, source: SourceMap, tokens: Sequence[Token], found: Declarations) -> None:
+    def __init__(
+        self, source: SourceMap, tokens: Sequence[Token], found: Declarations, taken: frozenset[str] = frozenset()
+    ) -> None:
         self.source = source
         self.tokens = tokens
         self.found = found
+        self.taken = taken  # kernels whose names are those of CUDA functions
         self.edits: list[tuple[int, int, str]] = []
         self.slow_kernels: set[str] = set()  # those that read the thread's record instead of copies
         self.shared_in: set[str] = set()  # functions that declare static shared memory
@@ -132,11 +130,10 @@ class _Rewriter:
         self._replace(index, "")
         self._replace(index + 1, "")
 
-    @staticmethod
-    def renamed(kernel: Function) -> str:
+    def renamed(self, kernel: Function) -> str:
         """The name that `kernel` has in the C++ text."""
         plain = kernel.is_extern_c and not kernel.is_template
-        return RENAMED + kernel.name if plain and kernel.name in _TAKEN else kernel.name
+        return RENAMED + kernel.name if plain and kernel.name in self.taken else kernel.name
 
     def _kernel(self, kernel: Function, copied: list[tuple[int, int]]) -> None:
         tokens = self.tokens

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.collisions import PROGRAM
 from hearthd.device.cpu.declarations import Declarations, Function
 from hearthd.device.cpu.tokens import Token, matching
 
@@ -73,9 +74,9 @@ class Table:
         for kernel in {k.qualified: k for k in self.found.kernels if k.body is not None}.values():
             if kernel.is_extern_c and not kernel.is_template:
                 place = "::".join((*kernel.scope, self.renamed(kernel)))
-                kernels.append(self._entry(kernel, f"&::{place}", kernel.name))
+                kernels.append(self._entry(kernel, f"&::{PROGRAM}::{place}", kernel.name))
         for variable in {v.qualified: v for v in self.found.variables}.values():
-            place = f"::{variable.qualified}"
+            place = f"::{PROGRAM}::{variable.qualified}"
             for name in {variable.qualified, f"&{variable.qualified}"}:
                 variables.append(f"{{{_quoted(name)}, (void *)&{place}, sizeof({place})}},")
         known = {v.qualified for v in self.found.variables} | {f"&{v.qualified}" for v in self.found.variables}

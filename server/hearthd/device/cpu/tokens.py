@@ -59,6 +59,10 @@ class SourceMap:
         line, file, _ = self.origins[index]
         return file, line + self.text.count("\n", self.starts[index], offset)
 
+    def is_system(self, offset: int) -> bool:
+        """Whether the text at `offset` is from a system header."""
+        return self.origins[bisect.bisect_right(self.starts, offset) - 1][2]
+
     def user_regions(self) -> Iterator[tuple[int, int]]:
         """Ranges of offsets that hold text of the user's own files, not of system headers."""
         for index, start in enumerate(self.starts):
