@@ -173,23 +173,29 @@ class Separation:
         named = {f.name for f in found.functions if f.owner is None} | set(self._using_names())
         self.overloads = {name for name in named if is_cudas(name, self.functions)}
         self.injected: set[str] = set()
-        pairs = zip(tokens, tokens[1:], strict=False)
-        self.opens_std = any(first.text == "namespace" and second.text == "std" for first, second in pairs)
+        self.opens_std = any(scope[:1] == ("std",) for scope, _ in found.scoped_names)
         self.own_std = False  # opened
 
     def edits(self) -> Iterator[tuple[int, int, str]]:
         """Replacements of ranges of the text, in order where several are at one offset."""
         yield from self._namespaces()
+        c_linkage: set[int] = set()
         has_body = {f.name for f in self.found.functions if f.body is not None and f.owner is None}
         for function in self.found.functions:
-            bare = function.body is None and function.owner is None and not function.scope and not function.is_kernel
-            if bare and function.name not in has_body and is_cudas(function.name, self.functions):
-                start, end = self.tokens[function.statement[0]].start, self.tokens[function.statement[1] - 1].end
+            if function.body is not None or function.owner is not None or function.is_kernel or function.name in has_body:
+                continue
+            first = function.statement[0]
+            start, end = self.tokens[first].start, self.tokens[function.statement[1] - 1].end
+            if not function.scope and is_cudas(function.name, self.functions):
                 yield start, start, _IGNORED
                 yield end, end, " }"
+            elif function.is_extern_c:  # defined elsewhere: in the C library
+                c_linkage.add(first)
+                if self.tokens[first].text != "extern" or self.tokens[first + 1].kind != "string":
+                    yield start, start, 'extern "C" '
         own_std = "std" not in self.libraries and self.opens_std
         for index, token in enumerate(self.tokens):
-            if token.kind == "string" and token.text == '"C"' and index and self.tokens[index - 1].text == "extern":
+            if token.text == '"C"' and index and self.tokens[index - 1].text == "extern" and index - 1 not in c_linkage:
                 yield token.start, token.end, '"C++"'
             elif token.text == "::" and index + 1 < len(self.tokens) and self._begins_name(index):
                 if self.tokens[index + 1].text in self.global_names:
@@ -304,12 +310,14 @@ class Separation:
         return any(scope[:1] == ("std",) and name in _LANGUAGE_NAMES for scope, name in self.found.scoped_names)
 
     def _is_namespace(self, index: int) -> bool:
-        """Whether the name at `index` is a namespace by itself: not a member, and not within another one."""
-        before = self.tokens[index - 1].text if index else ""
-        if before == "::" and not self._begins_name(index - 1):
-            return False
-        after = self.tokens[index + 1].text if index + 1 < len(self.tokens) else ""
-        return before in ("namespace", "=") or after == "::"
+        """Whether the name at `index` is a namespace, not a variable or a member."""
+        if index + 1 < len(self.tokens) and self.tokens[index + 1].text == "::":
+            return index == 0 or self.tokens[index - 1].text not in (".", "->")
+        at = index - 1  # `namespace a::std {`, `using namespace a::std;`, `namespace b = a::std;`
+        while at > 0 and (self.tokens[at].text in ("::", "=", "inline") or self.tokens[at - 1].text in ("::", "=")):
+            at -= 1
+        words = {token.text for token in self.tokens[max(at - 1, 0) : index]}
+        return "namespace" in words
 
     def _begins_name(self, index: int) -> bool:
         """Whether the `::` at `index` begins a qualified name."""

@@ -208,7 +208,7 @@ class _Scanner:
                     declarators = closing + 1
                 elif class_key is not None and not initialised:
                     name = self._class_name(class_key, at)
-                    if owner is None:
+                    if owner is None and not any(t.text == "::" for t in tokens[class_key:at]):
                         self.found.scoped_names.add((names, name))
                     self.scope(at + 1, closing, (), name, False)
                     class_key = None
