@@ -21,11 +21,12 @@ _TOKEN = re.compile(
   | (?P<char>(?:u8|[uUL])?'(?:[^'\\\n]|\\.)+')
   | (?P<number>\.?\d(?:[eEpP][+-]|'[\w]|[\w.])*)
   | (?P<name>[A-Za-z_$]\w*)
-  | (?P<op>::|->|\.\.\.|[^\s\w])
+  | (?P<op><%|%>|<:(?!:[^:>])|:>|::|->|\.\.\.|[^\s\w])
     """,
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 
+_DIGRAPHS = {"<%": "{", "%>": "}", "<:": "[", ":>": "]"}
 OPENING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -80,7 +81,8 @@ def tokenize(source: SourceMap) -> list[Token]:
             if kind == "fence":
                 kind = "string"
             if kind is not None and kind not in ("directive", "comment"):
-                tokens.append(Token(kind, match.group(), match.start(), match.end()))
+                text = match.group()
+                tokens.append(Token(kind, _DIGRAPHS.get(text, text), match.start(), match.end()))
     return tokens
 
 

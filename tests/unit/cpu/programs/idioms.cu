@@ -142,6 +142,6 @@ extern "C" __global__ void recursion_and_static(int* out) { static const int kOn
 // program managed_and_extern: 3 8 2
 extern __device__ int later; extern __constant__ float weights[4];
 __managed__ int shared_with_host = 3; static __constant__ int2 offsets[] = {{1, 2}, {3, 4}};
-__device__ volatile int ticket = 2; __device__ const char message[] = "hi"; __device__ int* pointer = &shared_with_host;
-extern "C" __global__ void managed_and_extern(int* out) { out[0] = *pointer; out[1] = later + offsets[1].y + (int)weights[1] + (message[0] == 'h') ; out[2] = ticket; }
+__device__ volatile int ticket = 2; __device__ const char message[] = "hi"; __device__ int target = 3; __device__ int* pointer = &target;
+extern "C" __global__ void managed_and_extern(int* out) { out[0] = *pointer * shared_with_host - 6; out[1] = later + offsets[1].y + (int)weights[1] + (message[0] == 'h') ; out[2] = ticket; }
 __device__ int later = 1; __constant__ float weights[4] = {1, 2};
