@@ -193,6 +193,9 @@ class Separation:
                 c_linkage.add(first)
                 if self.tokens[first].text != "extern" or self.tokens[first + 1].kind != "string":
                     yield start, start, 'extern "C" '
+        for start, end in self._language_templates():
+            yield start, start, _IGNORED
+            yield end, end, " }"
         own_std = "std" not in self.libraries and self.opens_std
         for index, token in enumerate(self.tokens):
             if token.text == '"C"' and index and self.tokens[index - 1].text == "extern" and index - 1 not in c_linkage:
@@ -202,6 +205,15 @@ class Separation:
                     yield token.end, token.end, f"{PROGRAM}::"
             elif own_std and token.text == "std" and self._is_namespace(index):
                 yield token.start, token.end, OWN_STD
+
+    def _language_templates(self) -> Iterator[tuple[int, int]]:
+        """Declarations such as `template <class T> struct tuple_size;`, which the library has, maybe elsewhere."""
+        for index, token in enumerate(self.tokens[:-1]):
+            if token.text in _LANGUAGE_NAMES and self.tokens[index + 1].text == ";":
+                at = index
+                while at > 0 and self.tokens[at].text != "template":
+                    at -= 1
+                yield self.tokens[at].start, self.tokens[index + 1].end
 
     def _namespaces(self) -> Iterator[tuple[int, int, str]]:
         """Open the program's namespace ahead of its text, and leave it for libraries' headers and what is theirs."""

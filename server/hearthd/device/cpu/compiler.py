@@ -138,7 +138,8 @@ def compile_source(
         lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {parsed.architecture}"]
         if parsed.architecture >= _SM90:
             lines.append("#include <hearth/atomics_sm90.h>")
-        lines += [*collisions.hidden_macros(names, (source, *parsed.prologue), headers), *parsed.prologue]
+        hidden = collisions.hidden_macros(names, (source, *parsed.prologue), headers)
+        lines += [*hidden, *parsed.prologue]
         lines.append(f'#line 1 "{FILE}"')
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
         quiet = _CLANG_QUIET if toolchain.is_clang else (*_GCC_QUIET, "-fpch-preprocess")
@@ -152,7 +153,10 @@ def compile_source(
         translation = translate(expanded, name_expressions, names.functions, str(INCLUDE))
         arguments = [*prelude, *_CLANG_QUIET, "-x", "c++"] if toolchain.is_clang else _without_include(prelude)
         arguments += ["-shared", "-o", "module.so", "-"]
-        done = toolchain.run(arguments, room, translation.text.encode(), _left(deadline))
+        text = translation.text.encode()
+        if toolchain.is_clang:  # it preprocesses again, with the prelude's macros
+            text = "".join(f"{line}\n" for line in hidden if line.startswith("#undef")).encode() + text
+        done = toolchain.run(arguments, room, text, _left(deadline))
         if done.status != 0:
             raise _failure(done, source, headers, room)
         return (room / "module.so").read_bytes()

@@ -130,7 +130,7 @@ extern "C" __global__ void compiler_barriers(int* out) {
     out[0] = 3; asm volatile("" ::: "memory"); asm(""); asm volatile("" : : : "memory"); out[0] += 4;
 }
 
-// program predefined_macros: 1 1 1 1 1 0
+// program predefined_macros: 1 1 1 1 1
 extern "C" __global__ void predefined_macros(int* out) {
 #if defined(__CUDACC__) && defined(__CUDACC_RTC__) && defined(__CUDA_ARCH__) && defined(__CUDACC_VER_MAJOR__)
     out[0] = 1;
