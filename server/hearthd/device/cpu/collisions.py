@@ -182,7 +182,12 @@ class Separation:
         c_linkage: set[int] = set()
         has_body = {f.name for f in self.found.functions if f.body is not None and f.owner is None}
         for function in self.found.functions:
-            if function.body is not None or function.owner is not None or function.is_kernel or function.name in has_body:
+            if (
+                function.body is not None
+                or function.owner is not None
+                or function.is_kernel
+                or function.name in has_body
+            ):
                 continue
             first = function.statement[0]
             start, end = self.tokens[first].start, self.tokens[function.statement[1] - 1].end
@@ -266,7 +271,12 @@ class Separation:
         """Statements, as first token and end, that must not be in the program's namespace."""
         for function in self.found.functions:
             name = function.parameters[0] - 1
-            if function.name == "operator" and function.owner is None and not function.scope and not function.is_template:
+            if (
+                function.name == "operator"
+                and function.owner is None
+                and not function.scope
+                and not function.is_template
+            ):
                 words = {token.text for token in self.tokens[function.statement[0] : name + 1]}
                 if words & {"new", "delete"}:
                     yield function.statement

@@ -37,7 +37,9 @@ _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<
 _INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
 # The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
 _NOISE = re.compile(r"^\s*\d*\s+\|( |$)|^\d+ (?:error|warning)s?.* generated\.$|^compilation terminated\.$")
-_HIDDEN = re.compile(r"hearth_kernel_|(?:::)?hearth_program(?:::|_)|(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?")
+_HIDDEN = re.compile(
+    r"hearth_kernel_|(?:::)?hearth_program(?:::|_)|(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?"
+)
 
 
 class CpuCompiler:

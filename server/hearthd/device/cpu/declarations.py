@@ -302,7 +302,9 @@ class _Scanner:
             found = (index for index in declarator_names(tokens, declarators, end) if tokens[index - 1].text != "::")
             self.found.scoped_names.update((names, tokens[index].text) for index in found)
         # A variable template has no address; a name expression names an instance of it.
-        is_variable = words & SPACE_MARKERS and not words & {"__shared__", "typedef"} and tokens[start].text != "template"
+        is_variable = (
+            words & SPACE_MARKERS and not words & {"__shared__", "typedef"} and tokens[start].text != "template"
+        )
         if owner is None and is_variable:
             for index in declarator_names(tokens, declarators, end):
                 if tokens[index].text not in SPACE_MARKERS and tokens[index - 1].text != "::":

@@ -42,7 +42,10 @@ class Translation:
 
 
 def translate(
-    preprocessed: str, name_expressions: Sequence[str] = (), prelude_functions: frozenset[str] = frozenset(), own: str = "/"
+    preprocessed: str,
+    name_expressions: Sequence[str] = (),
+    prelude_functions: frozenset[str] = frozenset(),
+    own: str = "/",
 ) -> Translation:
     """Rewrite a preprocessed CUDA source to C++ with its table of kernels and variables.
 

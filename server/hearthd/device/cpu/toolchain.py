@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.collisions import PreludeNames
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
+from hearthd.device.cpu.collisions import PreludeNames
 
 INCLUDE = Path(__file__).parent / "include"
 RUNTIME = Path(__file__).parent / "runtime"
@@ -299,8 +299,8 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    names = "source collisions declarations tokens unsupported compiler crashes toolchain libraries exchange_kinds options table"
-    files += [here / f"{name}.py" for name in names.split()]
+    names = "source collisions declarations tokens unsupported compiler crashes toolchain libraries options table"
+    files += [here / f"{name}.py" for name in (*names.split(), "exchange_kinds")]
     for path in sorted(files):
         digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()
