@@ -239,7 +239,8 @@ def test_polling_by_atomic_lets_other_threads_run() -> None:
 
 
 _NO_FUNCTIONS = frozenset(
-    """alignas alignof asm bool catch char char16_t char32_t const const_cast constexpr decltype declval defined delete dim3 double enum
+    """alignas alignof asm bool catch char char16_t char32_t const const_cast constexpr decltype declval defined delete
+    dim3 double enum
     explicit float for if int long new noexcept operator ptrdiff_t return short signed size_t sizeof static_assert
     static_cast switch template throw typeid typename uint3 unsigned using void wchar_t while""".split()  # noqa: SIM905
 )

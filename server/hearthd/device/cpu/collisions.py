@@ -29,6 +29,7 @@ from hearthd.device.cpu.tokens import OPENING, SourceMap, Token, matching, match
 PROGRAM = "hearth_program"
 OPEN = f"inline namespace {PROGRAM} {{ "
 OWN_STD = f"{PROGRAM}_std"
+OWN_HEARTH = f"{PROGRAM}_hearth"
 _IGNORED = f"namespace {PROGRAM}_ignored {{ "
 
 CUDA_LIBRARY_FUNCTIONS = frozenset(
@@ -202,9 +203,12 @@ class Separation:
             yield start, start, _IGNORED
             yield end, end, " }"
         own_std = "std" not in self.libraries and self.opens_std
+        renames_hearth = "hearth" in self.global_names or any(s[:1] == ("hearth",) for s, _ in self.found.scoped_names)
         for index, token in enumerate(self.tokens):
             if token.text == '"C"' and index and self.tokens[index - 1].text == "extern" and index - 1 not in c_linkage:
                 yield token.start, token.end, '"C++"'
+            elif token.text == "hearth" and renames_hearth and not self._is_from_macro(index):
+                yield token.start, token.end, OWN_HEARTH
             elif token.text == "::" and index + 1 < len(self.tokens) and self._begins_name(index):
                 if self.tokens[index + 1].text in self.global_names:
                     yield token.end, token.end, f"{PROGRAM}::"
@@ -219,6 +223,10 @@ class Separation:
                 while at > 0 and self.tokens[at].text != "template":
                     at -= 1
                 yield self.tokens[at].start, self.tokens[index + 1].end
+
+    def aliases(self) -> str:
+        """What the table of kernels and variables needs to name them as the program does."""
+        return f"namespace std = {OWN_STD};" if self.own_std else ""
 
     def _namespaces(self) -> Iterator[tuple[int, int, str]]:
         """Open the program's namespace ahead of its text, and leave it for libraries' headers and what is theirs."""
@@ -341,6 +349,10 @@ class Separation:
         words = {token.text for token in self.tokens[max(at - 1, 0) : index]}
         return "namespace" in words
 
+    def _is_from_macro(self, index: int) -> bool:
+        """Whether the name `hearth` at `index` is what one of the prelude's macros expands to."""
+        return [token.text for token in self.tokens[index + 1 : index + 3]] == ["::", "active_here"]
+
     def _begins_name(self, index: int) -> bool:
         """Whether the `::` at `index` begins a qualified name."""
         if index == 0:
@@ -360,6 +372,27 @@ class Separation:
                 opening -= 1
             return self.tokens[opening - 1].text != "decltype"
         return True
+
+
+def place(name: str) -> str:
+    """The global variable or kernel `name` as the rewritten program has it, qualified."""
+    return f"::{PROGRAM}::{local(name)}"
+
+
+def local(expression: str) -> str:
+    """A name expression as it reads within the program's namespace."""
+    return re.sub(r"\bhearth(?= *::)", OWN_HEARTH, expression.removeprefix("::"))
+
+
+def is_balanced(tokens: Sequence[Token]) -> bool:
+    """Whether every bracket has its partner."""
+    open_: list[str] = []
+    for token in tokens:
+        if token.kind == "op" and token.text in OPENING:
+            open_.append(OPENING[token.text])
+        elif token.kind == "op" and token.text in OPENING.values() and (not open_ or open_.pop() != token.text):
+            return False
+    return not open_
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

@@ -60,9 +60,11 @@ def translate(
     separation = collisions.Separation(source, tokens, found, prelude_functions, own)
     rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
+    if not collisions.is_balanced(tokens):
+        return Translation(rewriter.result(), ())  # for the compiler to say where
     rewriter.edits += separation.edits()  # last: of edits to one token the first counts
     table = Table(tokens, found, rewriter.renamed, rewriter.slow_kernels, rewriter.shared_in)
-    text = f"{rewriter.result()}\n{collisions.OPEN}{table.text(name_expressions)}}}\n"
+    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{table.text(name_expressions)}}}\n"
     return Translation(text, tuple(k.qualified for k in found.kernels))
 
 

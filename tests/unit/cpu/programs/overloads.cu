@@ -128,3 +128,8 @@ extern "C" __global__ void placement_new_and_heap(int* out) {
     alignas(8) char room[64]; Counted* a = new (room) Counted(3); out[0] = a->v; a->~Counted();
     int* q = new int[3]{1, 2, 3}; out[1] = q[1]; delete[] q; Counted* d = new Derived(9); out[2] = d->twice(); out[3] = d->v; delete d;
 }
+
+// program overloads_through_a_using_directive: 6 3 4 2
+namespace mine { __device__ float max(float a, float b) { return a > b ? a : b; } __device__ double sqrt(double v) { return 7; } __device__ int rand() { return 4; } typedef unsigned long long time_t; }
+namespace elsewhere { using namespace mine; using mine::time_t;
+extern "C" __global__ void overloads_through_a_using_directive(int* p) { p[0] = (int)max(1, 2) + rand(); time_t t = 3; p[1] = t; { using ::max; p[2] = (int)max(3, 4); } p[3] = (int)::sqrt(4.0); } }

@@ -36,3 +36,7 @@ extern "C" __global__ void using_directive(int* out) { out[0] = is_same<float, f
 namespace cuda { namespace std { template <class T> struct optional { T v; }; } template <class T> struct atomic { T v; }; }
 namespace thrust { template <class T> struct complex { T re; }; }
 extern "C" __global__ void own_library_namespaces(int* out) { out[0] = cuda::std::optional<int>{1}.v; out[1] = ::cuda::atomic<int>{2}.v * thrust::complex<int>{1}.re; }
+
+// program variables_in_own_namespaces: 7
+namespace std { __device__ int kept = 3; template <class T> __global__ void store(T* p) { p[0] = kept; } }
+namespace hearth { __device__ int kept = 4; struct Kernel { int a; }; extern "C" __global__ void variables_in_own_namespaces(int* out) { out[0] = std::kept + ::hearth::kept; } }
