@@ -55,6 +55,7 @@ def test_headers_of_the_library_and_of_the_program_between_declarations() -> Non
     struct Mine {}; struct Other {};
     __device__ int time = 3;
     __device__ int __hadd(Mine, int v) { return v; }
+    __device__ int mean(int a, int b) { return __hadd(a, b); }
     #include <cuda_fp16.h>
     #include "ops.cuh"
     #include <cfloat>
@@ -66,7 +67,8 @@ def test_headers_of_the_library_and_of_the_program_between_declarations() -> Non
     namespace std { template <> struct numeric_limits<Mine> { static constexpr int v = 7; }; }
     template <> struct std::numeric_limits<Other> { static constexpr int v = 8; };
     extern "C" __global__ void k(int* out) {
-        out[0] = __hadd(Mine(), 1); out[1] = __half2float(__hadd(__half(1.0f), __half(1.0f), __half(2.0f)));
+        out[0] = __hadd(Mine(), 1) + mean(2, 4) + __hadd(1, 3) - 5;
+        out[1] = __half2float(__hadd(__half(1.0f), __half(1.0f), __half(2.0f)));
         out[2] = std::numeric_limits<Mine>::v; out[3] = ::std::numeric_limits<Other>::v;
         out[4] = ::time; out[5] = select(9);
         out[6] = FLT_MAX > 1e38f; out[7] = std::numeric_limits<int>::max() == 2147483647;
@@ -78,10 +80,14 @@ def test_headers_of_the_library_and_of_the_program_between_declarations() -> Non
 
 def test_own_std_ahead_of_the_backends_headers() -> None:
     source = """
+    #ifdef __CUDACC_RTC__
     namespace std {
     template <class T> struct remove_const { typedef T type; };
     template <bool B> struct conditional { enum { v = B }; };
     }
+    #else
+    #include <type_traits>
+    #endif
     #include <cuda_fp16.h>
     #include <cooperative_groups.h>
     namespace cg = cooperative_groups;

@@ -128,15 +128,20 @@ def hidden_macros(names: PreludeNames, sources: Sequence[str], headers: Mapping[
     """
     texts = (*sources, *headers.values())
     words = {word for text in texts for word in _WORD.findall(text)}
-    included = {name for text in texts for name in _INCLUDE.findall(text)}
-    given = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
-    mentioned = sorted(words & (names.macros if included <= given else _ALWAYS_HIDDEN))
+    mentioned = sorted(words & (_ALWAYS_HIDDEN if foreign_includes(names, texts, headers) else names.macros))
     numbers = [name for name in mentioned if _NUMBER_MACRO.fullmatch(name)]
     return [
         *(f"static constexpr auto {PROGRAM}_{name} = {name};" for name in numbers),
         *(f"#undef {name}" for name in mentioned),
         *(f"static constexpr auto {name} = {PROGRAM}_{name};" for name in numbers),
     ]
+
+
+def foreign_includes(names: PreludeNames, texts: Sequence[str], headers: Mapping[str, str]) -> bool:
+    """Whether `texts` include a header that neither the program nor the backend brings: one of the C or C++ library."""
+    given = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
+    included = (name for text in texts for name in _INCLUDE.findall(text))
+    return any(name not in given and name.rsplit("/", 1)[-1] not in given for name in included)
 
 
 def is_cudas(name: str, functions: frozenset[str]) -> bool:
@@ -154,6 +159,7 @@ class Separation:
         found: Declarations,
         functions: frozenset[str],
         own: str,
+        foreign: bool,
     ) -> None:
         self.source = source
         self.tokens = tokens
@@ -166,14 +172,15 @@ class Separation:
         self.libraries = {
             name for name, start in _LIBRARIES.items() if start and any(f.startswith(start) for f in backends)
         }
-        if any(not file.startswith(own) for file in files) or self._declares_language_names():
+        if foreign or any(not file.startswith(own) for file in files) or self._declares_language_names():
             self.libraries.add("std")
-        self.later = self._later_functions() if backends else {}
+        named = {f.name for f in found.functions if f.owner is None} | set(self._using_names())
+        self.later = self._later_functions(named) if backends else {}
+        self.prelude_functions = functions
         self.functions = functions | self.later.keys()
         self.global_names = {"clock", *found.global_names}
-        named = {f.name for f in found.functions if f.owner is None} | set(self._using_names())
         self.overloads = {name for name in named if is_cudas(name, self.functions)}
-        self.injected: set[str] = set()
+        self.injected_at = -1
         self.opens_std = any(scope[:1] == ("std",) for scope, _ in found.scoped_names)
         self.own_std = False  # opened
 
@@ -252,8 +259,11 @@ class Separation:
     def _injected(self, offset: int) -> str:
         """CUDA's functions before `offset` that the program overloads, and, for a program with a `std` of its own, what
         NVRTC has there."""
-        known = {name for name in self.overloads if self.later.get(name, -1) < offset} - self.injected
-        self.injected |= known
+        first = self.injected_at < 0
+        known = {name for name in self.overloads if self.injected_at < self.later.get(name, -1) < offset}
+        if first:
+            known |= {name for name in self.overloads if is_cudas(name, self.prelude_functions)}
+        self.injected_at = offset
         lines = [f"using ::{name}; " for name in sorted(known)]
         if "std" not in self.libraries and self.opens_std and not self.own_std:
             self.own_std = True
@@ -332,8 +342,19 @@ class Separation:
                 return True
         return False
 
-    def _later_functions(self) -> dict[str, int]:
-        """The functions of the backend's headers that the program includes, and the offsets of their declarations."""
+    def _later_functions(self, named: set[str]) -> dict[str, int]:
+        """The functions of the backend's headers that the program includes, and the offsets of their last declarations.
+
+        Empty, without a scan, where the program names none of its functions as those headers do.
+        """
+        starts = [*self.source.starts, len(self.source.text)]
+        regions = (
+            self.source.text[starts[index] : starts[index + 1]]
+            for index, (_, file, _) in enumerate(self.source.origins)
+            if file.startswith(self.own)
+        )
+        if all(named.isdisjoint(_WORD.findall(region)) for region in regions):
+            return {}
         return {f.name: offset for f, offset in _functions_of(self.source.text, self.own)}
 
     def _declares_language_names(self) -> bool:

@@ -33,6 +33,7 @@ _SM90 = 900
 _CLANG_QUIET = ("-fno-caret-diagnostics", "-ferror-limit=30")
 _GCC_QUIET = ("-fmax-errors=30", "-fno-diagnostics-show-caret")
 
+_CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
 _INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
 # The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
@@ -144,7 +145,7 @@ def compile_source(
         lines += [*hidden, *parsed.prologue]
         lines.append(f'#line 1 "{FILE}"')
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
-        quiet = _CLANG_QUIET if toolchain.is_clang else (*_GCC_QUIET, "-fpch-preprocess")
+        quiet = (*_CLANG_QUIET, "-dI") if toolchain.is_clang else (*_GCC_QUIET, "-fpch-preprocess")
         arguments = [*prelude, "-E", *quiet, "-I.", *include, "-x", "c++", "-"]
         done = toolchain.run(arguments, room, text, _left(deadline))
         if done.status != 0:
@@ -152,7 +153,12 @@ def compile_source(
         expanded = done.output.decode(errors="replace")
         if toolchain.is_clang:  # it writes the prelude out; the precompiled one is to be used instead
             expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
-        translation = translate(expanded, name_expressions, names.functions, str(INCLUDE))
+            # It leaves no trace of headers that the prelude has included already, except for this.
+            foreign = collisions.foreign_includes(names, [expanded], headers)
+            expanded = _CLANG_INCLUDE.sub("", expanded)
+        else:
+            foreign = False  # seen by its line markers
+        translation = translate(expanded, name_expressions, names.functions, str(INCLUDE), foreign)
         arguments = [*prelude, *_CLANG_QUIET, "-x", "c++"] if toolchain.is_clang else _without_include(prelude)
         arguments += ["-shared", "-o", "module.so", "-"]
         text = translation.text.encode()

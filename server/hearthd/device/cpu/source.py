@@ -7,6 +7,7 @@ compiler's messages name the user's own lines:
   in its body; elsewhere these names read the thread's record.
 - `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and
   another block never runs there meanwhile. `extern __shared__` arrays become pointers to the block's dynamic memory.
+- The program gets a namespace of its own, so that its names hide those of the prelude (`collisions.py`).
 - A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h). Whether a kernel needs its
   threads as fibers is decided here: it does if a synchronising function can be reached from it by name.
 """
@@ -46,10 +47,12 @@ def translate(
     name_expressions: Sequence[str] = (),
     prelude_functions: frozenset[str] = frozenset(),
     own: str = "/",
+    foreign: bool = False,
 ) -> Translation:
     """Rewrite a preprocessed CUDA source to C++ with its table of kernels and variables.
 
-    `prelude_functions`: CUDA's functions that the prelude declares; `own`: the directory of the backend's headers.
+    `prelude_functions`: CUDA's functions that the prelude declares; `own`: the directory of the backend's headers;
+    `foreign`: the program is known to include headers of the C or C++ library.
     Raises `Refusal`: UNSUPPORTED for what cannot run here, by name and line; COMPILE_FAILED for a kernel that is not
     one.
     """
@@ -57,7 +60,7 @@ def translate(
     tokens = tokenize(source)
     unsupported.check(source, tokens)
     found = scan(tokens)
-    separation = collisions.Separation(source, tokens, found, prelude_functions, own)
+    separation = collisions.Separation(source, tokens, found, prelude_functions, own, foreign)
     rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
     if not collisions.is_balanced(tokens):
