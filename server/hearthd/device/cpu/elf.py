@@ -26,7 +26,7 @@ _TO_THE_END_OF_THE_FIELD = {2: 4, 4: 4}
 _OWN_VARIABLES = frozenset({b"_ZN6hearthL4selfE", b"_ZN18cooperative_groups7details16leaders_meetingsE"})
 """Thread-local variables of the backend's headers: thread.h, cooperative_groups/details/wide_tile.h."""
 
-_TABLE = b"_ZL14hearth_kernels"
+_TABLE = b"14hearth_kernels"
 KERNEL_BYTES = 40
 """sizeof(hearth::Kernel), and the offset of its `run` (include/hearth/abi.h)."""
 
@@ -104,7 +104,7 @@ class _Object:
             if source is None or target is None:
                 continue
             self._references.setdefault(source, set()).add(target)
-            if source.name == _TABLE and (place - source.value) % KERNEL_BYTES == RUN_OFFSET:
+            if _TABLE in source.name and (place - source.value) % KERNEL_BYTES == RUN_OFFSET:
                 self._runs[place - source.value] = target
 
     def _owner(self, section: int, offset: int) -> _Symbol | None:
