@@ -1,8 +1,7 @@
 """What a CUDA C++ source declares, found without a C++ parser: kernels, functions and variables with their names.
 
-The scanner follows scopes (namespaces, linkage blocks, classes) and takes function bodies as opaque lists of names.
-That is enough to know which functions a kernel can reach by name, and where to rewrite. It errs on the safe side:
-overloads and methods of one name are one entity.
+The scanner follows scopes (namespaces, linkage blocks, classes) and passes over function bodies. That is enough to know
+which kernels and variables a module offers, and where to rewrite.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class Variable:
 class Declarations:
     functions: list[Function] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
-    others: list[tuple[str, tuple[int, int]]] = field(default_factory=list)  # initialised variables, aliases
     scoped_names: set[tuple[tuple[str, ...], str]] = field(default_factory=set)
     """Everything that is declared at namespace scope, by its namespaces."""
 
@@ -159,10 +157,7 @@ class _Scanner:
                         closing = matching(tokens, opening, end)
                         self.scope(opening + 1, closing, names + inner, None, extern_c)
                         return closing + 1
-                    closing = self._find(at, end, (";",))
-                    if opening < end and tokens[opening].text == "=" and at + 1 < end:
-                        self.found.others.append((tokens[at + 1].text, (opening, closing)))
-                    return closing + 1
+                    return self._find(at, end, (";",)) + 1
                 if text in _CLASS_KEYS and function is None and class_key is None:
                     class_key = at
                 elif text == "enum":
@@ -309,5 +304,3 @@ class _Scanner:
             for index in declarator_names(tokens, declarators, end):
                 if tokens[index].text not in SPACE_MARKERS and tokens[index - 1].text != "::":
                     self.found.variables.append(Variable(tokens[index].text, names, (start, end), linkage))
-        for index in declarator_names(tokens, declarators, end):
-            self.found.others.append((tokens[index].text, (start, end)))
