@@ -95,6 +95,7 @@ void Block::begin() {
         warp.alive = lanes >= warp_lanes ? ~uint32_t{0} : lanes_below(lanes);
         warp.ready = warp.at_barrier = warp.asking = 0;
         warp.meetings = 0;
+        warp.yielded = warp_lanes - 1;
     }
 }
 
@@ -186,7 +187,7 @@ __attribute__((noinline)) unsigned Block::pick(unsigned warp, unsigned lane) {
             break_stall();
         }
         warp = next_bit(ready_warps_, warp);
-        lane = warp_lanes - 1;
+        lane = warps_[warp].yielded;
     }
 }
 
@@ -314,10 +315,11 @@ void Block::yield(unsigned rank) {
     }
     enter(rank);
     const unsigned w = rank / warp_lanes, lane = rank % warp_lanes;
+    warps_[w].yielded = lane;
     wake(w, bit(lane));
     if (next_ < threads_) return resume(contexts_[rank], next_);
     const unsigned other = next_bit(ready_warps_, w);
-    const unsigned next = other == w ? pick(w, lane) : pick(other, warp_lanes - 1);
+    const unsigned next = pick(other, warps_[other].yielded);
     if (next != rank) resume(contexts_[rank], next);
     else sched_yield();
 }
