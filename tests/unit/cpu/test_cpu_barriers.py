@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from cpu_kernels import Kernels
 
+from hearth_proto.reasons import Reason, Refusal
+
 BARRIERS = r"""
 #include <cooperative_groups.h>
 #include <cuda/barrier>
@@ -259,3 +261,234 @@ def test_a_chain_of_waits_through_all_lanes_ends(barriers: Kernels) -> None:
     while len(order) < 128:
         order.append((order[-1] * 37 + 37) % 128)
     np.testing.assert_array_equal(out[order], np.arange(128))
+
+
+COPIES = r"""
+#include <cooperative_groups.h>
+#include <cuda/barrier>
+#include <cuda/pipeline>
+#include <cuda_pipeline.h>
+#include <cuda/std/chrono>
+namespace cg = cooperative_groups;
+struct alignas(16) Four { float x, y, z, w; };
+struct Seven { char bytes[7]; };
+
+// Every form of memcpy_async that ends in a barrier: group and thread, pointer types, sizes.
+extern "C" __global__ void barrier_copies(const int* in, int* out) {
+    __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+    __shared__ alignas(16) int s[6][64];
+    __shared__ Seven odd[9];
+    auto block = cg::this_thread_block();
+    auto warp = cg::tiled_partition<32>(block);
+    if (block.thread_rank() == 0) init(&bar, block.size());
+    block.sync();
+    const int t = block.thread_rank(), half = t / 32 * 32;
+    cuda::memcpy_async(block, s[0], in, sizeof(int) * 64, bar);
+    cuda::memcpy_async(block, s[1], in + 64, cuda::aligned_size_t<16>(sizeof(int) * 64), bar);
+    cuda::memcpy_async(warp, s[2] + half, in + 128 + half, sizeof(int) * 32, bar);
+    cuda::memcpy_async(s[3] + t, in + 192 + t, sizeof(int), bar);
+    cuda::memcpy_async((void*)(s[4] + t), (const void*)(in + 256 + t), cuda::aligned_size_t<4>(4), bar);
+    if (t < 16) cuda::memcpy_async(reinterpret_cast<Four*>(s[5]) + t, reinterpret_cast<const Four*>(in + 320) + t, sizeof(Four), bar);
+    cuda::memcpy_async(block, odd, reinterpret_cast<const Seven*>(in), 7 * 9, bar);
+    bar.arrive_and_wait();
+    for (int i = 0; i < 6; ++i) out[i * 64 + t] = s[i][63 - t];
+    out[384 + t] = t < 63 ? reinterpret_cast<signed char*>(odd)[62 - t] : 0;
+}
+// A block-scope pipeline of several stages in which all threads are both: two batches ahead of the computation.
+template <int Stages>
+__device__ void unified(const int* in, int* out, int batches) {
+    __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, Stages> state;
+    __shared__ int room[Stages][256];
+    auto block = cg::this_thread_block();
+    const int n = block.size(), t = block.thread_rank();
+    auto pipe = cuda::make_pipeline(block, &state);
+    int sum = 0;
+    for (int compute = 0, fetch = 0; compute < batches; ++compute) {
+        for (; fetch < batches && fetch < compute + Stages; ++fetch) {
+            pipe.producer_acquire();
+            cuda::memcpy_async(block, room[fetch % Stages], in + fetch * n, sizeof(int) * n, pipe);
+            pipe.producer_commit();
+        }
+        if (compute & 1) pipe.consumer_wait();
+        else while (!pipe.consumer_wait_for(cuda::std::chrono::nanoseconds(50))) {}
+        sum += room[compute % Stages][(t + compute + 1) % n] * (compute + 1);
+        pipe.consumer_release();
+    }
+    out[t] = sum;
+}
+extern "C" __global__ void unified1(const int* in, int* out, int batches) { unified<1>(in, out, batches); }
+extern "C" __global__ void unified3(const int* in, int* out, int batches) { unified<3>(in, out, batches); }
+
+// Warps with roles: every `every`-th warp produces, the others consume; by role and by number of producers.
+extern "C" __global__ void roles(const int* in, int* out, int batches, int every) {
+    __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 4> state;
+    __shared__ int room[4][32 * 8];
+    auto block = cg::this_thread_block();
+    const int t = block.thread_rank(), warp = t / 32, n = block.size();
+    const bool produces = warp % every == 0;
+    auto role = produces ? cuda::pipeline_role::producer : cuda::pipeline_role::consumer;
+    auto pipe = cuda::make_pipeline(block, &state, role);
+    const int producers = (n / 32 + every - 1) / every;
+    if (produces) {
+        for (int i = 0; i < batches; ++i) {
+            pipe.producer_acquire();
+            for (int j = warp / every * 32 + t % 32; j < 256; j += producers * 32)
+                cuda::memcpy_async(&room[i % 4][j], in + i * 256 + j, sizeof(int), pipe);
+            pipe.producer_commit();
+        }
+    } else {
+        int sum = 0;
+        for (int i = 0; i < batches; ++i) {
+            pipe.consumer_wait();
+            for (int j = 0; j < 256; ++j) sum += room[i % 4][j] * ((i + j + t) % 7);
+            pipe.consumer_release();
+        }
+        out[t] = sum;
+    }
+    pipe.quit();
+}
+extern "C" __global__ void counted(const int* in, int* out, int batches) {
+    __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 2> state;
+    __shared__ int room[2];
+    auto block = cg::this_thread_block();
+    const int t = block.thread_rank();
+    auto pipe = cuda::make_pipeline(block, &state, size_t(1));
+    int sum = 0;
+    for (int i = 0; i < batches; ++i) {
+        if (t == 40) {
+            pipe.producer_acquire();
+            cuda::memcpy_async(&room[i % 2], in + i, cuda::aligned_size_t<4>(4), pipe);
+            pipe.producer_commit();
+        } else {
+            pipe.consumer_wait();
+            sum = sum * 3 + room[i % 2];
+            pipe.consumer_release();
+        }
+    }
+    out[t] = sum;
+}
+// The thread's own pipeline, and the C primitives, with zero fill.
+extern "C" __global__ void own(const int* in, int* out) {
+    __shared__ int room[3][64];
+    __shared__ alignas(16) char wide[64][16];
+    __shared__ __mbarrier_t bar;
+    const int t = threadIdx.x;
+    if (t == 0) __mbarrier_init(&bar, blockDim.x);
+    __syncthreads();
+    auto pipe = cuda::make_pipeline();
+    for (int i = 0; i < 3; ++i) {
+        pipe.producer_acquire();
+        cuda::memcpy_async(&room[i][t], in + i * 64 + t, sizeof(int), pipe);
+        pipe.producer_commit();
+    }
+    cuda::pipeline_consumer_wait_prior<1>(pipe);
+    int sum = room[0][t] + 2 * room[1][t];
+    pipe.consumer_wait();
+    pipe.consumer_release();
+    pipe.consumer_wait();
+    out[t] = sum + 3 * room[2][t];
+    __syncthreads();
+    __pipeline_memcpy_async(wide[t], in + 4 * t, 16, t % 17);
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    __pipeline_memcpy_async(&room[0][63 - t], in + t, 4);
+    __pipeline_arrive_on(&bar);
+    __mbarrier_token_t token = __mbarrier_arrive(&bar);
+    while (!__mbarrier_test_wait(&bar, token)) {}
+    out[64 + t] = room[0][t];
+    int filled = 0;
+    for (int i = 0; i < 16; ++i) filled += wide[(t + 1) % 64][i] * (i + 1);
+    out[128 + t] = filled;
+}
+namespace old = nvcuda::experimental;
+extern "C" __global__ void forerunner(const int* in, int* out) {
+    __shared__ old::awbarrier bar;
+    __shared__ alignas(16) int room[64], four[64][4];
+    const int t = threadIdx.x;
+    if (t == 0) init(&bar, blockDim.x);
+    __syncthreads();
+    old::pipeline pipe;
+    memcpy_async(room[t], in[t], pipe);
+    memcpy_async(old::segment<4>(four[t]), old::segment<2>(in + 2 * t), pipe);
+    pipe.commit_and_wait();
+    pipe.arrive_on(bar);
+    auto token = bar.arrive();
+    bar.wait(token);
+    const int *f = four[(t + 5) % 64];
+    out[t] = room[63 - t] + 10 * f[0] + 100 * f[1] + f[2] + f[3];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def copies() -> Kernels:
+    return Kernels(COPIES)
+
+
+def test_copies_of_groups_and_threads_are_there_after_the_barrier(copies: Kernels) -> None:
+    given = np.random.default_rng(1).integers(-(2**31), 2**31, 384).astype(np.int32)
+    out = np.zeros(448, np.int32)
+    copies("barrier_copies", 1, 64, given, out)
+    np.testing.assert_array_equal(out[:384].reshape(6, 64), given.reshape(6, 64)[:, ::-1])
+    np.testing.assert_array_equal(out[384:447], given.view(np.int8)[:63][::-1])
+
+
+@pytest.mark.parametrize("stages, threads", [(1, 96), (3, 33), (3, 256)])
+def test_a_pipeline_of_all_threads(copies: Kernels, stages: int, threads: int) -> None:
+    batches, t = 11, np.arange(threads)
+    given = np.random.default_rng(2).integers(0, 1000, (batches, threads)).astype(np.int32)
+    out = np.zeros(threads, np.int32)
+    copies(f"unified{stages}", 1, threads, given, out, np.int32(batches))
+    np.testing.assert_array_equal(out, sum(given[i][(t + i + 1) % threads] * (i + 1) for i in range(batches)))
+
+
+@pytest.mark.parametrize("warps, every", [(2, 2), (8, 4), (5, 2), (7, 5)])
+def test_a_pipeline_between_warps_with_roles(copies: Kernels, warps: int, every: int) -> None:
+    batches, t, j = 13, np.arange(warps * 32), np.arange(256)
+    given = np.random.default_rng(3).integers(0, 1000, (batches, 256)).astype(np.int32)
+    out = np.zeros(warps * 32, np.int32)
+    copies("roles", 1, warps * 32, given, out, np.int32(batches), np.int32(every))
+    expected = sum((given[i] * ((i + j + t[:, None]) % 7)).sum(axis=1) for i in range(batches))
+    np.testing.assert_array_equal(out, np.where(t // 32 % every == 0, 0, expected))
+
+
+def test_one_producer_by_count_and_the_threads_own_pipeline(copies: Kernels) -> None:
+    given = np.random.default_rng(4).integers(0, 100, 256).astype(np.int32)
+    out = np.zeros(50, np.int32)
+    copies("counted", 1, 50, given, out, np.int32(9))
+    expected = 0
+    for value in given[:9]:
+        expected = expected * 3 + int(value)
+    np.testing.assert_array_equal(out, np.where(np.arange(50) == 40, 0, expected))
+    out = np.zeros((3, 64), np.int32)
+    copies("own", 1, 64, given, out)
+    rows = given[:192].reshape(3, 64)
+    np.testing.assert_array_equal(out[0], rows[0] + 2 * rows[1] + 3 * rows[2])
+    np.testing.assert_array_equal(out[1], given[63::-1])
+    wide = given.view(np.int8).reshape(64, 16).copy()
+    for row in range(64):
+        wide[row, 16 - row % 17 :] = 0
+    np.testing.assert_array_equal(out[2], np.roll((wide * np.arange(1, 17)).sum(axis=1), -1))
+    copies("forerunner", 1, 64, given, out)
+    pairs = np.roll(given[:128].reshape(64, 2), -5, axis=0)
+    np.testing.assert_array_equal(out[0], given[63::-1] + 10 * pairs[:, 0] + 100 * pairs[:, 1])
+
+
+@pytest.mark.parametrize(
+    "line, name",
+    [
+        ("cuda::device::barrier_native_handle(bar);", "barrier_native_handle"),
+        ("cuda::device::memcpy_async_tx(out, in, cuda::aligned_size_t<16>(16), bar);", "TMA"),
+        ("auto token = cuda::device::barrier_arrive_tx(bar, 1, 16);", "TMA"),
+    ],
+)
+def test_the_hardwares_form_of_a_barrier_is_refused(line: str, name: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        Kernels(
+            "#include <cuda/barrier>\n"
+            'extern "C" __global__ void k(int* out, const int* in) {\n'
+            "    __shared__ cuda::barrier<cuda::thread_scope_block> bar;\n"
+            f"    {line}\n}}\n"
+        )
+    assert caught.value.reason is Reason.UNSUPPORTED and name in caught.value.message
+    assert caught.value.details["line"] == "4"
