@@ -1,10 +1,12 @@
-"""Asynchronous barriers, copies and pipelines of libcu++ and their C forms, against what their documentation defines."""
+"""Barriers, copies and pipelines of libcu++ and their C forms, against what their documentation defines."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from cpu_kernels import Kernels
+from cpu_kernels import Kernels, died_saying
 
 from hearth_proto.reasons import Reason, Refusal
 
@@ -184,7 +186,14 @@ extern "C" __global__ void semaphores(int* out, int places) {
     atomicSub(&inside, 1);
     many->release();
     __syncthreads();
-    if (threadIdx.x == 0) { out[0] = most; out[1] = sum; out[2] = many->try_acquire() && mutex->try_acquire() && !mutex->try_acquire(); }
+    if (threadIdx.x == 0) {
+        out[0] = most; out[1] = sum;
+        out[2] = many->try_acquire() && mutex->try_acquire() && !mutex->try_acquire();
+    }
+}
+extern "C" __global__ void overfull(int* out) {
+    __shared__ barrier bar;
+    if (threadIdx.x == 0) { init(&bar, 1); (void)bar.arrive(2); }
 }
 // Lanes of one warp wait for lanes of another and of their own, in a chain against the order of their numbers.
 extern "C" __global__ void chain(int* out) {
@@ -263,6 +272,10 @@ def test_a_chain_of_waits_through_all_lanes_ends(barriers: Kernels) -> None:
     np.testing.assert_array_equal(out[order], np.arange(128))
 
 
+def test_more_arrivals_than_a_barrier_expects_end_the_process(barriers: Kernels, tmp_path: Path) -> None:
+    assert "barrier: more arrivals than it expects" in died_saying(barriers.image, "overfull", 4, tmp_path)
+
+
 COPIES = r"""
 #include <cooperative_groups.h>
 #include <cuda/barrier>
@@ -288,7 +301,8 @@ extern "C" __global__ void barrier_copies(const int* in, int* out) {
     cuda::memcpy_async(warp, s[2] + half, in + 128 + half, sizeof(int) * 32, bar);
     cuda::memcpy_async(s[3] + t, in + 192 + t, sizeof(int), bar);
     cuda::memcpy_async((void*)(s[4] + t), (const void*)(in + 256 + t), cuda::aligned_size_t<4>(4), bar);
-    if (t < 16) cuda::memcpy_async(reinterpret_cast<Four*>(s[5]) + t, reinterpret_cast<const Four*>(in + 320) + t, sizeof(Four), bar);
+    const Four* fours = reinterpret_cast<const Four*>(in + 320);
+    if (t < 16) cuda::memcpy_async(reinterpret_cast<Four*>(s[5]) + t, fours + t, sizeof(Four), bar);
     cuda::memcpy_async(block, odd, reinterpret_cast<const Seven*>(in), 7 * 9, bar);
     bar.arrive_and_wait();
     for (int i = 0; i < 6; ++i) out[i * 64 + t] = s[i][63 - t];

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from cpu_kernels import Kernels
+from cpu_kernels import Kernels, died_saying
 
 from hearth_proto.reasons import Reason, Refusal
 
@@ -28,7 +30,9 @@ __device__ Mat mat(int v) { return Mat{unsigned(v), 1, 1, 0}; }
 template <cub::BlockReduceAlgorithm A>
 __device__ void reduce_with(const int* in, int valid, int* out, Mat* product) {
     typedef cub::BlockReduce<int, 96, A> Ints;
-    typedef cub::BlockReduce<Mat, 96, A == cub::BLOCK_REDUCE_RAKING_COMMUTATIVE_ONLY ? cub::BLOCK_REDUCE_RAKING : A> Mats;
+    constexpr cub::BlockReduceAlgorithm ordered =
+        A == cub::BLOCK_REDUCE_RAKING_COMMUTATIVE_ONLY ? cub::BLOCK_REDUCE_RAKING : A;
+    typedef cub::BlockReduce<Mat, 96, ordered> Mats;
     __shared__ union { typename Ints::TempStorage ints; typename Mats::TempStorage mats; } temp;
     const int t = threadIdx.x;
     int items[3] = {in[t], in[t + 96], in[t + 192]};
@@ -264,6 +268,7 @@ extern "C" __global__ void exchanges(const int* in, const int* ranks, int* out) 
     for (int i = 0; i < 3; ++i) {
         x[i] = in[3 * t + i]; r[i] = ranks[3 * t + i]; g[i] = r[i] % 5 ? r[i] : -1; valid[i] = r[i] % 7 != 0;
     }
+#define SKIP(n) for (int i = 0; i < 3; ++i) if ((i * 64 + t) % n == 0) y[i] = -7
 #define PUT() for (int i = 0; i < 3; ++i) out[3 * t + i] = y[i]; out += 192; __syncthreads()
     Exchange(temp).StripedToBlocked(x, y); PUT();
     Exchange(temp).BlockedToStriped(x, y); PUT();
@@ -274,8 +279,8 @@ extern "C" __global__ void exchanges(const int* in, const int* ranks, int* out) 
     for (int i = 0; i < 3; ++i) y[i] = x[i];
     Exchange(temp).BlockedToStriped(y); Exchange(temp).StripedToBlocked(y); PUT();
     for (int i = 0; i < 3; ++i) y[i] = -7;
-    Exchange(temp).ScatterToStripedGuarded(x, y, g); for (int i = 0; i < 3; ++i) if ((i * 64 + t) % 5 == 0) y[i] = -7; PUT();
-    Exchange(temp).ScatterToStripedFlagged(x, y, r, valid); for (int i = 0; i < 3; ++i) if ((i * 64 + t) % 7 == 0) y[i] = -7; PUT();
+    Exchange(temp).ScatterToStripedGuarded(x, y, g); SKIP(5); PUT();
+    Exchange(temp).ScatterToStripedFlagged(x, y, r, valid); SKIP(7); PUT();
 }
 template <class Key, int Items>
 __device__ void sort_with(const Key* in, Key* out, int* order, int begin, int end) {
@@ -292,11 +297,11 @@ __device__ void sort_with(const Key* in, Key* out, int* order, int begin, int en
     FILL(); Pairs(temp.pairs).SortDescendingBlockedToStriped(k, v, begin, end); TAKE(i * 64 + t);
     FILL(); Keys(temp.keys).Sort(k); TAKE(t * Items + i);
 }
-extern "C" __global__ void sort_u32(const unsigned* i, unsigned* o, int* p, int b, int e) { sort_with<unsigned, 3>(i, o, p, b, e); }
-extern "C" __global__ void sort_i64(const long long* i, long long* o, int* p, int b, int e) { sort_with<long long, 3>(i, o, p, b, e); }
-extern "C" __global__ void sort_f32(const float* i, float* o, int* p, int b, int e) { sort_with<float, 3>(i, o, p, b, e); }
-extern "C" __global__ void sort_f64(const double* i, double* o, int* p, int b, int e) { sort_with<double, 3>(i, o, p, b, e); }
-extern "C" __global__ void sort_i8(const signed char* i, signed char* o, int* p, int b, int e) { sort_with<signed char, 3>(i, o, p, b, e); }
+#define SORT(name, Key) extern "C" __global__ void name(const Key* in, Key* out, int* order, int begin, int end) { \
+    sort_with<Key, 3>(in, out, order, begin, end); \
+}
+SORT(sort_u32, unsigned) SORT(sort_i64, long long) SORT(sort_f32, float) SORT(sort_f64, double)
+SORT(sort_i8, signed char)
 // By the hundreds only, so that equal keys show whether their order is kept.
 struct ByHundreds { __device__ bool operator()(int a, int b) const { return a / 100 < b / 100; } };
 extern "C" __global__ void merges(const int* in, int valid, int* out, int* order) {
@@ -307,7 +312,8 @@ extern "C" __global__ void merges(const int* in, int valid, int* out, int* order
     const int t = threadIdx.x;
     int k[3], v[3];
 #define FILL3() for (int i = 0; i < 3; ++i) k[i] = in[t * 3 + i], v[i] = t * 3 + i
-#define TAKE3() for (int i = 0; i < 3; ++i) out[t * 3 + i] = k[i], order[t * 3 + i] = v[i]; out += 192; order += 192; __syncthreads()
+#define TAKE3() for (int i = 0; i < 3; ++i) out[t * 3 + i] = k[i], order[t * 3 + i] = v[i]; \
+    out += 192; order += 192; __syncthreads()
     FILL3(); Sort(temp).Sort(k, v, ByHundreds()); TAKE3();
     FILL3(); Sort(temp).StableSort(k, v, ByHundreds(), valid, 100000); TAKE3();
     FILL3(); Warp(warps[t / 16]).Sort(k, v, ByHundreds()); TAKE3();
@@ -364,7 +370,10 @@ extern "C" __global__ void warp_io(const int* in, const int* ranks, int* out) {
     typedef cub::WarpLoad<int, 3, cub::WARP_LOAD_STRIPED, 16> Striped;
     typedef cub::WarpStore<int, 3, cub::WARP_STORE_STRIPED, 16> Store;
     typedef cub::WarpExchange<int, 3, 16> Exchange;
-    __shared__ union { typename Load::TempStorage load; typename Striped::TempStorage striped; typename Store::TempStorage store; typename Exchange::TempStorage exchange; } temp[4];
+    __shared__ union {
+        typename Load::TempStorage load; typename Striped::TempStorage striped;
+        typename Store::TempStorage store; typename Exchange::TempStorage exchange;
+    } temp[4];
     const int t = threadIdx.x, w = t / 16;
     int x[3], y[3], r[3];
     Load(temp[w].load).Load(in + w * 48, x); __syncwarp();
@@ -496,8 +505,48 @@ def test_histograms_neighbours_and_warp_arrangements(arrangements: Kernels) -> N
     scattered = np.zeros((4, 48), np.int32)
     scattered[:, ranks] = warps
     np.testing.assert_array_equal(out[0].reshape(4, 48), np.where(within < 40, turned, -3))
-    np.testing.assert_array_equal(
-        out[1].reshape(4, 48), [_striped(np.where(within < 40, w, -2), 16) for w in warps]
-    )
+    np.testing.assert_array_equal(out[1].reshape(4, 48), [_striped(np.where(within < 40, w, -2), 16) for w in warps])
     np.testing.assert_array_equal(out[2:4].reshape(2, 4, 48), [[_striped(w, 16) for w in warps], turned])
     np.testing.assert_array_equal(out[4].reshape(4, 48), [_striped(w, 16) for w in scattered])
+
+
+def test_threads_that_are_missing_end_the_process(reductions: Kernels, tmp_path: Path) -> None:
+    message = died_saying(reductions.image, "reduces", 64, tmp_path)
+    assert "not as many threads take part as the template's block dimensions say" in message
+
+
+SUM = """
+extern "C" __global__ void total(int* out) {
+    typedef cub::BlockReduce<int, 64> Reduce;
+    __shared__ typename Reduce::TempStorage temp;
+    int sum = Reduce(temp).Sum(threadIdx.x);
+    if (threadIdx.x == 0) *out = sum;
+}
+"""
+
+
+@pytest.mark.parametrize("include", ["<cub/block/block_reduce.cuh>", '"cub/cub.cuh"'])
+def test_the_backends_own_headers_serve_where_cubs_are_sent_along(include: str) -> None:
+    sent = {"cub/block/block_reduce.cuh": '#error "asm"\n', "cub/cub.cuh": '#error "asm"\n', "cub/other.cuh": ""}
+    kernels = Kernels(f"#include {include}\n#include <cub/other.cuh>\n{SUM}", **sent)
+    out = np.zeros(1, np.int32)
+    kernels("total", 1, 64, out)
+    assert out[0] == sum(range(64))
+
+
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ("cub::DeviceReduce::Sum(nullptr, bytes, in, in, 4);", "CUB's device-wide algorithms"),
+        ("typedef cub::BlockRadixSort<Pair, 32, 1> Sort; Pair keys[1]; Sort().Sort(keys);", "BlockRadixSort of keys"),
+        ("#include <cub/block/block_run_length_decode.cuh>", "cub::BlockRunLengthDecode"),
+    ],
+)
+def test_what_of_cub_cannot_run_is_refused_by_name(source: str, name: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        Kernels(
+            "#include <cub/cub.cuh>\nstruct Pair { int a; float b; };\n"
+            f'extern "C" __global__ void k(int* in) {{\n    size_t bytes = 0;\n{source}\n}}\n'
+        )
+    assert caught.value.reason is Reason.UNSUPPORTED and name in caught.value.message
+    assert caught.value.details["line"] == "5"

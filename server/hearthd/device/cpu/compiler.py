@@ -22,7 +22,7 @@ from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
 from hearthd.device.cpu.crashes import check_crash
 from hearthd.device.cpu.source import translate
-from hearthd.device.cpu.toolchain import Completed, Toolchain, find_toolchain
+from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
 from hearthd.device.policy.includes import check_name
 
@@ -183,6 +183,8 @@ def _inside(name: str) -> str:
 def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
     for name, text in headers.items():
         check_name(name)
+        if name.startswith("cub/") and (INCLUDE / name).is_file():
+            continue  # the backend's own serves, also where it is included by a name in quotation marks
         path = room / _inside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -38,6 +38,8 @@ BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "blo
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
+
+
 @dataclass(frozen=True)
 class Translation:
     """C++ text, and what is needed to explain its errors."""

@@ -31,9 +31,7 @@ _NAMES = {
     "this_cluster": _CLUSTER,
     "cluster_group": _CLUSTER,
 }
-_PATTERNS = (
-    (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
-)
+_PATTERNS = ((re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),)
 
 _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
 """Attributes whose text goes to the assembler as it is, which could be told to read files."""
