@@ -1,15 +1,15 @@
-"""Static shared memory of each kernel, read from the image of a module: the thread-local variables in its reach.
+"""Static shared memory of each kernel, read from a compiled object: the thread-local variables in the kernel's reach.
 
-`__shared__` variables are thread-local ones (source.py). The linker keeps the relocations of the code
-(`--emit-relocs`), so that the image tells which functions and variables each function refers to: exactly what the
-compiler left of the program, through templates, virtual functions and tables of pointers.
+`__shared__` variables are thread-local ones (source.py). The relocations of an object file tell which functions and
+variables each function refers to: exactly what the compiler left of the program, through templates, virtual functions
+and tables of pointers.
 
-Layouts: ELF-64 Object File Format, figures 3 (header), 4 (sections), 6 (symbols) and 7 (relocations).
+Layouts: ELF-64 Object File Format, figures 3 (header), 4 (sections), 6 (symbols) and 7 (relocations); the types of
+x86-64's relocations: System V ABI, AMD64 Supplement, table 4.9.
 """
 
 from __future__ import annotations
 
-import bisect
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,102 +17,99 @@ from dataclasses import dataclass
 MAGIC = b"\x7fELF"
 _SHT_SYMTAB = 2
 _SHT_RELA = 4
-_SHT_DYNSYM = 11
-_STT_OBJECT = 1
-_STT_FUNC = 2
+_STT_SECTION = 3
 _STT_TLS = 6
-_THREAD_RECORD = "_ZN6hearthL4selfE"
-"""The only thread-local variable of a module that is no shared memory (include/hearth/thread.h)."""
+_EM_X86_64 = 62
+_TO_THE_END_OF_THE_FIELD = {2: 4, 4: 4}
+"""R_X86_64_PC32 and R_X86_64_PLT32 are relative to the end of their 4 bytes."""
 
-_CALL_ADDEND = 4
-"""x86-64's relative references are to the end of their 4 bytes."""
+_OWN_VARIABLES = frozenset({b"_ZN6hearthL4selfE", b"_ZN18cooperative_groups7details16leaders_meetingsE"})
+"""Thread-local variables of the backend's headers: thread.h, cooperative_groups/details/wide_tile.h."""
+
+_TABLE = b"14hearth_kernels"
+KERNEL_BYTES = 40
+"""sizeof(hearth::Kernel), and the offset of its `run` (include/hearth/abi.h)."""
+
+RUN_OFFSET = 32
 
 
 @dataclass(frozen=True)
 class _Symbol:
+    name: bytes
     kind: int
+    section: int
     value: int
     size: int
 
 
-class SharedMemory:
-    """The thread-local variables that the functions of an image refer to.
+def static_shared_bytes(code: bytes) -> list[int]:
+    """Bytes of static shared memory of each kernel of an object file, in the order of its table of kernels."""
+    references = _Object(code)
+    return [references.shared_by(kernel) for kernel in references.kernels()]
 
-    An image without symbols or relocations has none.
-    """
 
-    def __init__(self, image: bytes) -> None:
-        self._image = image
-        self._owners: list[_Symbol] = []  # functions and objects, by address
+class _Object:
+    """The functions and variables of an object file, and which refers to which."""
+
+    def __init__(self, code: bytes) -> None:
+        if code[:6] != MAGIC + b"\x02\x01":  # 64 bits, little-endian
+            raise ValueError("the compiler's output is no little-endian ELF-64 object")
+        self._code = code
+        (machine,) = struct.unpack_from("<H", code, 18)
+        self._field_bytes = _TO_THE_END_OF_THE_FIELD if machine == _EM_X86_64 else {}
+        (offset,) = struct.unpack_from("<Q", code, 40)
+        size, count = struct.unpack_from("<HH", code, 58)
+        self._sections = [struct.unpack_from("<IIQQQQIIQQ", code, offset + i * size) for i in range(count)]
+        table = next(section for section in self._sections if section[1] == _SHT_SYMTAB)
+        self._symbols = list(self._read_symbols(table))
+        self._owners: dict[int, list[_Symbol]] = {}
+        for symbol in self._symbols:
+            if symbol.size and symbol.kind != _STT_TLS:
+                self._owners.setdefault(symbol.section, []).append(symbol)
         self._references: dict[_Symbol, set[_Symbol]] = {}
-        self._sections: list[tuple[int, ...]] = []
-        if image[:6] != MAGIC + b"\x02\x01":  # 64 bits, little-endian
-            return
-        (offset,) = struct.unpack_from("<Q", image, 40)
-        size, count = struct.unpack_from("<HH", image, 58)
-        self._sections = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * size) for i in range(count)]
-        table = next((section for section in self._sections if section[1] == _SHT_SYMTAB), None)
-        symbols = [] if table is None else list(self._symbols(table))
-        found = {s for s in symbols if s.size and s.kind in (_STT_FUNC, _STT_OBJECT)}
-        self._owners = sorted(found, key=lambda symbol: symbol.value)
-        self._starts = [symbol.value for symbol in self._owners]
+        self._runs: dict[int, _Symbol] = {}
         for section in self._sections:
-            if section[1] == _SHT_RELA and self._sections[section[6]][1] == _SHT_SYMTAB:
-                self._read_relocations(section, symbols)
+            if section[1] == _SHT_RELA:
+                self._read_relocations(section)
 
-    def of(self, address: int) -> int:
-        """Bytes of the variables in reach of the function at `address` in the image."""
-        start = self._owner(address)
-        seen = set() if start is None else {start}
-        pending = list(seen)
+    def kernels(self) -> Iterator[_Symbol]:
+        """The function that runs each kernel's threads, in the order of the table."""
+        for offset in range(RUN_OFFSET, 1 + max(self._runs, default=0), KERNEL_BYTES):
+            yield self._runs[offset]
+
+    def shared_by(self, function: _Symbol) -> int:
+        seen = {function}
+        pending = [function]
         while pending:
             fresh = self._references.get(pending.pop(), set()) - seen
             seen |= fresh
             pending += fresh
-        return sum(symbol.size for symbol in seen if symbol.kind == _STT_TLS)
+        return sum(symbol.size for symbol in seen if symbol.kind == _STT_TLS and symbol.name not in _OWN_VARIABLES)
 
-    def address_of(self, name: str) -> int:
-        """The address of a variable in the image; 0 where there is none of that name."""
-        for section in self._sections:
-            if section[1] in (_SHT_SYMTAB, _SHT_DYNSYM):
-                names = self._sections[section[6]][4]
-                for offset, _, _, _, value, _ in self._entries(section):
-                    if self._is_named(names + offset, name):
-                        return value
-        return 0
-
-    def _is_named(self, offset: int, name: str) -> bool:
-        return self._image.startswith(name.encode() + b"\0", offset)
-
-    def _entries(self, section: tuple[int, ...]) -> Iterator[tuple[int, int, int, int, int, int]]:
-        return struct.iter_unpack("<IBBHQQ", self._image[section[4] : section[4] + section[5]])
-
-    def _symbols(self, section: tuple[int, ...]) -> Iterator[_Symbol]:
+    def _read_symbols(self, section: tuple[int, ...]) -> Iterator[_Symbol]:
         names = self._sections[section[6]][4]
-        for offset, info, _, index, value, size in self._entries(section):
-            kind = info & 0xF
-            if kind == 3 and index < len(self._sections):  # a section's own symbol stands for its start
-                value = self._sections[index][3]  # noqa: PLW2901
-            if kind == _STT_TLS and self._is_named(names + offset, _THREAD_RECORD):
-                size = 0  # noqa: PLW2901
-            yield _Symbol(kind, value, size)
+        data = self._code[section[4] : section[4] + section[5]]
+        for offset, info, _, index, value, size in struct.iter_unpack("<IBBHQQ", data):
+            name = self._code[names + offset : self._code.index(b"\0", names + offset)]
+            yield _Symbol(name, info & 0xF, index, value, size)
 
-    def _read_relocations(self, section: tuple[int, ...], symbols: list[_Symbol]) -> None:
-        data = self._image[section[4] : section[4] + section[5]]
+    def _read_relocations(self, section: tuple[int, ...]) -> None:
+        data = self._code[section[4] : section[4] + section[5]]
         for place, info, addend in struct.iter_unpack("<QQq", data):
-            source = self._owner(place)
-            if source is None or info >> 32 >= len(symbols):
+            source = self._owner(section[7], place)
+            target: _Symbol | None = self._symbols[info >> 32]
+            assert target is not None
+            if target.kind == _STT_SECTION:
+                target = self._owner(target.section, addend + self._field_bytes.get(info & 0xFFFFFFFF, 0))
+            if source is None or target is None:
                 continue
-            symbol = symbols[info >> 32]
-            target = symbol if symbol.size else self._owner(symbol.value + addend + _CALL_ADDEND)
-            if target is not None and target != source:
-                self._references.setdefault(source, set()).add(target)
+            self._references.setdefault(source, set()).add(target)
+            if _TABLE in source.name and (place - source.value) % KERNEL_BYTES == RUN_OFFSET:
+                self._runs[place - source.value] = target
 
-    def _owner(self, address: int) -> _Symbol | None:
-        """The function or object that holds `address`."""
-        at = bisect.bisect_right(self._starts, address) - 1
-        if at < 0:
-            return None
-        found = self._owners[at]
-        return found if address < found.value + found.size else None
-
+    def _owner(self, section: int, offset: int) -> _Symbol | None:
+        """The function or variable that holds a place in a section."""
+        for symbol in self._owners.get(section, ()):
+            if symbol.value <= offset < symbol.value + symbol.size:
+                return symbol
+        return None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu.elf import SharedMemory
+from hearthd.device.cpu.image import shared_bytes as kernels_shared_bytes
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 
 
@@ -159,13 +159,12 @@ class CpuModule:
 
     def __init__(self, image: bytes, toolchain: Toolchain | None = None) -> None:
         self.runtime = load_runtime(toolchain)
+        shared_bytes = kernels_shared_bytes(image)
+        if shared_bytes is None:
+            raise Refusal(Reason.MODULE_INVALID, "The image is no module of the CPU backend.")
         library = _load(image)
         self._code = _Code(library)
-        try:
-            table = _Module.in_dll(library, "hearth_module")
-        except ValueError:
-            self.close()
-            raise Refusal(Reason.MODULE_INVALID, "The image is no module of the CPU backend.") from None
+        table = _Module.in_dll(library, "hearth_module")
         if table.abi != self.runtime.hearth_abi():
             self.close()
             raise Refusal(
@@ -173,12 +172,10 @@ class CpuModule:
                 "The image was compiled for another build of the CPU backend.",
                 fix="Compile the source again.",
             )
-        shared = SharedMemory(image)
-        base = ctypes.addressof(table) - shared.address_of("hearth_module")
         kernels = [table.kernels[i] for i in range(table.kernel_count)]
         self.functions: Mapping[str, CpuFunction] = {
-            kernel.name.decode(): CpuFunction(self._code, self.runtime, kernel, shared.of(kernel.run - base))
-            for kernel in kernels
+            kernel.name.decode(): CpuFunction(self._code, self.runtime, kernel, shared)
+            for kernel, shared in zip(kernels, shared_bytes, strict=True)
         }
         self.globals: Mapping[str, tuple[int, int]] = {
             table.globals[i].name.decode(): (table.globals[i].address or 0, table.globals[i].size)

@@ -65,5 +65,10 @@ inline void yield() {
 inline void relax() {
     if ((++hearth_tls.spins & 15u) == 0) yield();
 }
+// For a loop's condition (spin_loops.py).
+constexpr bool relaxed() {
+    if (!__builtin_is_constant_evaluated()) relax();
+    return true;
+}
 
 }  // namespace hearth
