@@ -29,5 +29,6 @@
 #include "kernel.h"
 #include "math_functions.h"
 #include "intrinsics.h"
+#include "simd.h"
 #include "atomics.h"
 #include "warp.h"
