@@ -90,7 +90,7 @@ inline __nv_bfloat16 product(__nv_bfloat16 a, __nv_bfloat16 b) {
     constexpr float to_last_place = 0x1.8p-46f;
     const float scaled = __builtin_fabsf(x) * 0x1p64f * __builtin_fabsf(y);
     const float tiny = __builtin_copysignf((scaled + to_last_place - to_last_place) * 0x1p-64f, p);
-    return bfloat16_of(__builtin_fabsf(p) < 0x1p-126f ? tiny : p);
+    return bfloat16_of(p != 0 && __builtin_fabsf(p) < 0x1p-126f ? tiny : p);
 }
 inline __nv_bfloat16 fused(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
     return bfloat16_of(add_to_odd(static_cast<double>(wide(a)) * static_cast<double>(wide(b)), static_cast<double>(wide(c))));
