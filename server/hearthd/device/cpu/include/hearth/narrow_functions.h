@@ -114,7 +114,7 @@ public:
     static constexpr HEARTH_N epsilon() { return of(unsigned(bias - HEARTH_N_MANTISSA) << HEARTH_N_MANTISSA); }
     static constexpr HEARTH_N round_error() { return of(unsigned(bias - 1) << HEARTH_N_MANTISSA); }
     static constexpr HEARTH_N infinity() { return of(infinity_bits); }
-    static constexpr HEARTH_N quiet_NaN() { return of(0x7fff); }
-    static constexpr HEARTH_N signaling_NaN() { return of(infinity_bits + 1); }
+    static constexpr HEARTH_N quiet_NaN() { return of(infinity_bits | 1u << (HEARTH_N_MANTISSA - 1)); }
+    static constexpr HEARTH_N signaling_NaN() { return of(infinity_bits | 1u << (HEARTH_N_MANTISSA - 2)); }
     static constexpr HEARTH_N denorm_min() { return of(1); }
 };
