@@ -43,7 +43,7 @@ inline __half fp8_half(__nv_fp8_storage_t x, __nv_fp8_interpretation_t kind) {
 
 // The power of two at or below |v|, or at or above it; the smallest is 2^-127.
 inline __nv_fp8_storage_t e8m0_bits(float v, __nv_saturation_t saturate, cudaRoundMode rounding) {
-    if (rounding != cudaRoundZero && rounding != cudaRoundPosInf) hearth_trap("e8m0 rounds to zero or up, in no other way");
+    if (rounding != cudaRoundZero && rounding != cudaRoundPosInf) __trap();
     const unsigned magnitude = bits_of<unsigned>(v) & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0xff;
     unsigned code = magnitude >> 23;
