@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import spin_loops, unsupported
+from hearthd.device.cpu import constants, spin_loops, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
@@ -61,7 +61,8 @@ def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Transl
     rewriter = _Rewriter(source, tokens, found)
     rewriter.rewrite()
     table = Table(tokens, found, rewriter.renamed)
-    return Translation(rewriter.result() + table.text(name_expressions), tuple(k.qualified for k in found.kernels))
+    text = rewriter.result() + constants.listed(source, tokens, found) + table.text(name_expressions)
+    return Translation(text, tuple(k.qualified for k in found.kernels))
 
 
 class _Rewriter:

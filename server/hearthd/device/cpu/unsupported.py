@@ -15,6 +15,7 @@ _BARRIER = "asynchronous copies and barriers (cuda::barrier, cuda::pipeline, TMA
 _DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
 _CLUSTER = "thread block clusters"
 _MULTI_GRID = "launches over several devices (multi_grid_group)"
+_GRID_CONSTANT = "the address space of grid constants"
 _SECTION = "naming an object's section or symbol version"
 
 _NAMES = {
@@ -34,9 +35,14 @@ _NAMES = {
     "cluster_group": _CLUSTER,
     "this_multi_grid": _MULTI_GRID,
     "multi_grid_group": _MULTI_GRID,
+    "__isClusterShared": _CLUSTER,
+    "__isGridConstant": _GRID_CONSTANT,
+    "__cvta_generic_to_grid_constant": _GRID_CONSTANT,
+    "__cvta_grid_constant_to_generic": _GRID_CONSTANT,
 }
 _PATTERNS = (
     (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
+    (re.compile(r"__cluster_\w+|__clusterDim\w*|__clusterGridDimInClusters|__clusterIdx"), _CLUSTER),
     (re.compile(r"__pipeline_\w+|__mbarrier_\w+"), _BARRIER),
 )
 _CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipeline_shared_state"}

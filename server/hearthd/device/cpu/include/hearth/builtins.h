@@ -104,7 +104,4 @@ template <class T>
 inline void __stwb(T *p, T v) { *p = v; }
 template <class T>
 inline void __stwt(T *p, T v) { *p = v; }
-inline unsigned __isGlobal(const void *) { return 1; }
-inline size_t __cvta_generic_to_shared(const void *p) { return reinterpret_cast<size_t>(p); }
-inline size_t __cvta_generic_to_global(const void *p) { return reinterpret_cast<size_t>(p); }
 inline void __prof_trigger(int) {}

@@ -30,5 +30,6 @@
 #include "math_functions.h"
 #include "intrinsics.h"
 #include "simd.h"
+#include "spaces.h"
 #include "atomics.h"
 #include "warp.h"
