@@ -162,7 +162,20 @@ class _Rewriter:
             if "extern" in words:
                 self._dynamic_shared(start, end, inside)
             else:
-                self._replace(index, "thread_local" if "static" in words else "static thread_local")
+                self._static_shared(start, index)
+
+    def _static_shared(self, start: int, index: int) -> None:
+        """A declaration from `start` with `__shared__` at `index`. C++ has `alignas` ahead of all specifiers."""
+        after = index + 1
+        while self.tokens[after].text == "alignas":
+            after = matching(self.tokens, after + 1, len(self.tokens)) + 1
+        earlier = [at for at in range(start, index) if self.tokens[at].text == "static"]
+        if after == index + 1:
+            self._replace(index, "thread_local" if earlier else "static thread_local")
+            return
+        for at in (*earlier, index):
+            self._replace(at, "")
+        self.edits.append((self.tokens[after].start, self.tokens[after].start, "static thread_local "))
 
     def _dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
         """`extern __shared__ T name[];` in the tokens from `start` to the semicolon at `end`."""

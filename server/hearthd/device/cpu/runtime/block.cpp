@@ -95,6 +95,7 @@ void Block::begin() {
         warp.alive = lanes >= warp_lanes ? ~uint32_t{0} : lanes_below(lanes);
         warp.ready = warp.at_barrier = warp.asking = 0;
         warp.meetings = 0;
+        warp.yielded = warp_lanes - 1;
     }
 }
 
@@ -317,7 +318,8 @@ void Block::yield(unsigned rank) {
     wake(w, bit(lane));
     if (next_ < threads_) return resume(contexts_[rank], next_);
     const unsigned other = next_bit(ready_warps_, w);
-    const unsigned next = other == w ? pick(w, lane) : pick(other, warp_lanes - 1);
+    warps_[w].yielded = lane;
+    const unsigned next = pick(other, warps_[other].yielded);
     if (next != rank) resume(contexts_[rank], next);
     else sched_yield();
 }
