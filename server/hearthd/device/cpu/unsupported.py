@@ -15,6 +15,7 @@ _BARRIER = "asynchronous copies and barriers (cuda::barrier, cuda::pipeline, TMA
 _DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
 _CLUSTER = "thread block clusters"
 _MULTI_GRID = "launches over several devices (multi_grid_group)"
+_NAMED_BARRIER = "named barriers (__barrier_sync)"
 _GRID_CONSTANT = "the address space of grid constants"
 _SECTION = "naming an object's section or symbol version"
 
@@ -42,7 +43,8 @@ _NAMES = {
 }
 _PATTERNS = (
     (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
-    (re.compile(r"__cluster_\w+|__clusterDim\w*|__clusterGridDimInClusters|__clusterIdx"), _CLUSTER),
+    (re.compile(r"__cluster\w+|__threadfence_cluster"), _CLUSTER),
+    (re.compile(r"__barrier_sync\w*"), _NAMED_BARRIER),
     (re.compile(r"__pipeline_\w+|__mbarrier_\w+"), _BARRIER),
 )
 _CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipeline_shared_state"}

@@ -57,6 +57,7 @@ inline uintptr_t window_base(const Range &range) {
 inline unsigned __isShared(const void *p) {
     return hearth::within(hearth::dynamic_shared(), p) || hearth::within(hearth::static_shared(), p);
 }
+inline unsigned __isCtaShared(const void *p) { return __isShared(p); }
 inline unsigned __isLocal(const void *p) { return hearth_on_stack(p); }
 inline unsigned __isConstant(const void *p) { return hearth::is_constant(p); }
 inline unsigned __isGlobal(const void *p) { return !__isShared(p) && !__isLocal(p) && !__isConstant(p); }
