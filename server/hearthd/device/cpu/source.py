@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import collisions, spin_loops, unsupported
+from hearthd.device.cpu import collisions, constants, spin_loops, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
@@ -63,7 +63,8 @@ def translate(
         return Translation(rewriter.result(), ())  # for the compiler to say where
     rewriter.edits += separation.edits()  # last: of edits to one token the first counts
     table = Table(tokens, found, rewriter.renamed)
-    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{table.text(name_expressions)}}}\n"
+    listed = constants.listed(source, tokens, found) + table.text(name_expressions)
+    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{listed}}}\n"
     return Translation(text, tuple(k.qualified for k in found.kernels))
 
 
