@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import unsupported
+from hearthd.device.cpu import mistakes, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import BUILTINS, Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
@@ -62,6 +62,7 @@ def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Transl
     tokens = tokenize(source)
     unsupported.check(source, tokens)
     found = scan(tokens)
+    mistakes.check(source, tokens, found)
     rewriter = _Rewriter(source, tokens, found)
     rewriter.rewrite()
     table = Table(tokens, found, rewriter.renamed, rewriter.slow_kernels, rewriter.shared_in)
