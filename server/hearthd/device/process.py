@@ -26,7 +26,7 @@ from hearthd.device.haste import NAP_S, Haste
 from hearthd.device.journal import Journal
 from hearthd.device.lane import BATCH
 from hearthd.device.lanes import Lanes
-from hearthd.device.last_words import give_up
+from hearthd.device.last_words import give_up, send_output
 from hearthd.device.loop import Loop
 from hearthd.device.marking import Activity, Marks
 from hearthd.device.modules import cache_directory
@@ -156,12 +156,24 @@ class DeviceProcess:
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: _keep_crash_record(server, files, journal))
             self.descriptors.receive()  # what the front has sent by now
+            self._send_output_before_end(server)
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
     def capture_output(self) -> None:
         """From here on, what is written to standard output is what kernels print: it is for whom has a process to
         itself."""
         self._device.output.capture()
+
+    def _send_output_before_end(self, server: KeepsCrashRecord) -> None:
+        """A kernel's fault ends the process when what kernels have printed is with the front."""
+        asked, answer = server.output_pipes()
+
+        def send(_events: int) -> None:
+            os.read(asked, 1)
+            send_output(self._device, self._link)
+            os.write(answer, b"!")
+
+        self.loop.add_reader(asked, send)
 
     def run(self) -> None:
         """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""

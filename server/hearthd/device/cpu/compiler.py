@@ -35,6 +35,7 @@ from hearthd.device.cpu.toolchain import Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
 from hearthd.device.policy.includes import check_name
 
+
 class CpuCompiler:
     """The system's C++ compiler, or the ziglang package's; the same image for every virtual device of the node."""
 

@@ -43,17 +43,18 @@ WARNINGS = frozenset(
     """address aggressive-loop-optimizations array-bounds array-bounds= bool-compare bool-operation c++11-narrowing
     comment constant-conversion conversion-null cpp #warnings dangling-else deprecated-declarations div-by-zero
     division-by-zero duplicate-decl-specifier empty-body extra-tokens endif-labels format format-extra-args
-    format-insufficient-args format-invalid-specifier format= implicit-const-int-float-conversion infinite-recursion
-    init-self int-in-bool-context int-to-pointer-cast int-to-void-pointer-cast literal-conversion logical-not-parentheses
-    macro-redefined memset-elt-size memset-transposed-args misleading-indentation missing-declarations multichar narrowing
-    null-dereference overflow parentheses parentheses-equality return-local-addr return-stack-address return-type
-    self-assign sequence-point shift-count-negative shift-count-overflow shift-negative-value shift-overflow
-    sizeof-array-argument sizeof-array-div sizeof-pointer-div sizeof-pointer-memaccess sometimes-uninitialized
-    stringop-overflow switch switch-bool tautological-compare tautological-constant-compare
+    format-insufficient-args format-invalid-specifier format= implicit-const-int-float-conversion
+    infinite-recursion init-self int-in-bool-context int-to-pointer-cast int-to-void-pointer-cast
+    literal-conversion logical-not-parentheses macro-redefined memset-elt-size memset-transposed-args
+    misleading-indentation missing-declarations multichar narrowing null-dereference overflow parentheses
+    parentheses-equality return-local-addr return-stack-address return-type self-assign sequence-point
+    shift-count-negative shift-count-overflow shift-negative-value shift-overflow sizeof-array-argument
+    sizeof-array-div sizeof-pointer-div sizeof-pointer-memaccess sometimes-uninitialized stringop-overflow
+    switch switch-bool tautological-compare tautological-constant-compare
     tautological-constant-out-of-range-compare tautological-overlap-compare tautological-unsigned-zero-compare
-    type-limits unevaluated-expression uninitialized unsequenced unused-but-set-variable unused-comparison unused-function
-    unused-label unused-lambda-capture unused-result unused-value unused-variable varargs write-strings
-    writable-strings""".split()  # noqa: SIM905 - a list would be a page long
+    type-limits unevaluated-expression uninitialized unsequenced unused-but-set-variable unused-comparison
+    unused-function unused-label unused-lambda-capture unused-result unused-value unused-variable varargs
+    write-strings writable-strings""".split()  # noqa: SIM905 - a list would be a page long
 )
 """Warnings that reach the user, by the names of either compiler. Others are about the rewriting, or a GPU's compiler
 gives none: signedness of comparisons, unused parameters."""
@@ -66,9 +67,14 @@ GCC_OPTIONS = ("-fmax-errors=30", "-fno-diagnostics-show-caret", "-fdiagnostics-
 _BUILTINS = {"thread_idx": "threadIdx", "block_idx": "blockIdx", "block_dim": "blockDim", "grid_dim": "gridDim"}
 _BUILTIN_CALL = re.compile(r"(?:::)?hearth::(thread_idx|block_idx|block_dim|grid_dim)(?:\(\))?")
 _HERE = re.compile(r"(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?")
-_PREFIXES = re.compile(r"hearth_kernel_|hearth_dynamic_|(?:::)?\bhearth::|(?<!\w)::(?=uint3|dim3)|__attribute__\(\(\w+\)\) ?")
+_PREFIXES = re.compile(
+    r"hearth_kernel_|hearth_dynamic_|(?:::)?\bhearth::|(?<!\w)::(?=uint3|dim3)|__attribute__\(\(\w+\)\) ?"
+)
 _INTERNAL = re.compile(r"\bhearth|\bHearth|always_inline|__builtin_ia32")
-_MISSING = re.compile(r"'(\w+)' (?:was not declared|has not been declared|does not name)|(?:undeclared identifier|unknown type name) '(\w+)'")
+_MISSING = re.compile(
+    r"'(\w+)' (?:was not declared|has not been declared|does not name)"
+    r"|(?:undeclared identifier|unknown type name) '(\w+)'"
+)
 _ENDS = re.compile(r"expected '\}'( at end of input)?")
 _UNENDED = re.compile(r"expected (?:'[,;]' or )?'[,;]' before '([^']+)'")
 _INCLUDES = "includes this"
@@ -119,7 +125,9 @@ class Messages:
 
     def __init__(self, log: str, texts: Mapping[str, Sequence[str]], room: str) -> None:
         self._texts = texts
-        self.raw = [line for line in log.replace(f"{room}/", "").replace("./", "").split("\n") if not _NOISE.match(line)]
+        self.raw = [
+            line for line in log.replace(f"{room}/", "").replace("./", "").split("\n") if not _NOISE.match(line)
+        ]
         self.all = list(self._parse())
 
     def _parse(self) -> Iterator[Message]:
@@ -209,8 +217,8 @@ class Messages:
         shown += [f"    include <{HEADERS[name]}> for {name}" for name in _missing(main.text)]
         notes = [
             note
-            for note in map(_cleaned, message.notes)
-            if self.is_own(note.file) and note is not own and not _INTERNAL.search(note.text)
+            for note in (_cleaned(line) for line in message.notes if line is not own)
+            if self.is_own(note.file) and not _INTERNAL.search(note.text)
         ]
         for note in notes[:_MAX_NOTES]:
             expression = note.file.startswith(EXPRESSION)

@@ -283,9 +283,10 @@ def _own_files() -> bytes:
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
     names = "source declarations tokens unsupported compiler crashes toolchain libraries exchange_kinds options table"
-    files += [here / f"{name}.py" for name in names.split()]
+    files += [here / f"{name}.py" for name in (*names.split(), "messages", "mistakes")]
+    files.append(here.parent / "compile_options.py")
     for path in sorted(files):
-        digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(str(path.relative_to(here.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()
 
 
