@@ -153,10 +153,10 @@ class DeviceProcess:
         if self.loop.lingering is not None:
             self.loop.on_served = self._haste.expects
         self.loop.on_idle = self._send
+        self._answers_faults = False
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
-            self.descriptors.on(crash_record.FILE, lambda _body, files: _keep_crash_record(server, files, journal))
+            self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
             self.descriptors.receive()  # what the front has sent by now
-            self._send_output_before_end(server)
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
     def capture_output(self) -> None:
@@ -164,8 +164,19 @@ class DeviceProcess:
         itself."""
         self._device.output.capture()
 
+    def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: Journal) -> None:
+        for file in files:
+            try:
+                server.keep_crash_record(file)
+                self._send_output_before_end(server)
+            except (OSError, ValueError) as error:  # a crash will go without names, and nothing else
+                journal.warning("crash_record", error=str(error))
+
     def _send_output_before_end(self, server: KeepsCrashRecord) -> None:
         """A kernel's fault ends the process when what kernels have printed is with the front."""
+        if self._answers_faults:
+            return
+        self._answers_faults = True
         asked, answer = server.output_pipes()
 
         def send(_events: int) -> None:
@@ -320,14 +331,6 @@ def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activi
 
         activity = make_activity(journal.warning)
     return marks, activity
-
-
-def _keep_crash_record(server: KeepsCrashRecord, files: Sequence[int], journal: Journal) -> None:
-    for file in files:
-        try:
-            server.keep_crash_record(file)
-        except (OSError, ValueError) as error:  # a crash will go without names, and nothing else
-            journal.warning("crash_record", error=str(error))
 
 
 def _dim(values: Sequence[int]) -> tuple[int, int, int]:

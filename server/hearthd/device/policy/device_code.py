@@ -88,7 +88,7 @@ def check(code: bytes, capability: Capability) -> bool:
 
 
 def describe(code: bytes) -> str:
-    """What the code is, in a few words, whether or not it is whole."""
+    """A few words for what the code is, whether or not it is whole."""
     if code.startswith(ELF_MAGIC):
         try:
             cubin = read_cubin(code)
