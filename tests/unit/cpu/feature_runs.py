@@ -70,11 +70,11 @@ RUNS = [
         """
         struct Index { __device__ int operator()() const { return threadIdx.x; } };
         struct Derived : Index {};
-        struct Pair { Index first; Derived second; };
+        struct Both { Index first; Derived second; };
         template <class F = Derived> __device__ int defaulted() { return F()(); }
         template <class F> struct Made { __device__ F operator()() const { return F(); } };
         template <template <class> class M, class F> __global__ void sum(double* out) {
-            out[threadIdx.x] = F()() + M<F>()()() + defaulted() + Pair().second();
+            out[threadIdx.x] = F()() + M<F>()()() + defaulted() + Both().second();
         }
         """,
         expression="sum<Made, Index>",
@@ -252,7 +252,7 @@ RUNS = [
         out[3] = sum;
         """,
         [0xAAAAAAAA, 0x22222222, 1, 496, 1],
-        options=("-arch=sm_80",),
+        options=("-DSM_80",),  # NVRTC compiles it for 8.0 and later
     ),
     Runs(
         _THREADS,

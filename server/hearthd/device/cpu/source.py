@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import collisions, constants, spin_loops, unsupported
+from hearthd.device.cpu import collisions, constants, mistakes, spin_loops, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
+from hearthd.device.cpu.warp_synchronous import Finding, warp_synchronous
 
 BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
 """The built-in variables, and the functions that stand for them (include/hearth/builtins.h)."""
@@ -36,6 +37,8 @@ class Translation:
 
     text: str
     kernels: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    """Places that rely on the lanes of a warp running in step."""
 
 
 def translate(
@@ -56,6 +59,7 @@ def translate(
     tokens = tokenize(source)
     unsupported.check(source, tokens)
     found = scan(tokens)
+    mistakes.check(source, tokens, found)
     separation = collisions.Separation(source, tokens, found, prelude_functions, own, foreign)
     rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
@@ -65,7 +69,8 @@ def translate(
     table = Table(tokens, found, rewriter.renamed)
     listed = constants.listed(source, tokens, found) + table.text(name_expressions)
     text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{listed}}}\n"
-    return Translation(text, tuple(k.qualified for k in found.kernels))
+    findings = tuple(warp_synchronous(source, tokens, found))
+    return Translation(text, tuple(k.qualified for k in found.kernels), findings)
 
 
 class _Rewriter:
