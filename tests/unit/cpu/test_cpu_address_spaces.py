@@ -38,13 +38,15 @@ extern "C" __global__ void windows(int* out, float* given) {
     float local = 3.0f;
     int i = threadIdx.x;
     data[i] = i; dynamic[i] = 100 + i;
-    unsigned here = (unsigned)__cvta_generic_to_shared(&data[i]), there = (unsigned)__cvta_generic_to_shared(&dynamic[i]);
+    unsigned here = (unsigned)__cvta_generic_to_shared(&data[i]),
+        there = (unsigned)__cvta_generic_to_shared(&dynamic[i]);
     __syncthreads();
     float a = *(float*)__cvta_shared_to_generic(here), b = *(float*)__cvta_shared_to_generic(there);
     float c = *(float*)__cvta_global_to_generic(__cvta_generic_to_global(given + i));
     float d = *(float*)__cvta_local_to_generic(__cvta_generic_to_local(&local));
     float e = *(const float*)__cvta_constant_to_generic(__cvta_generic_to_constant(tables::weights));
-    int aligned = ((unsigned)__cvta_generic_to_shared(data) % 128 == 0) + 2 * (here + 4 == (unsigned)__cvta_generic_to_shared(&data[i] + 1));
+    int aligned = ((unsigned)__cvta_generic_to_shared(data) % 128 == 0) + 2 * (here
+        + 4 == (unsigned)__cvta_generic_to_shared(&data[i] + 1));
     int all[] = {(int)a, (int)b, (int)c, (int)d, (int)e, aligned};
     for (int k = 0; k < 6; ++k) out[6 * i + k] = all[k];
 }
@@ -81,7 +83,7 @@ def test_address_within_a_space_leads_back(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("source, feature", [
     ("__global__ void k(const __grid_constant__ int n, int* o) { *o = __isGridConstant(&n); }", "grid constants"),
-    ("template <class T> __constant__ T c = 1; __global__ void k(int* o) { *o = __isConstant(&c<int>); }", "__constant__"),
+    ("template <class T> __constant__ T c; __global__ void k(int* o) { *o = __isConstant(&c<int>); }", "__constant__"),
     ("__global__ void k(int* o) { *o = __isClusterShared(o); }", "clusters"),
 ])  # fmt: skip
 def test_space_that_is_not_known_is_refused(source: str, feature: str) -> None:

@@ -26,17 +26,20 @@ template <class T> __global__ void integers(T* cells, T* olds) {
     cuda::std::atomic_ref<T>(cells[6]).fetch_xor(T(t));
     auto& seven = reinterpret_cast<cuda::std::atomic<T>&>(cells[7]);
     T seen = seven.load();
-    while (!seven.compare_exchange_weak(seen, T(seen + 3), cuda::std::memory_order::acq_rel, cuda::std::memory_order::relaxed)) {}
+    while (!seven.compare_exchange_weak(seen, T(seen + 3), cuda::std::memory_order::acq_rel,
+        cuda::std::memory_order::relaxed)) {}
     cuda::atomic_ref<T> eight(cells[8]);
     ++eight; eight++; --eight; eight += T(2); eight -= T(1);
     if (t == 0) {
         cuda::atomic<T, cuda::thread_scope_block> own{T(5)};
         T expected = 4;
         cells[9] = own.exchange(6); cells[10] = own.compare_exchange_strong(expected, T(9)); cells[11] = expected;
-        own = 7; cells[12] = own; own |= T(8); own &= T(13); own ^= T(1); cells[13] = own.load(cuda::memory_order_relaxed);
+        own = 7; cells[12] = own; own |= T(8); own &= T(13); own ^= T(1);
+            cells[13] = own.load(cuda::memory_order_relaxed);
         cells[14] = own.is_lock_free() && sizeof own == sizeof(T) && n > 0;
         own.store(1, cuda::memory_order_release); cuda::std::atomic_store(&own, T(3));
-        cells[15] = cuda::std::atomic_fetch_add_explicit(&own, T(4), cuda::std::memory_order_relaxed) + cuda::std::atomic_load(&own);
+        cells[15] = cuda::std::atomic_fetch_add_explicit(&own, T(4), cuda::std::memory_order_relaxed)
+            + cuda::std::atomic_load(&own);
     }
 }
 template <class T> __global__ void floats(T* cells) {
@@ -77,16 +80,23 @@ extern "C" __global__ void ring(int* out, int* turns) {
 __device__ cuda::atomic<int, cuda::thread_scope_device> spin_lock{0};
 __device__ cuda::std::atomic_flag flag_lock;
 __device__ cuda::counting_semaphore<cuda::thread_scope_device> permit{1};
+__device__ cuda::atomic<int> probe;
+// Others run between the reading and the writing.
+__device__ void critical(long long& counter) {
+    const long long seen = counter;
+    for (int i = 0; i < 40; ++i) probe.load();
+    counter = seen + 1;
+}
 extern "C" __global__ void locks(long long* counters) {
     int expected;
     do expected = 0; while (!spin_lock.compare_exchange_weak(expected, 1, cuda::memory_order_acquire));
-    counters[0] += 1;
+    critical(counters[0]);
     spin_lock.store(0, cuda::memory_order_release);
     while (flag_lock.test_and_set(cuda::std::memory_order_acquire)) {}
-    counters[1] += 1;
+    critical(counters[1]);
     flag_lock.clear(cuda::std::memory_order_release);
     permit.acquire();
-    counters[2] += 1;
+    critical(counters[2]);
     permit.release();
 }
 extern "C" __global__ void waits(int* out) {

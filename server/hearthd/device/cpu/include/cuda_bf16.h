@@ -83,15 +83,9 @@ inline __nv_bfloat16 bfloat16_of(double d) { return __nv_bfloat16(__nv_bfloat16_
 template <class T>
 inline __nv_bfloat16 bfloat16_towards(T v, Rounding way) { return __nv_bfloat16(__nv_bfloat16_raw{narrow_bits<8, 7>(v, way)}); }
 inline float wide(__nv_bfloat16 h) { return bfloat16_value(h.bits); }
-// A product is exact in float unless it is subnormal. Then it is computed 2^64 times as large and rounded by the
-// addition of a number whose last place is that of the smallest bfloat16.
-inline __nv_bfloat16 product(__nv_bfloat16 a, __nv_bfloat16 b) {
-    const float x = wide(a), y = wide(b), p = x * y;
-    constexpr float to_last_place = 0x1.8p-46f;
-    const float scaled = __builtin_fabsf(x) * 0x1p64f * __builtin_fabsf(y);
-    const float tiny = __builtin_copysignf((scaled + to_last_place - to_last_place) * 0x1p-64f, p);
-    return bfloat16_of(p != 0 && __builtin_fabsf(p) < 0x1p-126f ? tiny : p);
-}
+// A product has 16 bits. Float holds all that can matter, of a subnormal product too.
+inline __nv_bfloat16 product(__nv_bfloat16 a, __nv_bfloat16 b) { return bfloat16_of(wide(a) * wide(b)); }
+// A sum in double may be inexact just where it is halfway between two numbers of this type.
 inline __nv_bfloat16 fused(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
     return bfloat16_of(add_to_odd(static_cast<double>(wide(a)) * static_cast<double>(wide(b)), static_cast<double>(wide(c))));
 }

@@ -206,7 +206,7 @@ public:
     constexpr AtomicObject(T v) noexcept : value_(v) {}
     AtomicObject(const AtomicObject &) = delete;
     AtomicObject &operator=(const AtomicObject &) = delete;
-    T operator=(T v) const noexcept {
+    T operator=(T v) noexcept {
         this->store(v);
         return v;
     }
