@@ -22,11 +22,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--count", type=int, default=24, help="kernels of a program (24)")
     parser.add_argument("--kernel", default="", help="only the kernel of this name")
+    parser.add_argument("--without", nargs="*", default=(), help="leave out kernels with these kinds of steps")
     parser.add_argument("--brief", action="store_true", help="one line for each wrong kernel, without its source")
     parser.add_argument("--nvrtc", action="store_true", help="compile with NVRTC instead of running on the CPU")
     parser.add_argument("--print", action="store_true", help="print the sources, and run nothing")
     given = parser.parse_args()
-    choose = (lambda kernel: kernel.name == given.kernel) if given.kernel else (lambda kernel: True)
+
+    def choose(kernel: Kernel) -> bool:
+        return given.kernel in ("", kernel.name) and not set(given.without) & set(kernel.tags)
+
     failures: list[Failure] = []
     kernels = 0
     for seed in range(given.first, given.first + given.seeds):

@@ -46,7 +46,7 @@ RANK = Expr("rank()", lambda m, v: m.rank)
 LANE = Expr("lane()", lambda m, v: m.rank % np.uint32(32))
 THREADS = Expr("threads()", lambda m, v: m.full(m.threads))
 BLOCK_RANK = Expr("block_rank()", lambda m, v: m.block_rank)
-HERE = Expr("Here()", lambda m, v: m.index["threadIdx.x"] * np.uint32(3) + m.index["blockIdx.x"])
+HERE = Expr("Here{}", lambda m, v: m.index["threadIdx.x"] * np.uint32(3) + m.index["blockIdx.x"])
 SCALAR = Expr("e.n", lambda m, v: m.scalar)
 X = variable("x")
 

@@ -171,12 +171,12 @@ class Generator:
 
     # ---- expressions ----
 
-    def expr(self, scope: Scope, depth: int = 2) -> Expr:
-        """An expression of all that can be read in the scope."""
+    def expr(self, scope: Scope, depth: int = 2, with_x: bool = True) -> Expr:
+        """An expression of all that can be read in the scope, or of all but `x`."""
         names = [expressions.variable(name) for name in scope.names]
         fixed = [expressions.index(name) for name in self.rng.sample(expressions.INDICES, 3)]
         fixed += [expressions.index("threadIdx.x"), expressions.RANK, expressions.LANE, expressions.HERE]
-        fixed += [expressions.X, expressions.X, expressions.SCALAR]
+        fixed += [expressions.X, expressions.X, expressions.SCALAR] if with_x else [expressions.SCALAR]
         atoms = [*names, *names, *fixed]
         if self.flip(0.2):
             atoms.append(expressions.read_input(self.expressions.draw(fixed, 1)))
@@ -200,7 +200,8 @@ class Generator:
         """A read of a constant table."""
         name, entries = self.name("table"), [self.rng.getrandbits(32) for _ in range(8)]
         words = ", ".join(f"{entry}u" for entry in entries)
-        if self.flip(0.25):
+        if self.flip(0.1):
+            self.tags.append("constant_template")
             first = entries[0] & 0xFFFF
             entries = [(first + 5 * at) & 0xFFFFFFFF for at in range(8)]
             words = ", ".join(f"{first + 5 * at}u + (N - 5u)" for at in range(8))
@@ -213,8 +214,8 @@ class Generator:
     # ---- steps ----
 
     def assign(self, scope: Scope, depth: int = 2) -> Step:
-        """`x` becomes an expression that depends on it, or is combined with one."""
-        value = self.expr(scope, depth)
+        """`x` is combined with an expression, mostly so that no value of it is lost."""
+        value = self.expr(scope, depth, with_x=self.flip(0.15))
         name, sign = self.rng.choice((("add", "+="), ("xor", "^="), ("sub", "-=")))
         combined = expressions.binary(name, expressions.X, value)
         return Step(f"x {sign} {value.text};", lambda m, v: m.assign(v, "x", combined.value(m, v)))
