@@ -1,6 +1,7 @@
 """Long sweeps: `python -m tests.unit.cpu.differential --seeds 200`.
 
-The exit status is 1 where a kernel is wrong; each is reported with its source, the way to run it again and both results.
+Each wrong kernel is reported with its source, the command that runs it again, and both results. The exit status is 1 if
+there is any.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import sys
 import time
 
 from tests.unit.cpu.differential import nvrtc
+from tests.unit.cpu.differential.failures import Failure
 from tests.unit.cpu.differential.kernels import Kernel
-from tests.unit.cpu.differential.processes import Failure, check
+from tests.unit.cpu.differential.processes import check
 from tests.unit.cpu.differential.programs import Program, program
 
 
@@ -61,10 +63,9 @@ def compiled(drawn: Program) -> list[Failure]:
     """The kernels that NVRTC does not compile."""
     if nvrtc.library() is None:
         raise SystemExit(f"the package {nvrtc.PACKAGE} is not installed")
-    options = ["--gpu-architecture=compute_80", "--std=c++17", *(f"-I{folder}" for folder in nvrtc.toolkit())]
 
     def complaint(kernels: list[Kernel]) -> str:
-        return nvrtc.compile_source(drawn.source(kernels), options, [each.name for each in kernels], drawn.headers)
+        return nvrtc.complaint(drawn, kernels, "compute_80")
 
     if not complaint(drawn.kernels):
         return []

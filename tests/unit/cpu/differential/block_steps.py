@@ -41,20 +41,28 @@ def by_block(m: Machine, function: Callable[[int], int]) -> np.ndarray:
 
 
 def exchange(
-    g: Generator, scope: Scope, declared: str, array: str, written: Callable[[Machine, np.ndarray], None] | None = None
+    g: Generator,
+    scope: Scope,
+    declared: str,
+    array: str,
+    written: Callable[[Machine, np.ndarray], None] | None = None,
+    bits: int = 32,
 ) -> Step:
-    """Each thread writes its slot of `array` and reads that of another. `written`: gets the slots, for global memory."""
+    """Each thread writes its slot of `array` and reads that of another.
+
+    `written`: gets the slots, for global memory; `bits`: how many of a word a slot keeps.
+    """
     value, at, name = g.expr(scope), other_rank(g, scope), g.name("y")
-    filled = ""
+    kept, filled = np.uint32((1 << bits) - 1), ""
     if scope.returned:
         filled = f"if (rank() == 0u) for (unsigned i = 0; i < threads(); ++i) {array}[i] = {GONE}u;\n{SYNC}\n"
     text = (
-        f"{{ {declared}\n{filled}{array}[rank()] = {value.text}; {SYNC}\n"
-        f"const unsigned {name} = {array}[{at.text}]; {SYNC}\nx = x * 3u + {name}; }}"
+        f"{{ {declared}\n{filled}{array}[rank()] = ({value.text}) & {int(kept)}u; {SYNC}\n"
+        f"const unsigned {name} = (unsigned){array}[{at.text}]; {SYNC}\nx = x * 3u + {name}; }}"
     )
 
     def run(m: Machine, v: Values) -> None:
-        slots = np.where(m.active, value.value(m, v), np.uint32(GONE))
+        slots = np.where(m.active, value.value(m, v) & kept, np.uint32(GONE))
         if written:
             written(m, slots)
         got = np.take_along_axis(slots, at.value(m, v).astype(int), axis=1)
@@ -66,15 +74,40 @@ def exchange(
 @step(BLOCK, shared=1)
 def static_exchange(g: Generator, scope: Scope) -> Step:
     """Exchange through a static shared array."""
-    array = g.name("line")
-    return exchange(g, scope, f"__shared__ unsigned {array}[{MAX_THREADS}];", array)
+    array, (kind, bits) = g.name("line"), g.rng.choice(_SLOTS)
+    declared = f"__shared__ {kind} {array}[{MAX_THREADS}];"
+    place = g.rng.randrange(4)
+    if place == 0:  # outside functions
+        g.declare(declared)
+        declared = ""
+    elif place == 1:  # an array of arrays, with a column that pads it
+        rows = f"{array}_rows"
+        declared = f"__shared__ {kind} {rows}[{MAX_THREADS} / 8][9]; Rows<{kind}> {array}{{{rows}}};"
+    return exchange(g, scope, declared, array, bits=bits)
+
+
+_SLOTS = (
+    ("unsigned", 32), ("int", 32), ("unsigned short", 16), ("unsigned char", 8), ("unsigned long long", 32),
+    ("float", 24), ("double", 32),
+)  # fmt: skip
+"""Types of a shared array, and the bits of a word that each keeps."""
 
 
 @step(BLOCK)
 def dynamic_exchange(g: Generator, scope: Scope) -> Step:
-    """Exchange through dynamic shared memory."""
+    """Exchange through dynamic shared memory, declared in the function or outside of it."""
     g.dynamic_shared = True
-    return exchange(g, scope, "extern __shared__ unsigned dynamic_words[];", "dynamic_words")
+    declared, array = "extern __shared__ unsigned dynamic_words[];", "dynamic_words"
+    if g.flip(0.3):
+        array = g.name("outer_words")
+        g.declare(f"extern __shared__ unsigned {array}[];")
+        declared = ""
+    elif g.flip(0.3):
+        array = "bytes"
+        declared = (
+            "extern __shared__ unsigned dynamic_words[]; unsigned* bytes = reinterpret_cast<unsigned*>(dynamic_words);"
+        )
+    return exchange(g, scope, declared, array)
 
 
 @step(BLOCK)
@@ -210,9 +243,7 @@ def operation(g: Generator) -> tuple[str, Callable[[int, int], int]]:
     kind = g.rng.choice(tuple(_OPERATIONS))
     text, meaning = _OPERATIONS[kind]
     name = g.name(kind)
-    g.declare(
-        f"struct {name} {{ __device__ unsigned operator()(unsigned a, unsigned b) const {{ return {text}; }} }};"
-    )
+    g.declare(f"struct {name} {{ __device__ unsigned operator()(unsigned a, unsigned b) const {{ return {text}; }} }};")
     return name, meaning
 
 
@@ -359,8 +390,7 @@ def one_writes(g: Generator, scope: Scope) -> Step:
     value, name = g.expr(scope), g.name("flag")
     kind = g.rng.choice(("struct { unsigned a, b; }", "union { unsigned a; unsigned b[2]; }"))
     text = (
-        f"{{ __shared__ {kind} {name}; if ({RANK.text} == 0u) {name}.a = {value.text}; {SYNC}\n"
-        f"x ^= {name}.a; {SYNC} }}"
+        f"{{ __shared__ {kind} {name}; if ({RANK.text} == 0u) {name}.a = {value.text}; {SYNC}\nx ^= {name}.a; {SYNC} }}"
     )
 
     def run(m: Machine, v: Values) -> None:

@@ -27,7 +27,8 @@ class Expr(NamedTuple):
 
     def truth(self, m: Machine, v: Values) -> np.ndarray:
         """The value as a condition."""
-        return self.value(m, v) != 0
+        holds: np.ndarray = self.value(m, v) != 0
+        return holds
 
 
 def constant(value: int) -> Expr:

@@ -142,7 +142,9 @@ def default_argument(g: Generator, scope: Scope) -> Step:
 def integer_template(g: Generator, scope: Scope) -> Step:
     """A template over a number, with several instantiations: each has its own shared arrays."""
     name, k = g.name("fn"), g.name("k")
-    captures = [Capture(k, expressions.constant(each), True) for each in g.rng.sample(range(1, 40), g.rng.randint(1, 3))]
+    captures = [
+        Capture(k, expressions.constant(each), True) for each in g.rng.sample(range(1, 40), g.rng.randint(1, 3))
+    ]
     g.shared_left -= 8
     body = g.body(g.inside(scope, captures[:1]), 1)
     g.declare(f"template <unsigned {k}> __device__ unsigned {name}({SIGNATURE}) {{\n{body.text}\nreturn x;\n}}")
@@ -152,9 +154,7 @@ def integer_template(g: Generator, scope: Scope) -> Step:
 @form()
 def type_template(g: Generator, scope: Scope) -> Step:
     name, body = g.name("fn"), g.body(g.inside(scope))
-    g.declare(
-        f"template <class T, class U = Env> __device__ auto {name}(T x, U e) -> T {{\n{body.text}\nreturn x;\n}}"
-    )
+    g.declare(f"template <class T, class U = Env> __device__ auto {name}(T x, U e) -> T {{\n{body.text}\nreturn x;\n}}")
     return called(f"x = {name}{g.rng.choice(('', '<unsigned>', '<unsigned, Env>'))}(x, e);", body)
 
 
@@ -174,7 +174,9 @@ def function_argument(g: Generator, scope: Scope) -> Step:
     """A function pointer as a template argument."""
     name, body = function(g, scope)
     apply, before = g.name("apply"), g.assign(g.inside(scope), 1)
-    parameter = g.rng.choice((f"template <{FUNCTION.format('F')}>", "template <auto F>", f"template <{FUNCTION.format('F')} = {name}>"))
+    parameter = g.rng.choice(
+        (f"template <{FUNCTION.format('F')}>", "template <auto F>", f"template <{FUNCTION.format('F')} = {name}>")
+    )
     g.declare(f"{parameter} __device__ unsigned {apply}({SIGNATURE}) {{\n{before.text}\nreturn F(x, e);\n}}")
     given = "" if parameter.endswith(f"{name}>") else g.rng.choice((name, f"&{name}"))
     return called(f"x = {apply}<{given}>(x, e);", sequence([before, body]))
@@ -187,7 +189,9 @@ def function_value(g: Generator, scope: Scope) -> Step:
     apply = g.name("apply")
     kind = g.rng.randrange(3)
     if kind == 0:
-        g.declare(f"__noinline__ __device__ unsigned {apply}({FUNCTION.format('f')}, {SIGNATURE}) {{ return f(x, e); }}")
+        g.declare(
+            f"__noinline__ __device__ unsigned {apply}({FUNCTION.format('f')}, {SIGNATURE}) {{ return f(x, e); }}"
+        )
         return called(f"x = {apply}({name}, x, e);", body)
     if kind == 1:
         return called(f"{{ {FUNCTION.format(apply)} = {name}; x = (*{apply})(x, e); }}", body)
@@ -253,9 +257,7 @@ def recursive_function(g: Generator, scope: Scope) -> Step:
 def plain_lambda(g: Generator, scope: Scope) -> Step:
     body, name = g.body(g.inside(scope), 1), g.name("l")
     first = g.rng.choice(("unsigned x", "auto x"))
-    return called(
-        f"{{ auto {name} = []({first}, Env e) {{\n{body.text}\nreturn x; }};\nx = {name}(x, e); }}", body
-    )
+    return called(f"{{ auto {name} = []({first}, Env e) {{\n{body.text}\nreturn x; }};\nx = {name}(x, e); }}", body)
 
 
 @form()
@@ -326,12 +328,12 @@ def returned_lambda(g: Generator, scope: Scope) -> Step:
     captures, name = g.captures(scope), g.name("make")
     body = g.body(g.inside(scope, captures), 1)
     given = ", ".join(f"unsigned {c.name}" for c in captures)
-    g.declare(
-        f"__device__ auto {name}({given}) {{ return [=]({SIGNATURE}) {{\n{body.text}\nreturn x; }}; }}"
-    )
+    g.declare(f"__device__ auto {name}({given}) {{ return [=]({SIGNATURE}) {{\n{body.text}\nreturn x; }}; }}")
     values = ", ".join(unsigned(c.value) for c in captures)
     local = g.name("f")
-    call = g.rng.choice((f"x = {name}({values})(x, e);", f"{{ const auto {local} = {name}({values}); x = {local}(x, e); }}"))
+    call = g.rng.choice(
+        (f"x = {name}({values})(x, e);", f"{{ const auto {local} = {name}({values}); x = {local}(x, e); }}")
+    )
     return called(call, body, captures)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tests.unit.cpu.differential import expressions
-from tests.unit.cpu.differential.expressions import modulo
+from tests.unit.cpu.differential.expressions import Expr, modulo
 from tests.unit.cpu.differential.function_forms import SIGNATURE, function
 from tests.unit.cpu.differential.generator import (
     BLOCK,
@@ -25,7 +25,10 @@ from tests.unit.cpu.differential.generator import (
 from tests.unit.cpu.differential.machine import CELLS, Machine, Values
 from tests.unit.cpu.differential.object_forms import functor
 
-PARAMETERS = "const unsigned* in, unsigned* out, unsigned* cells, unsigned n"
+PARAMETERS = (
+    "const unsigned* in, unsigned* out, unsigned* cells, unsigned n",
+    "const unsigned* __restrict__ in, unsigned* __restrict__ out, unsigned* cells, const unsigned n",
+)
 
 Shape = tuple[int, int, int]
 
@@ -66,6 +69,11 @@ class Kernel:
     tags: tuple[str, ...]
     """Kinds of kernel, steps and calls in it."""
     run: Callable[[Machine, Values], None]
+
+    @property
+    def is_expression(self) -> bool:
+        """Whether the name is a C++ name expression, not the name of a C function."""
+        return 'extern "C" __global__' not in self.text
 
     def reference(self, grid: Shape, block: Shape, data: np.ndarray, cells: np.ndarray, scalar: int) -> Machine:
         """The reference machine after the launch."""
@@ -124,7 +132,9 @@ def alias_argument(g: Generator, scope: Scope) -> Call:
     if g.flip():
         g.declare(f"using {alias} = {name};")
         return Call(called("x = F()(x, e);", body), "template <class F>", alias)
-    g.declare(f"template <class T> struct {alias}_of {{ T f; __device__ unsigned operator()({SIGNATURE}) const {{ return f(x, e); }} }};")
+    g.declare(
+        f"template <class T> struct {alias}_of {{ T f; __device__ unsigned operator()({SIGNATURE}) const {{ return f(x, e); }} }};"
+    )
     g.declare(f"template <class T> using {alias} = {alias}_of<T>;")
     return Call(called("x = F()(x, e);", body), "template <class F>", f"{alias}<{name}>")
 
@@ -150,13 +160,16 @@ def functor_parameter(g: Generator, scope: Scope) -> Call:
     step = called("x = f(x, e);", body, captures)
     if g.flip():
         return Call(step, "template <class F>", name, ", F f", [argument])
-    return Call(step, parameter=f", const {name} f", arguments=[argument])
+    constant = g.rng.choice(("const", "const __grid_constant__"))
+    return Call(step, parameter=f", {constant} {name} f", arguments=[argument])
 
 
 def empty_functor_parameter(g: Generator, scope: Scope) -> Call:
     """A functor without members as a parameter: one byte."""
     name, body = functor(g, scope)
-    return Call(called("x = f(x, e);", body), "template <class F>", name, ", F f, unsigned", [Argument(b"\0", 1), _word(7)])
+    return Call(
+        called("x = f(x, e);", body), "template <class F>", name, ", F f, unsigned", [Argument(b"\0", 1), _word(7)]
+    )
 
 
 def function_argument(g: Generator, scope: Scope) -> Call:
@@ -245,6 +258,10 @@ SHELLS: dict[str, Shell] = {
 def early_return(g: Generator, scope: Scope) -> Step:
     """Some threads write their result and leave the kernel; rank 0 stays."""
     condition, mark = modulo(g.expr(scope), g.rng.choice((2, 3, 5))), g.rng.getrandbits(32)
+    if g.flip(0.3):  # whole warps leave
+        condition = Expr(
+            "(rank() >= (threads() + 1u) / 2u)", lambda m, v: (m.rank >= (m.threads + 1) // 2) * np.uint32(1)
+        )
 
     def run(m: Machine, v: Values) -> None:
         leaves = m.active & condition.truth(m, v) & (m.rank != 0)
@@ -333,11 +350,14 @@ def _finished(g: Generator, call: Call, body: Step) -> Kernel:
     plain = not template and not space and g.flip(0.7)
     bounds = g.rng.choice(("", "", f"__launch_bounds__({MAX_THREADS}) "))
     head = 'extern "C" ' if plain else f"{call.template}\n" if template else ""
+    parameters = g.rng.choice(PARAMETERS)
     text = (
-        f"{head}__global__ void {bounds}{name}({PARAMETERS}{call.parameter}) {{\n"
+        f"{head}__global__ void {bounds}{name}({parameters}{call.parameter}) {{\n"
         "const Env e = {in, cells, n};\nconst unsigned at = block_rank() * threads() + rank();\n"
         f"unsigned x = in[at % 256u];\n{body.text}\nout[at] = x;\n}}"
     )
+    if template and not call.parameter and g.flip(0.3):
+        text += f"\ntemplate __global__ void {name}<{call.given}>({parameters});"
     path = name
     if space:
         text, path = f"namespace work {{\n{text}\n}}", f"work::{name}"

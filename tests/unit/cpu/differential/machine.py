@@ -7,10 +7,12 @@ each step brings itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-U32 = np.ndarray
+U32 = npt.NDArray[Any]
 """An array of dtype uint32, of shape (blocks, threads) unless stated otherwise."""
 Values = dict[str, U32]
 """The variables in scope of a body: `x` and the names that it captured or declared."""

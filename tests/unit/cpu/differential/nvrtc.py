@@ -6,8 +6,13 @@ import ctypes
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.unit.cpu.differential.kernels import Kernel
+    from tests.unit.cpu.differential.programs import Program
 
 PACKAGE = "nvidia-cuda-nvrtc"
 
@@ -64,6 +69,12 @@ def _is_of(folder: Path, major: int) -> bool:
     return header.is_file() and f"#define CUDA_VERSION {major}" in header.read_text(errors="replace")
 
 
+def complaint(program: Program, kernels: Collection[Kernel], architecture: str) -> str:
+    """The compiler's complaint about these kernels of a program; empty if they compile."""
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-I{folder}" for folder in toolkit())]
+    return compile_source(program.source(kernels), options, program.name_expressions(kernels), program.headers)
+
+
 def compile_source(
     source: str, options: Sequence[str], names: Sequence[str] = (), headers: Mapping[str, str] | None = None
 ) -> str:
@@ -85,9 +96,7 @@ def compile_source(
             nvrtc.nvrtcGetProgramLog(program, log)
             return log.value.decode(errors="replace") or "NVRTC failed without a log"
         lowered = ctypes.c_char_p()
-        missing = [
-            name for name in names if nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(lowered))
-        ]
+        missing = [name for name in names if nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(lowered))]
         return f"NVRTC knows no {', '.join(missing)}" if missing else ""
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

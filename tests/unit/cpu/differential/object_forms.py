@@ -119,7 +119,9 @@ def variadic_functors(g: Generator, scope: Scope) -> Step:
     (one, first), (two, second) = functor(g, scope, steps=1), functor(g, scope, steps=1)
     name = g.name("Chain")
     if g.flip():
-        g.declare(f"template <class... F> __device__ unsigned {name}({SIGNATURE}) {{ ((x = F()(x, e)), ...); return x; }}")
+        g.declare(
+            f"template <class... F> __device__ unsigned {name}({SIGNATURE}) {{ ((x = F()(x, e)), ...); return x; }}"
+        )
         call = f"x = {name}<{one}, {two}>(x, e);"
     else:
         g.declare(
@@ -221,7 +223,10 @@ def returned_object(g: Generator, scope: Scope) -> Step:
     result = g.rng.choice(("auto", name))
     g.declare(f"__device__ {result} {make}({given}) {{ return {name}{{{kept}}}; }}")
     call = g.rng.choice(
-        (f"{{ auto {local} = {make}({values(captures)}); x = {local}(x, e); }}", f"x = {make}({values(captures)})(x, e);")
+        (
+            f"{{ auto {local} = {make}({values(captures)}); x = {local}(x, e); }}",
+            f"x = {make}({values(captures)})(x, e);",
+        )
     )
     return called(call, body, captures)
 
@@ -295,7 +300,9 @@ def member_pointer(g: Generator, scope: Scope) -> Step:
     name, body = functor(g, scope, captures, call="run")
     g.declare(f"typedef unsigned ({name}::*{kind})(unsigned, Env) const;")
     return called(
-        f"{{ {name} held = {{{values(captures)}}}; {kind} call = &{name}::run; x = (held.*call)(x, e); }}", body, captures
+        f"{{ {name} held = {{{values(captures)}}}; {kind} call = &{name}::run; x = (held.*call)(x, e); }}",
+        body,
+        captures,
     )
 
 
@@ -353,7 +360,9 @@ def operators(g: Generator, scope: Scope) -> Step:
     inside = f"{{\n{body.text}\nreturn x;\n}}"
     given = values(captures)
     if kind == "[]":
-        g.declare(f"{head}__device__ unsigned operator[](Pair p) const {{ unsigned x = p.x; Env e = p.e;\n{body.text}\nreturn x;\n}} }};")
+        g.declare(
+            f"{head}__device__ unsigned operator[](Pair p) const {{ unsigned x = p.x; Env e = p.e;\n{body.text}\nreturn x;\n}} }};"
+        )
         call = f"x = {name}{{{given}}}[Pair{{x, e}}];"
     elif kind == "->":
         g.declare(

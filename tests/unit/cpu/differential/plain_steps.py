@@ -8,7 +8,18 @@ from dataclasses import replace
 import numpy as np
 
 from tests.unit.cpu.differential.expressions import X, binary, modulo, unsigned
-from tests.unit.cpu.differential.generator import BLOCK, LANE, REGION, WARP, Generator, Scope, Step, nested, sequence, step
+from tests.unit.cpu.differential.generator import (
+    BLOCK,
+    LANE,
+    REGION,
+    WARP,
+    Generator,
+    Scope,
+    Step,
+    nested,
+    sequence,
+    step,
+)
 from tests.unit.cpu.differential.machine import Machine, Values
 
 U64 = np.uint64
@@ -164,9 +175,7 @@ def divergent_if(g: Generator, scope: Scope) -> Step:
     return branches(condition.text, condition.truth, g.body(alone, 1), g.body(alone, 1) if g.flip() else None)
 
 
-def branches(
-    text: str, condition: Callable[[Machine, Values], np.ndarray], yes: Step, no: Step | None = None
-) -> Step:
+def branches(text: str, condition: Callable[[Machine, Values], np.ndarray], yes: Step, no: Step | None = None) -> Step:
     """`if` and `else` around bodies that see the variables around them."""
     whole = f"if ({text}) {{\n{yes.text}\n}}"
     then, otherwise = nested("", yes), nested("", no) if no else None

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing import shared_memory
 
 import numpy as np
@@ -18,6 +17,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.device.cpu.compiler import compile_source, find_toolchain
 from hearthd.device.cpu.module import CpuModule
 from tests.unit.cpu.cpu_kernels import pack
+from tests.unit.cpu.differential.failures import Failure
 from tests.unit.cpu.differential.kernels import Kernel
 from tests.unit.cpu.differential.programs import Launch, Program
 
@@ -25,29 +25,9 @@ LIMIT_S = 60
 """Seconds after which a kernel's process is ended: it hangs."""
 
 
-@dataclass
-class Failure:
-    """A kernel that is wrong: what was seen, and what reproduces it."""
-
-    kernel: Kernel | None
-    seed: int
-    what: str
-
-    def report(self) -> str:
-        """The kernel's source, its headers and both results."""
-        if self.kernel is None:
-            return f"seed {self.seed}: {self.what}"
-        headers = "".join(f"\n// ---- {name}\n{text}" for name, text in self.kernel.headers.items())
-        return (
-            f"seed {self.seed}, {self.kernel.name}: {self.what}\n"
-            f"again: python -m tests.unit.cpu.differential --first {self.seed} --seeds 1 --kernel '{self.kernel.name}'\n"
-            f"made of: {', '.join(self.kernel.tags)}\n{self.kernel.text}{headers}"
-        )
-
-
 def check(program: Program) -> list[Failure]:
     """The program's kernels that are wrong on the CPU backend."""
-    names = [kernel.name for kernel in program.kernels if _is_expression(kernel)]
+    names = program.name_expressions()
     try:
         image = compile_source(find_toolchain(), program.source(), (), names, program.headers)
     except Refusal as refusal:
@@ -55,15 +35,11 @@ def check(program: Program) -> list[Failure]:
     return [failure for kernel in program.kernels for failure in _checked(program, kernel, image)]
 
 
-def _is_expression(kernel: Kernel) -> bool:
-    return 'extern "C" __global__' not in kernel.text
-
-
 def _one_by_one(program: Program, refusal: Refusal) -> list[Failure]:
     """The kernels that do not compile; the others are checked each in a source of its own."""
     failures = []
     for kernel in program.kernels:
-        names = [kernel.name] if _is_expression(kernel) else []
+        names = program.name_expressions([kernel])
         try:
             image = compile_source(find_toolchain(), program.source([kernel]), (), names, kernel.headers)
         except Refusal as own:
@@ -81,10 +57,14 @@ def _checked(program: Program, kernel: Kernel, image: bytes) -> Iterator[Failure
     sizes = [launch.threads + len(launch.cells) for launch in launches]
     memory = shared_memory.SharedMemory(create=True, size=4 * sum(sizes))
     try:
+        assert memory.buf is not None
         words = np.frombuffer(memory.buf, np.uint32, sum(sizes))
         results, at = [], 0
         for launch in launches:
-            out, cells = words[at : at + launch.threads], words[at + launch.threads : at + launch.threads + len(launch.cells)]
+            out, cells = (
+                words[at : at + launch.threads],
+                words[at + launch.threads : at + launch.threads + len(launch.cells)],
+            )
             out[:], cells[:] = 0, launch.cells
             results.append((out, cells))
             at += launch.threads + len(launch.cells)

@@ -31,6 +31,7 @@ __device__ inline unsigned lanes() {{
     const unsigned left = threads() - rank() / 32u * 32u;
     return left >= 32u ? 0xffffffffu : (1u << left) - 1u;
 }}
+template <class T> struct Rows {{ T (*rows)[9]; __device__ T& operator[](unsigned i) const {{ return rows[i / 8u][i % 8u]; }} }};
 struct Here {{ __device__ operator unsigned() const {{ return threadIdx.x * 3u + blockIdx.x; }} }};
 // Blocks have at most {MAX_THREADS} threads.
 """
@@ -94,6 +95,10 @@ class Program:
         """The source, with all kernels or with some of them."""
         chosen = self.kernels if kernels is None else kernels
         return "\n".join([PRELUDE, *(f"// ---- {each.name}\n{each.text}" for each in chosen), ""])
+
+    def name_expressions(self, kernels: Collection[Kernel] | None = None) -> list[str]:
+        """The names of all kernels, or of some, that a compiler has to be asked for."""
+        return [each.name for each in (self.kernels if kernels is None else kernels) if each.is_expression]
 
     @property
     def headers(self) -> dict[str, str]:

@@ -216,9 +216,13 @@ def partition(g: Generator, scope: Scope) -> Step:
     """`binary_partition` and `labeled_partition` of a tile, and what the parts compute."""
     size, labels = g.rng.choice((4, 8, 16, 32)), g.rng.choice((2, 2, 3, 4))
     label, value, name = modulo(g.expr(scope), labels), g.expr(scope), g.name("part")
-    tag = Expr(f"{name}_l", lambda m, v: label.value(m, v))
+    tag = Expr(f"{name}_l", label.value)
     binary = labels == 2 and g.flip()
-    call = f"cg::binary_partition({name}_t, {tag.text} != 0u)" if binary else f"cg::labeled_partition({name}_t, {tag.text})"
+    call = (
+        f"cg::binary_partition({name}_t, {tag.text} != 0u)"
+        if binary
+        else f"cg::labeled_partition({name}_t, {tag.text})"
+    )
     g.includes.add(REDUCE)
     text = (
         f"{{ auto {name}_t = cg::tiled_partition<{size}>(cg::this_thread_block());\n"
@@ -286,5 +290,3 @@ def block_group(g: Generator, scope: Scope) -> Step:
         m.assign(v, "x", v["x"] * np.uint32(3) + got + known)
 
     return Step(text, run)
-
-
