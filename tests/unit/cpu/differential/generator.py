@@ -15,11 +15,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tests.unit.cpu.differential import expressions
 from tests.unit.cpu.differential.expressions import Expr, Expressions
 from tests.unit.cpu.differential.machine import CELLS, Machine, Values
+
+Item = TypeVar("Item")
 
 LANE, WARP, BLOCK = range(3)
 MAX_THREADS = 128
@@ -169,6 +171,11 @@ class Generator:
     def flip(self, chance: float = 0.5) -> bool:
         return self.rng.random() < chance
 
+    def pick(self, what: str, items: Sequence[Item]) -> Item:
+        """One of the variants of a step; all of them come up in turn."""
+        names = [f"{what} {at}" for at in range(len(items))]
+        return items[names.index(self.bag.draw(names))]
+
     # ---- expressions ----
 
     def expr(self, scope: Scope, depth: int = 2, with_x: bool = True) -> Expr:
@@ -183,6 +190,12 @@ class Generator:
         if self.flip(0.2):
             atoms.append(self.table(self.expressions.draw(fixed, 1)))
         return self.expressions.draw(atoms, depth)
+
+    def mixed(self, scope: Scope) -> Expr:
+        """An expression that differs from thread to thread, for what threads exchange."""
+        return expressions.binary(
+            self.rng.choice(("xor", "add")), expressions.X, self.expr(scope, self.rng.randint(1, 2), with_x=False)
+        )
 
     def index_expr(self, depth: int = 2) -> Expr:
         """An expression of built-in variables and constants alone."""
@@ -200,7 +213,7 @@ class Generator:
         """A read of a constant table."""
         name, entries = self.name("table"), [self.rng.getrandbits(32) for _ in range(8)]
         words = ", ".join(f"{entry}u" for entry in entries)
-        if self.flip(0.1):
+        if self.flip(0.03):
             self.tags.append("constant_template")
             first = entries[0] & 0xFFFF
             entries = [(first + 5 * at) & 0xFFFFFFFF for at in range(8)]
@@ -223,7 +236,7 @@ class Generator:
     def body(self, scope: Scope, steps: int | None = None) -> Step:
         """Some steps. Begins with one that reads the indices, so that a body that is not executed right shows."""
         drawn = [self.assign(scope)]
-        for _ in range(self.rng.randint(1, 2) if steps is None else steps):
+        for _ in range(self.rng.randint(1, 3) if steps is None else steps):
             made = self.one(scope)
             drawn.append(made)
         return sequence(drawn)
@@ -236,9 +249,7 @@ class Generator:
         if scope.depth < 4 and self.flip(0.55):
             return self.call(scope)
         allowed = [name for name, kind in STEPS.items() if self._allows(scope, kind)]
-        best = [name for name in allowed if STEPS[name].level == scope.level]
-        chosen = self.bag.draw(best if best and self.flip(0.75) else allowed)
-        return self._make(STEPS, chosen, scope)
+        return self._make(STEPS, self.bag.draw(allowed), scope)
 
     def call(self, scope: Scope) -> Step:
         """A call in one of the forms."""

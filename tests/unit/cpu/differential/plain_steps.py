@@ -119,7 +119,7 @@ def global_atomic(g: Generator, scope: Scope) -> Step:
     first = g.region()
     if first is None:
         return g.assign(scope)
-    call, update = ATOMICS[g.rng.choice(tuple(ATOMICS))]
+    call, update = ATOMICS[g.pick("atomic", tuple(ATOMICS))]
     at, value = modulo(g.expr(scope), REGION), g.expr(scope)
     text = call.format(f"e.cells[{first}u + {at.text}]", unsigned(value))
     if text.startswith("{"):  # a loop: the cell and the value are computed once

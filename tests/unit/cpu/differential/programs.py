@@ -116,7 +116,7 @@ def program(seed: int, count: int = 24, choose: Callable[[Kernel], bool] = lambd
     kernels, launches = [], []
     for number in range(count):
         own = random.Random(rng.getrandbits(64))
-        kernel = draw(Generator(own, kinds, number, whole_warps=own.random() < 0.35, fuel=own.randint(6, 16)), shells)
+        kernel = draw(Generator(own, kinds, number, whole_warps=own.random() < 0.35, fuel=own.randint(10, 26)), shells)
         state = np.random.default_rng(own.getrandbits(32))
         made = []
         for grid, block in kernel.shapes:

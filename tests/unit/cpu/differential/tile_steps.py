@@ -90,7 +90,7 @@ def nested_tiles(g: Generator, scope: Scope) -> Step:
 
 def operations(g: Generator, scope: Scope, group: Group) -> Step:
     """Two operations of a group, directly or in a function template that takes any group."""
-    made = [g.rng.choice(_OPERATIONS)(g, scope, group) for _ in range(2)]
+    made = [g.pick("tile operation", _OPERATIONS)(g, scope, group) for _ in range(2)]
     if g.flip(0.4) and not scope.names:
         name = g.name("with")
         inner = re.sub(rf"\b{group.name}\b", "group", "\n".join(each.text for each in made))
@@ -109,7 +109,7 @@ def operations(g: Generator, scope: Scope, group: Group) -> Step:
 
 
 def _shuffle(g: Generator, scope: Scope, group: Group) -> Step:
-    value, kind = g.expr(scope, 1), g.rng.choice(("shfl", "shfl_up", "shfl_down", "shfl_xor"))
+    value, kind = g.mixed(scope), g.pick("tile shuffle", ("shfl", "shfl_up", "shfl_down", "shfl_xor"))
     delta = g.rng.randrange(group.size)
     wide = g.flip(0.3)
     sent = f"(unsigned long long){unsigned(value)} << 9" if wide else unsigned(value)
@@ -131,7 +131,10 @@ def _shuffle(g: Generator, scope: Scope, group: Group) -> Step:
 
 
 def _vote(g: Generator, scope: Scope, group: Group) -> Step:
-    value, kind = modulo(g.expr(scope), g.rng.choice((2, 3))), g.rng.choice(("any", "all", "ballot", "match_any"))
+    value, kind = (
+        modulo(g.expr(scope), g.rng.choice((2, 3))),
+        g.pick("tile vote", ("any", "all", "ballot", "match_any")),
+    )
     call = f"{group.name}.{kind}((int){unsigned(value)})"
     text = f"x ^= (unsigned)({call} != 0) + 1u;" if kind in ("any", "all") else f"x ^= {call} + 1u;"
 
@@ -162,7 +165,7 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 
 def _reduce(g: Generator, scope: Scope, group: Group) -> Step:
     g.includes.add(REDUCE)
-    value, kind = g.expr(scope), g.rng.choice(tuple(_FUNCTIONS))
+    value, kind = g.mixed(scope), g.rng.choice(tuple(_FUNCTIONS))
     text = f"x ^= cg::reduce({group.name}, {unsigned(value)}, cg::{kind}<unsigned>());"
     reduced = group.each(
         lambda values, ranks: np.full(len(values), functools.reduce(_FUNCTIONS[kind], values.tolist()), np.uint32)
@@ -176,7 +179,7 @@ def _reduce(g: Generator, scope: Scope, group: Group) -> Step:
 
 def _scan(g: Generator, scope: Scope, group: Group) -> Step:
     g.includes.add(SCAN)
-    value, exclusive = g.expr(scope), g.flip()
+    value, exclusive = g.mixed(scope), g.flip()
     kind = "exclusive" if exclusive else "inclusive"
     text = f"x += cg::{kind}_scan({group.name}, {unsigned(value)}, cg::plus<unsigned>());"
 
@@ -194,7 +197,7 @@ def _scan(g: Generator, scope: Scope, group: Group) -> Step:
 
 def _sync(g: Generator, scope: Scope, group: Group) -> Step:
     """Exchange through shared memory between the members of a tile."""
-    value, array = g.expr(scope), g.name("line")
+    value, array = g.mixed(scope), g.name("line")
     text = (
         f"{{ __shared__ unsigned {array}[{MAX_THREADS}]; {array}[rank()] = {value.text}; {group.name}.sync();\n"
         f"const unsigned y = {array}[rank() / {group.size}u * {group.size}u + {group.size - 1}u - "
@@ -215,7 +218,7 @@ _OPERATIONS: tuple[Callable[[Generator, Scope, Group], Step], ...] = (_shuffle, 
 def partition(g: Generator, scope: Scope) -> Step:
     """`binary_partition` and `labeled_partition` of a tile, and what the parts compute."""
     size, labels = g.rng.choice((4, 8, 16, 32)), g.rng.choice((2, 2, 3, 4))
-    label, value, name = modulo(g.expr(scope), labels), g.expr(scope), g.name("part")
+    label, value, name = modulo(g.expr(scope), labels), g.mixed(scope), g.name("part")
     tag = Expr(f"{name}_l", label.value)
     binary = labels == 2 and g.flip()
     call = (
@@ -272,7 +275,7 @@ def partition(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, after_return=False, whole_warps=True, header=HEADER, shared=1)
 def block_group(g: Generator, scope: Scope) -> Step:
     """The block as a group, taken by a function that takes any group."""
-    name, value = g.name("meet"), g.expr(scope)
+    name, value = g.name("meet"), g.mixed(scope)
     g.declare(
         f"template <class G> __device__ unsigned {name}(const G& group, unsigned mine) {{\n"
         f"__shared__ unsigned held[{MAX_THREADS}]; const unsigned r = (unsigned)group.thread_rank(), "

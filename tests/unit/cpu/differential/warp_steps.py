@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.unit.cpu.differential.expressions import Expr, modulo, popc, unsigned
-from tests.unit.cpu.differential.generator import MAX_THREADS, REGION, WARP, Generator, Scope, Step, step
+from tests.unit.cpu.differential.generator import MAX_THREADS, REGION, WARP, Generator, Scope, Step, sequence, step
 from tests.unit.cpu.differential.machine import Machine, Values
 
 FULL = "0xffffffffu"
@@ -50,11 +50,16 @@ _TYPES: dict[str, tuple[str, Callable[[str], str]]] = {
 
 @step(WARP)
 def shuffle(g: Generator, scope: Scope) -> Step:
+    """Three shuffles."""
+    return sequence([_shuffle(g, scope) for _ in range(3)])
+
+
+def _shuffle(g: Generator, scope: Scope) -> Step:
     """The four shuffles, in tiles of 2 to 32 lanes. A source that is not here is undefined, so its value is dropped."""
     declared, mask = exact_mask(g, scope)
-    width = g.rng.choice((2, 4, 8, 16, 32, 32))
-    value, name = g.expr(scope, 1), g.name("y")
-    kind = g.rng.choice(tuple(_TYPES))
+    width = g.pick("width", (2, 4, 8, 16, 32, 32))
+    value, name = g.mixed(scope), g.name("y")
+    kind = g.pick("shuffled type", tuple(_TYPES))
     there, back = _TYPES[kind]
     arguments, source_text, source = _source(g, scope, width)
     call = f"{arguments[0]}({loose_mask(g, scope, mask)}, {there.format(unsigned(value))}, {arguments[1]}"
@@ -80,7 +85,7 @@ Source = Callable[[Machine, Values, np.ndarray], np.ndarray]
 
 def _source(g: Generator, scope: Scope, width: int) -> tuple[tuple[str, str], str, Source]:
     """A shuffle's name and argument, and the lane that it reads, by the definition of PTX."""
-    kind = g.rng.choice(("", "_up", "_down", "_xor"))
+    kind = g.pick("shuffle", ("", "_up", "_down", "_xor"))
     name, last = f"__shfl{kind}_sync", width - 1
     if kind == "":
         place = g.expr(scope, 1)
@@ -115,10 +120,15 @@ def _source(g: Generator, scope: Scope, width: int) -> tuple[tuple[str, str], st
 
 @step(WARP)
 def vote(g: Generator, scope: Scope) -> Step:
+    """Two votes."""
+    return sequence([_vote(g, scope) for _ in range(2)])
+
+
+def _vote(g: Generator, scope: Scope) -> Step:
     """`__ballot_sync`, `__any_sync`, `__all_sync`."""
     predicate, name = modulo(g.expr(scope), g.rng.choice((2, 3, 50))), g.name("y")
     mask = scope.mask or FULL
-    kind = g.rng.choice(("ballot", "any", "all"))
+    kind = g.pick("vote", ("ballot", "any", "all"))
     value = {"ballot": name, "any": f"(unsigned)({name} != 0)", "all": f"(unsigned)({name} != 0)"}[kind]
     held = {"ballot": "const unsigned", "any": "const int", "all": "const int"}[kind]
     text = f"{{ {held} {name} = __{kind}_sync({mask}, (int){unsigned(predicate)}); x = x * 3u + {value}; }}"
@@ -136,9 +146,14 @@ def vote(g: Generator, scope: Scope) -> Step:
 
 @step(WARP)
 def match(g: Generator, scope: Scope) -> Step:
+    """Two matches."""
+    return sequence([_match(g, scope) for _ in range(2)])
+
+
+def _match(g: Generator, scope: Scope) -> Step:
     """`__match_any_sync` and `__match_all_sync`."""
     declared, mask = exact_mask(g, scope)
-    value, name, every = modulo(g.expr(scope), g.rng.choice((1, 2, 5))), g.name("y"), g.flip()
+    value, name, every = modulo(g.expr(scope), g.rng.choice((1, 2, 5))), g.name("y"), g.pick("match", (True, False))
     kind = g.rng.choice(("unsigned", "unsigned long long", "int"))
     argument = f"({kind}){unsigned(value)}"
     if every:
@@ -186,11 +201,16 @@ def by_warp(m: Machine, values: np.ndarray, combine: Callable[[int, int], int]) 
 
 @step(WARP)
 def reduce_sync(g: Generator, scope: Scope) -> Step:
+    """Two reductions."""
+    return sequence([_reduce_sync(g, scope) for _ in range(2)])
+
+
+def _reduce_sync(g: Generator, scope: Scope) -> Step:
     """`__reduce_*_sync`, signed and unsigned."""
     declared, mask = exact_mask(g, scope)
-    kind = g.rng.choice(tuple(_REDUCTIONS))
+    kind = g.pick("reduction", tuple(_REDUCTIONS))
     _, combine = _REDUCTIONS[kind]
-    value, signed = g.expr(scope), kind in ("add", "min", "max") and g.flip()
+    value, signed = g.mixed(scope), kind in ("add", "min", "max") and g.flip()
     argument = f"(int){unsigned(value)}" if signed else unsigned(value)
     text = f"{{ {declared}x ^= (unsigned)__reduce_{kind}_sync({mask}, {argument}); }}"
 
@@ -207,7 +227,7 @@ def reduce_sync(g: Generator, scope: Scope) -> Step:
 def butterfly(g: Generator, scope: Scope) -> Step:
     """The usual loop over `__shfl_xor_sync` or `__shfl_down_sync`, with lanes that are not here left out."""
     declared, mask = exact_mask(g, scope)
-    value, name = g.expr(scope), g.name("s")
+    value, name = g.mixed(scope), g.name("s")
     text = (
         f"{{ {declared}unsigned {name} = {value.text};\n"
         f"for (int o = 16; o > 0; o >>= 1) {{ const unsigned y = __shfl_xor_sync({mask}, {name}, o); "
@@ -229,7 +249,7 @@ def butterfly(g: Generator, scope: Scope) -> Step:
 def warp_scan(g: Generator, scope: Scope) -> Step:
     """An inclusive sum over the lanes that are here, with `__shfl_up_sync`."""
     declared, mask = exact_mask(g, scope)
-    value, name = g.expr(scope), g.name("s")
+    value, name = g.mixed(scope), g.name("s")
     text = (
         f"{{ {declared}unsigned {name} = {value.text};\n"
         f"#pragma unroll\nfor (unsigned o = 1; o < 32; o *= 2) {{ const unsigned y = __shfl_up_sync({mask}, {name}, o); "
@@ -253,7 +273,7 @@ def warp_scan(g: Generator, scope: Scope) -> Step:
 def warp_exchange(g: Generator, scope: Scope) -> Step:
     """Exchange through shared memory between lanes that meet at `__syncwarp`."""
     declared, mask = exact_mask(g, scope)
-    value, other, name = g.expr(scope), modulo(g.expr(scope, 1), 32), g.name("line")
+    value, other, name = g.mixed(scope), modulo(g.expr(scope, 1), 32), g.name("line")
     meeting = f"__syncwarp({loose_mask(g, scope, mask)});"
     text = (
         f"{{ {declared}__shared__ unsigned {name}[{MAX_THREADS}]; {name}[rank()] = {value.text}; {meeting}\n"
@@ -304,7 +324,7 @@ def first_lane(mask: str) -> str:
 def broadcast(g: Generator, scope: Scope) -> Step:
     """The value of the first lane that is here, as after an election."""
     declared, mask = exact_mask(g, scope)
-    value: Expr = g.expr(scope)
+    value: Expr = g.mixed(scope)
     text = f"{{ {declared}x ^= __shfl_sync({mask}, {unsigned(value)}, (int){first_lane(mask)}); }}"
 
     def run(m: Machine, v: Values) -> None:
