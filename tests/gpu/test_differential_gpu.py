@@ -11,19 +11,22 @@ from collections.abc import Iterator
 import pytest
 
 import hearth
-from tests.daemon.harness import DaemonProcess, on_gpu
+from tests.daemon import harness
 from tests.unit.cpu.differential import clients
 from tests.unit.cpu.differential.programs import program
 
+BACKEND = "cuda"
 PROGRAMS = int(os.environ.get("HEARTH_TEST_DIFFERENTIAL", "10"))
 
-pytestmark = [pytest.mark.gpu, on_gpu, pytest.mark.timeout(120 + 30 * PROGRAMS, method="thread")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120 + 30 * PROGRAMS, method="thread")]
 
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hearth.Device]:
     """A device of this module's own daemon."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("compiled"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "BACKEND", BACKEND)
+        daemon = harness.DaemonProcess(tmp_path_factory.mktemp("compiled"))
     try:
         with daemon.connect() as node:
             yield node.device(0)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.unit.cpu.differential.programs import Program
 
 PACKAGE = "nvidia-cuda-nvrtc"
+GENERIC_LAMBDAS = "-default-device"
+"""The option without which NVRTC 12 takes each generic lambda of a device function for a host function."""
 
 
 def _places() -> list[Path]:
@@ -72,6 +74,8 @@ def _is_of(folder: Path, major: int) -> bool:
 def complaint(program: Program, kernels: Collection[Kernel], architecture: str) -> str:
     """The compiler's complaint about these kernels of a program; empty if they compile."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-I{folder}" for folder in toolkit())]
+    if version() < (13, 0):
+        options.append(GENERIC_LAMBDAS)
     return compile_source(program.source(kernels), options, program.name_expressions(kernels), program.headers)
 
 
