@@ -107,7 +107,7 @@ def test_in_a_fiber(image: Path, record: int) -> None:
 
 
 def test_a_stack_that_has_overflowed_is_no_place_for_a_handler(image: Path, record: int) -> None:
-    crash = crash_of(image, record, "launch('overflow', block=1)", signal.SIGSEGV)
+    crash = crash_of(image, record, "launch('overflow', block=2)", signal.SIGSEGV)
     assert crash.culprit == Running("overflow", "a-session")
 
 

@@ -58,7 +58,7 @@ def test_a_wild_pointer_is_a_segmentation_fault(image: Path, name: str, grid: in
 
 
 def test_a_stack_overflow_in_a_fiber_ends_the_process(image: Path) -> None:
-    process = child(image, "module.function('overflow').launch((1, 1, 1), (1, 1, 1), 0, good)")
+    process = child(image, "module.function('overflow').launch((1, 1, 1), (2, 1, 1), 0, good)")
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGSEGV
 

@@ -209,10 +209,6 @@ def test_builtins_in_local_classes_and_lambdas(kernels: Kernels) -> None:
     np.testing.assert_array_equal(out, [0, 1, 1, 2, 3, 5, 8, 13])
 
 
-def test_only_kernels_that_synchronise_use_fibers(kernels: Kernels) -> None:
-    assert not any(function.uses_fibers for function in kernels.module.functions.values())
-
-
 def test_many_threads_launch_at_once(kernels: Kernels) -> None:
     function = kernels.module.function("saxpy")
     failures: list[int] = []

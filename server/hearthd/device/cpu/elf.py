@@ -1,38 +1,115 @@
-"""Sizes of thread-local variables in an ELF image: a kernel's `__shared__` variables are such (see source.py)."""
+"""Static shared memory of each kernel, read from a compiled object: the thread-local variables in the kernel's reach.
+
+`__shared__` variables are thread-local ones (source.py). The relocations of an object file tell which functions and
+variables each function refers to: exactly what the compiler left of the program, through templates, virtual functions
+and tables of pointers.
+
+Layouts: ELF-64 Object File Format, figures 3 (header), 4 (sections), 6 (symbols) and 7 (relocations); the types of
+x86-64's relocations: System V ABI, AMD64 Supplement, table 4.9.
+"""
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+MAGIC = b"\x7fELF"
 _SHT_SYMTAB = 2
+_SHT_RELA = 4
+_STT_SECTION = 3
 _STT_TLS = 6
-_LOCAL_NAME = re.compile(rb"_ZZ(.+)E(?:\d.*|s.*)$")
+_EM_X86_64 = 62
+_TO_THE_END_OF_THE_FIELD = {2: 4, 4: 4}
+"""R_X86_64_PC32 and R_X86_64_PLT32 are relative to the end of their 4 bytes."""
+
+_OWN_VARIABLES = frozenset({b"_ZN6hearthL4selfE", b"_ZN18cooperative_groups7details16leaders_meetingsE"})
+"""Thread-local variables of the backend's headers: thread.h, cooperative_groups/details/wide_tile.h."""
+
+_TABLE = b"14hearth_kernels"
+KERNEL_BYTES = 40
+"""sizeof(hearth::Kernel), and the offset of its `run` (include/hearth/abi.h)."""
+
+RUN_OFFSET = 32
 
 
-def thread_local_sizes(image: bytes) -> Mapping[str, int]:
-    """Bytes of function-local thread-local variables, summed by the mangled name of their function.
+@dataclass(frozen=True)
+class _Symbol:
+    name: bytes
+    kind: int
+    section: int
+    value: int
+    size: int
 
-    Symbol table layout: ELF-64 Object File Format, figure 6. Empty for an image without symbols.
-    """
-    sizes: dict[str, int] = {}
-    if image[:6] != b"\x7fELF\x02\x01":
-        return sizes
-    (offset,) = struct.unpack_from("<Q", image, 40)
-    entry_size, count = struct.unpack_from("<HH", image, 58)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * entry_size) for i in range(count)]
-    for section in sections:
-        _, kind, _, _, start, size, link, _, _, _ = section
-        if kind != _SHT_SYMTAB:
-            continue
-        names = sections[link][4]
-        for name, info, _, _, _, length in struct.iter_unpack("<IBBHQQ", image[start : start + size]):
-            if info & 0xF != _STT_TLS:
+
+def static_shared_bytes(code: bytes) -> list[int]:
+    """Bytes of static shared memory of each kernel of an object file, in the order of its table of kernels."""
+    references = _Object(code)
+    return [references.shared_by(kernel) for kernel in references.kernels()]
+
+
+class _Object:
+    """The functions and variables of an object file, and which refers to which."""
+
+    def __init__(self, code: bytes) -> None:
+        if code[:6] != MAGIC + b"\x02\x01":  # 64 bits, little-endian
+            raise ValueError("the compiler's output is no little-endian ELF-64 object")
+        self._code = code
+        (machine,) = struct.unpack_from("<H", code, 18)
+        self._field_bytes = _TO_THE_END_OF_THE_FIELD if machine == _EM_X86_64 else {}
+        (offset,) = struct.unpack_from("<Q", code, 40)
+        size, count = struct.unpack_from("<HH", code, 58)
+        self._sections = [struct.unpack_from("<IIQQQQIIQQ", code, offset + i * size) for i in range(count)]
+        table = next(section for section in self._sections if section[1] == _SHT_SYMTAB)
+        self._symbols = list(self._read_symbols(table))
+        self._owners: dict[int, list[_Symbol]] = {}
+        for symbol in self._symbols:
+            if symbol.size and symbol.kind != _STT_TLS:
+                self._owners.setdefault(symbol.section, []).append(symbol)
+        self._references: dict[_Symbol, set[_Symbol]] = {}
+        self._runs: dict[int, _Symbol] = {}
+        for section in self._sections:
+            if section[1] == _SHT_RELA:
+                self._read_relocations(section)
+
+    def kernels(self) -> Iterator[_Symbol]:
+        """The function that runs each kernel's threads, in the order of the table."""
+        for offset in range(RUN_OFFSET, 1 + max(self._runs, default=0), KERNEL_BYTES):
+            yield self._runs[offset]
+
+    def shared_by(self, function: _Symbol) -> int:
+        seen = {function}
+        pending = [function]
+        while pending:
+            fresh = self._references.get(pending.pop(), set()) - seen
+            seen |= fresh
+            pending += fresh
+        return sum(symbol.size for symbol in seen if symbol.kind == _STT_TLS and symbol.name not in _OWN_VARIABLES)
+
+    def _read_symbols(self, section: tuple[int, ...]) -> Iterator[_Symbol]:
+        names = self._sections[section[6]][4]
+        data = self._code[section[4] : section[4] + section[5]]
+        for offset, info, _, index, value, size in struct.iter_unpack("<IBBHQQ", data):
+            name = self._code[names + offset : self._code.index(b"\0", names + offset)]
+            yield _Symbol(name, info & 0xF, index, value, size)
+
+    def _read_relocations(self, section: tuple[int, ...]) -> None:
+        data = self._code[section[4] : section[4] + section[5]]
+        for place, info, addend in struct.iter_unpack("<QQq", data):
+            source = self._owner(section[7], place)
+            target: _Symbol | None = self._symbols[info >> 32]
+            assert target is not None
+            if target.kind == _STT_SECTION:
+                target = self._owner(target.section, addend + self._field_bytes.get(info & 0xFFFFFFFF, 0))
+            if source is None or target is None:
                 continue
-            text = image[names + name : image.index(b"\0", names + name)]
-            match = _LOCAL_NAME.match(text)
-            if match is not None:
-                function = match[1].decode(errors="replace")
-                sizes[function] = sizes.get(function, 0) + length
-    return sizes
+            self._references.setdefault(source, set()).add(target)
+            if _TABLE in source.name and (place - source.value) % KERNEL_BYTES == RUN_OFFSET:
+                self._runs[place - source.value] = target
+
+    def _owner(self, section: int, offset: int) -> _Symbol | None:
+        """The function or variable that holds a place in a section."""
+        for symbol in self._owners.get(section, ()):
+            if symbol.value <= offset < symbol.value + symbol.size:
+                return symbol
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import threading
 from pathlib import Path
 
@@ -22,7 +23,10 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 
 def runtime(toolchain: Toolchain) -> Path:
     """What launches kernels."""
-    return toolchain.library("runtime", RUNTIME, sorted(path.name for path in RUNTIME.glob("*.cpp")))
+    sources = sorted(path.name for path in RUNTIME.glob("*.cpp"))
+    # fiber.h pushes onto the stack in the midst of functions.
+    more = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
+    return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *more)
 
 
 def exchange(toolchain: Toolchain | None = None) -> ctypes.CDLL:

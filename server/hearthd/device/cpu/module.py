@@ -9,13 +9,14 @@ import _ctypes
 import ctypes
 import itertools
 import os
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu.elf import thread_local_sizes
+from hearthd.device.cpu.image import shared_bytes as kernels_shared_bytes
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 
 
@@ -31,11 +32,7 @@ class _Kernel(ctypes.Structure):
         ("param_bytes", ctypes.c_uint32),
         ("param_align", ctypes.c_uint32),
         ("max_threads", ctypes.c_uint32),
-        ("uses_fibers", ctypes.c_uint32),
-        ("prints", ctypes.c_uint32),
-        ("shared_in", ctypes.c_char_p),
-        ("run_block", ctypes.c_void_p),
-        ("run_thread", ctypes.c_void_p),
+        ("run", ctypes.c_void_p),
     )
 
 
@@ -106,7 +103,6 @@ class CpuFunction:
             (kernel.params[i].offset, kernel.params[i].size) for i in range(kernel.param_count)
         )
         self.param_bytes: int = kernel.param_bytes
-        self.uses_fibers = bool(kernel.uses_fibers)
         self.max_threads_per_block: int = min(1024, kernel.max_threads)
         self.static_shared_bytes = static_shared_bytes
         self._code = code  # it must stay loaded
@@ -164,13 +160,12 @@ class CpuModule:
 
     def __init__(self, image: bytes, toolchain: Toolchain | None = None) -> None:
         self.runtime = load_runtime(toolchain)
+        shared_bytes = kernels_shared_bytes(image)
+        if shared_bytes is None:
+            raise Refusal(Reason.MODULE_INVALID, "The image is no module of the CPU backend.")
         library = _load(image)
         self._code = _Code(library)
-        try:
-            table = _Module.in_dll(library, "hearth_module")
-        except ValueError:
-            self.close()
-            raise Refusal(Reason.MODULE_INVALID, "The image is no module of the CPU backend.") from None
+        table = _Module.in_dll(library, "hearth_module")
         if table.abi != self.runtime.hearth_abi():
             self.close()
             raise Refusal(
@@ -178,20 +173,15 @@ class CpuModule:
                 "The image was compiled for another build of the CPU backend.",
                 fix="Compile the source again.",
             )
-        shared = thread_local_sizes(image)
+        kernels = [table.kernels[i] for i in range(table.kernel_count)]
         self.functions: Mapping[str, CpuFunction] = {
-            function.name: function for function in self._functions(table, shared)
+            kernel.name.decode(): CpuFunction(self._code, self.runtime, kernel, shared)
+            for kernel, shared in zip(kernels, shared_bytes, strict=True)
         }
         self.globals: Mapping[str, tuple[int, int]] = {
             table.globals[i].name.decode(): (table.globals[i].address or 0, table.globals[i].size)
             for i in range(table.global_count)
         }
-
-    def _functions(self, table: _Module, shared: Mapping[str, int]) -> Iterator[CpuFunction]:
-        for i in range(table.kernel_count):
-            kernel = table.kernels[i]
-            names = kernel.shared_in.decode().split()
-            yield CpuFunction(self._code, self.runtime, kernel, sum(_shared_of(name, shared) for name in names))
 
     def function(self, name: str) -> CpuFunction:
         """The kernel `name`; raises `Refusal` (FUNCTION_NOT_FOUND) that lists what there is."""
@@ -237,13 +227,7 @@ def _load(image: bytes) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(f"/proc/self/fd/{spelling}{descriptor}", mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
-            raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {error}.") from None
+            why = re.sub(r"/proc/self/fd/[./\d]*(: )?", "", str(error))  # the user has never seen that path
+            raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {why}.") from None
     finally:
         os.close(descriptor)
-
-
-def _shared_of(function: str, sizes: Mapping[str, int]) -> int:
-    """Bytes of static shared memory of `function`; of a template, its largest instantiation's."""
-    mark = f"{len(function)}{function}"
-    found = [size for encoding, size in sizes.items() if mark in encoding]
-    return max(found, default=0)

@@ -3,12 +3,13 @@
 Works on preprocessed text (so that macros and `#if` are settled) and changes it in place, line by line, so that the
 compiler's messages name the user's own lines:
 
-- A kernel gets a hidden first parameter that holds `threadIdx` and its like, and copies of them under their own names
-  in its body; elsewhere these names read the thread's record.
+- `threadIdx` and its like read the running thread's record (include/hearth/thread.h), which is valid in every function.
 - `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and
   another block never runs there meanwhile. `extern __shared__` arrays become pointers to the block's dynamic memory.
-- A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h). Whether a kernel needs its
-  threads as fibers is decided here: it does if a synchronising function can be reached from it by name.
+- The program gets a namespace of its own, so that its names hide those of the prelude (`collisions.py`).
+- A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h).
+
+Nothing about how a kernel is run depends on reading its source.
 """
 
 from __future__ import annotations
@@ -16,32 +17,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import unsupported
+from hearthd.device.cpu import collisions, constants, mistakes, spin_loops, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
-from hearthd.device.cpu.table import BUILTINS, Table
+from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
+from hearthd.device.cpu.warp_synchronous import Finding, warp_synchronous
 
-# Kernels by these names would be overloads of what every kernel can call, and their address ambiguous.
-_TAKEN = frozenset(
-    """abort abs acos acosh asin asinh atan atan2 atanh atexit bcmp bcopy bsearch bzero calloc cbrt ceil clock copysign
-    cos cosh cospi difftime div drem erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide finite
-    floor fma fmax fmin fmod fopen free frexp gamma getc getenv hypot ilogb index isfinite isinf isnan j0 j1 jn labs
-    ldexp ldiv lgamma llabs lldiv llrint llround log log10 log1p log2 logb lrint lround main malloc max memchr memcmp
-    memcpy memmove memset min modf mulhi mul24 nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow printf
-    putc puts qsort rand random rcbrt read realloc remainder remove rename rewind rhypot rindex rint round rsqrt
-    saturate scalb scalbn select sin sincos sincospi sinh sinpi sqrt strcmp system tan tanh tgamma time trunc umin umax
-    y0 y1 yn""".split()  # noqa: SIM905 - a list would be a page long
-)
+BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
+"""The built-in variables, and the functions that stand for them (include/hearth/builtins.h)."""
+
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
-_HERE = "const ::hearth::Here hearth_here"
-_PROLOGUE = (
-    " const ::uint3 threadIdx = ::hearth::uint3_of(hearth_here.thread_idx),"
-    " blockIdx = ::hearth::uint3_of(hearth_here.block_idx);"
-    " const ::dim3 blockDim = ::hearth::dim3_of(hearth_here.block_dim),"
-    " gridDim = ::hearth::dim3_of(hearth_here.grid_dim); "
-)
 
 
 @dataclass(frozen=True)
@@ -50,11 +37,21 @@ class Translation:
 
     text: str
     kernels: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    """Places that rely on the lanes of a warp running in step."""
 
 
-def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Translation:
+def translate(
+    preprocessed: str,
+    name_expressions: Sequence[str] = (),
+    prelude_functions: frozenset[str] = frozenset(),
+    own: str = "/",
+    foreign: bool = False,
+) -> Translation:
     """Rewrite a preprocessed CUDA source to C++ with its table of kernels and variables.
 
+    `prelude_functions`: CUDA's functions that the prelude declares; `own`: the directory of the backend's headers;
+    `foreign`: the program is known to include headers of the C or C++ library.
     Raises `Refusal`: UNSUPPORTED for what cannot run here, by name and line; COMPILE_FAILED for a kernel that is not
     one.
     """
@@ -62,41 +59,45 @@ def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Transl
     tokens = tokenize(source)
     unsupported.check(source, tokens)
     found = scan(tokens)
-    rewriter = _Rewriter(source, tokens, found)
+    mistakes.check(source, tokens, found)
+    separation = collisions.Separation(source, tokens, found, prelude_functions, own, foreign)
+    rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
-    table = Table(tokens, found, rewriter.renamed, rewriter.slow_kernels, rewriter.shared_in)
-    return Translation(rewriter.result() + table.text(name_expressions), tuple(k.qualified for k in found.kernels))
+    if not collisions.is_balanced(tokens):
+        return Translation(rewriter.result(), ())  # for the compiler to say where
+    rewriter.edits += separation.edits()  # last: of edits to one token the first counts
+    table = Table(tokens, found, rewriter.renamed)
+    listed = constants.listed(source, tokens, found) + table.text(name_expressions)
+    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{listed}}}\n"
+    findings = tuple(warp_synchronous(source, tokens, found))
+    return Translation(text, tuple(k.qualified for k in found.kernels), findings)
 
 
 class _Rewriter:
-    def __init__(self, source: SourceMap, tokens: Sequence[Token], found: Declarations) -> None:
+    def __init__(
+        self, source: SourceMap, tokens: Sequence[Token], found: Declarations, taken: frozenset[str] = frozenset()
+    ) -> None:
         self.source = source
         self.tokens = tokens
         self.found = found
+        self.taken = taken  # kernels whose names are those of CUDA functions
         self.edits: list[tuple[int, int, str]] = []
-        self.slow_kernels: set[str] = set()  # those that read the thread's record instead of copies
-        self.shared_in: set[str] = set()  # functions that declare static shared memory
 
     def rewrite(self) -> None:
-        copied: list[tuple[int, int]] = []
         for kernel in self.found.kernels:
-            self._kernel(kernel, copied)
+            self._kernel(kernel)
         for variable in self.found.variables:
             if variable.is_extern_c and self.tokens[variable.statement[0]].text == "extern":
                 self._drop_extern_c(variable.statement[0])  # there `extern` would make it a mere declaration
         self._shared()
-        in_copy = iter(sorted(copied))
-        current = next(in_copy, None)
+        self.edits.extend(spin_loops.turns(self.tokens))
         for index, token in enumerate(self.tokens):
             if token.kind != "name":
                 continue
-            while current is not None and index >= current[1]:
-                current = next(in_copy, None)
             text = token.text
             if text in BUILTINS:
-                inside = current is not None and current[0] <= index
-                if not inside and self.tokens[index - 1].text not in (".", "->", "::"):
-                    self._replace(index, f"::hearth::{BUILTINS[text]}()")
+                if self.tokens[index - 1].text not in (".", "->", "::"):
+                    self._replace(index, f" ::hearth::{BUILTINS[text]}()")  # a space: `%:` is `#`
             elif text in _ARCHITECTURE_MARKS:
                 self._replace(index, "")
             elif text in _CALL_MARKS and index + 1 < len(self.tokens) and self.tokens[index + 1].text == "(":
@@ -132,46 +133,25 @@ class _Rewriter:
         self._replace(index, "")
         self._replace(index + 1, "")
 
-    @staticmethod
-    def renamed(kernel: Function) -> str:
+    def renamed(self, kernel: Function) -> str:
         """The name that `kernel` has in the C++ text."""
         plain = kernel.is_extern_c and not kernel.is_template
-        return RENAMED + kernel.name if plain and kernel.name in _TAKEN else kernel.name
+        return RENAMED + kernel.name if plain and kernel.name in self.taken else kernel.name
 
-    def _kernel(self, kernel: Function, copied: list[tuple[int, int]]) -> None:
+    def _kernel(self, kernel: Function) -> None:
         tokens = self.tokens
         start, _ = kernel.statement
-        opening, closing = kernel.parameters
+        opening, _ = kernel.parameters
         if tokens[start].text == "extern" and tokens[start + 1].kind == "string":
             # The linkage would only make a kernel's name meet a C function's; it is exported under its name anyway.
             self._drop_extern_c(start)
         if self.renamed(kernel) != kernel.name:
             self._replace(opening - 1, self.renamed(kernel))
-        parameters = tokens[opening + 1 : closing - 1]
-        if [token.text for token in parameters] == ["void"]:
-            self._replace(opening + 1, "")
-            parameters = []
-        at = tokens[opening].end
-        self.edits.append((at, at, _HERE + (", " if parameters else "")))
         head = {token.text for token in tokens[start:opening]}
         instantiation = tokens[start].text == "template" and tokens[start + 1].text != "<"
         mark = next(i for i in range(start, opening) if tokens[i].text == "__global__")
         inline = "" if instantiation or "inline" in head else "inline "
         self._replace(mark, "" if instantiation else f"{inline}__attribute__((always_inline))")
-        if kernel.body is None:
-            return
-        body = tokens[kernel.body[0] : kernel.body[1]]
-        # Local classes and lambdas without captures cannot see a function's variables.
-        opaque = any(
-            token.text in ("struct", "class", "union")
-            or (token.text == "[" and body[i + 1].text == "]" and body[i + 2].text in ("(", "{", "<", "__device__"))
-            for i, token in enumerate(body[:-2])
-        )
-        if opaque:
-            self.slow_kernels.add(kernel.name)
-        else:
-            self.edits.append((body[0].end, body[0].end, _PROLOGUE))
-            copied.append(kernel.body)
 
     def _shared(self) -> None:
         bodies = [(f.body, f.name) for f in self.found.functions if f.body is not None]
@@ -192,9 +172,20 @@ class _Rewriter:
             if "extern" in words:
                 self._dynamic_shared(start, end, inside)
             else:
+                self._alignment_first(start, index, end)
                 self._replace(index, "thread_local" if "static" in words else "static thread_local")
-                if inside is not None:
-                    self.shared_in.add(inside)
+
+    def _alignment_first(self, start: int, mark: int, end: int) -> None:
+        """Moves `alignas` from among a declaration's specifiers, where only CUDA's compilers take it, to its start."""
+        for index in range(mark + 1, end):
+            text = self.tokens[index].text
+            if text in ("=", "{", "["):
+                return
+            if text == "alignas" and self.tokens[index + 1].text == "(":
+                close = matching(self.tokens, index + 1, end)
+                whole = self.source.text[self.tokens[index].start : self.tokens[close].end]
+                self.edits.append((self.tokens[start].start, self.tokens[start].start, whole + " "))
+                self._blank(index, close + 1)
 
     def _dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
         """`extern __shared__ T name[];` in the tokens from `start` to the semicolon at `end`."""

@@ -1,9 +1,12 @@
 #include "block.h"
 
+#include <sched.h>
 #include <stdio.h>
 
 #include "faults.h"
 #include "grid.h"
+
+__thread hearth::Block *hearth::running_block = nullptr;
 
 namespace hearth {
 
@@ -15,7 +18,8 @@ unsigned next_bit(uint32_t bits, unsigned after) {
     return static_cast<unsigned>(__builtin_ctz(above != 0 ? above : bits));
 }
 
-Block &running() { return *static_cast<Block *>(hearth_tls.block); }
+uint32_t lanes_below(unsigned lane) { return (uint32_t{1} << lane) - 1; }
+uint32_t bit(unsigned lane) { return uint32_t{1} << lane; }
 
 }  // namespace
 
@@ -23,95 +27,174 @@ void Block::run(const Kernel &kernel, const void *params) {
     kernel_ = &kernel;
     params_ = params;
     const Index dim = hearth_tls.block_dim;
-    threads_ = alive_ = dim.x * dim.y * dim.z;
-    arrived_ = at_grid_ = 0;
-    count_ = 0;
-    stacks_.reserve(threads_);
-    const unsigned warps = (threads_ + warp_lanes - 1) / warp_lanes;
-    for (unsigned w = 0; w < warps; ++w) {
-        Warp &warp = warps_[w];
-        const unsigned lanes = threads_ - w * warp_lanes < warp_lanes ? threads_ - w * warp_lanes : warp_lanes;
-        warp.alive = warp.ready = lanes == warp_lanes ? ~uint32_t{0} : (uint32_t{1} << lanes) - 1;
-        warp.at_barrier = warp.asking = 0;
-        warp.meetings = 0;
+    threads_ = dim.x * dim.y * dim.z;
+    next_ = 0;
+    begun_ = false;
+    work(0, own_stack);
+}
+
+// What the worker's own stack and each fiber do: start threads from `first` on, and when none is left to start on this
+// stack, continue suspended ones. Returns on the worker's own stack only, when all threads have ended.
+void Block::work(unsigned first, unsigned stack) {
+    for (;;) {
+        loop_stack_ = stack;
+        const uint32_t ended = kernel_->run(params_, index_of(first));
+        if (!begun_) return;
+        if (ended == no_thread) returned_before(threads_);
+        else finish(ended);
+        if (alive_ == 0) {
+            if (stack == own_stack) return;
+            Context dead;
+            switch_context(dead, main_);
+        }
+        const unsigned last = ended == no_thread ? threads_ - 1 : ended;
+        const unsigned next = pick(last / warp_lanes, last % warp_lanes);
+        if (next == next_) {  // not started: this stack is free for it
+            first = next;
+            continue;
+        }
+        if (stack == own_stack) {
+            switch_context(main_, contexts_[next]);
+            return;  // the last thread has ended on another stack
+        }
+        free_stacks_[free_++] = static_cast<uint16_t>(stack);
+        Context dead;
+        switch_context(dead, contexts_[next]);
     }
-    ready_warps_ = warps == max_warps ? ~uint32_t{0} : (uint32_t{1} << warps) - 1;
-    for (unsigned t = 0; t < threads_; ++t) prepare_context(contexts_[t], stacks_.top(t), &Block::thread_main);
-    hearth_tls.block = this;
-    current_ = pick(0, warp_lanes - 1);
-    switch_context(main_, contexts_[current_]);
-    hearth_tls.block = nullptr;
 }
 
-void Block::thread_main() {
-    Block &block = running();
-    block.restore(block.current_);
-    block.kernel_->run_thread(block.params_);
-    block.finish_thread();
-}
-
-void Block::finish_thread() {
-    const unsigned w = current_ / warp_lanes, lane = current_ % warp_lanes;
-    Warp &warp = warps_[w];
-    warp.alive &= ~(uint32_t{1} << lane);
-    --alive_;
-    Context dead;
-    if (alive_ == 0) switch_context(dead, main_);
-    // Those who wait for this thread need not any longer: a returned thread takes part in nothing.
-    for (unsigned i = warp.meetings; i-- > 0;) try_complete(w, i);
-    if (arrived_ == alive_) release_barrier();
-    current_ = pick(w, lane);
-    switch_context(dead, contexts_[current_]);
+void Block::stack_main() {
+    Block &block = *running_block;
+    block.work(block.next_, block.loop_stack_);
     __builtin_unreachable();
 }
 
-void Block::restore(unsigned thread) {
+Index Block::index_of(unsigned rank) const {
     const Index dim = hearth_tls.block_dim;
-    hearth_tls.thread_rank = thread;
-    hearth_tls.thread_idx.x = thread % dim.x;
-    hearth_tls.thread_idx.y = thread / dim.x % dim.y;
-    hearth_tls.thread_idx.z = thread / (dim.x * dim.y);
+    if (rank < dim.x) return Index{rank, 0, 0};  // spares the divisions
+    return Index{rank % dim.x, rank / dim.x % dim.y, rank / (dim.x * dim.y)};
+}
+
+// The thread `rank` meets others for the first time: those between it and the last that did so have returned.
+__attribute__((noinline)) void Block::meet_first(unsigned rank) {
+    if (!begun_) begin();
+    returned_before(rank);
+    next_ = rank + 1;
+}
+
+void Block::begin() {
+    begun_ = true;
+    alive_ = threads_;
+    arrived_ = at_grid_ = 0;
+    count_ = 0;
+    ready_warps_ = 0;
+    free_ = stacks_used_ = 0;
+    for (unsigned w = 0; w < warps(); ++w) {
+        Warp &warp = warps_[w];
+        const unsigned lanes = threads_ - w * warp_lanes;
+        warp.alive = lanes >= warp_lanes ? ~uint32_t{0} : lanes_below(lanes);
+        warp.ready = warp.at_barrier = warp.asking = 0;
+        warp.meetings = 0;
+        warp.turn = warp_lanes - 1;
+    }
+}
+
+// The threads from `next_` to `rank` have returned without meeting another.
+void Block::returned_before(unsigned rank) {
+    if (next_ == rank) return;
+    const unsigned from = next_ / warp_lanes, to = (rank - 1) / warp_lanes;
+    for (unsigned w = from; w <= to; ++w) {
+        const unsigned end = rank - w * warp_lanes;
+        const uint32_t below = end >= warp_lanes ? ~uint32_t{0} : lanes_below(end);
+        const uint32_t gone = w == from ? below & ~lanes_below(next_ % warp_lanes) : below;
+        warps_[w].alive &= ~gone;
+    }
+    alive_ -= rank - next_;
+    next_ = rank;
+    for (unsigned w = from; w <= to; ++w) {
+        for (unsigned i = warps_[w].meetings; i-- > 0;) try_complete(w, i);
+    }
+    if (arrived_ == alive_) release_barrier();
+}
+
+void Block::finish(unsigned rank) {
+    const unsigned w = rank / warp_lanes;
+    Warp &warp = warps_[w];
+    warp.alive &= ~bit(rank % warp_lanes);
+    --alive_;
+    // Those who wait for this thread need not any longer: a returned thread takes part in nothing.
+    for (unsigned i = warp.meetings; i-- > 0;) try_complete(w, i);
+    if (arrived_ == alive_) release_barrier();
 }
 
 // Lets another thread run; returns when this one has been woken and picked again.
-void Block::suspend() {
-    const unsigned self = current_;
-    const unsigned next = pick(self / warp_lanes, self % warp_lanes);
-    current_ = next;
-    if (next == self) return;
-    const Index index = hearth_tls.thread_idx;
-    switch_context(contexts_[self], contexts_[next]);
-    hearth_tls.thread_rank = self;
-    hearth_tls.thread_idx = index;
+inline __attribute__((always_inline)) void Block::suspend(unsigned rank) {
+    const unsigned w = rank / warp_lanes;
+    const auto *const later = static_cast<const unsigned char *>(contexts_[(rank + 3) % max_block_threads].sp);
+    __builtin_prefetch(later);
+    __builtin_prefetch(later + 64);
+    unsigned next = 0;
+    if (warps_[w].ready != 0) {
+        const unsigned chosen = next_bit(warps_[w].ready, rank % warp_lanes);
+        warps_[w].ready &= ~bit(chosen);
+        next = w * warp_lanes + chosen;
+    } else {
+        next = pick(w, rank % warp_lanes);
+    }
+    if (next != rank) resume(contexts_[rank], next);
+}
+
+// Continues the thread `next`, or starts it on a stack of its own.
+inline __attribute__((always_inline)) void Block::resume(Context &from, unsigned next) {
+    if (__builtin_expect(next < next_, true)) switch_context(from, contexts_[next]);
+    else start_stack(from);
+}
+
+__attribute__((noinline)) void Block::start_stack(Context &from) {
+    if (free_ != 0) {
+        loop_stack_ = free_stacks_[--free_];
+    } else {
+        if (stacks_used_ == 0) stacks_.reserve(threads_);
+        loop_stack_ = stacks_used_++;
+    }
+    Context start;
+    prepare_context(start, stacks_.top(loop_stack_), &Block::stack_main);
+    switch_context(from, start);
 }
 
 void Block::wake(unsigned warp, uint32_t lanes) {
     warps_[warp].ready |= lanes;
-    if (warps_[warp].ready != 0) ready_warps_ |= uint32_t{1} << warp;
+    if (warps_[warp].ready != 0) ready_warps_ |= bit(warp);
 }
 
-// The thread to run after `lane` of `warp`: of the same warp while it has one, which keeps warps in step.
-unsigned Block::pick(unsigned warp, unsigned lane) {
+// The thread to run after `lane` of `warp`: of the same warp while it has one, which keeps warps in step. `next_`, where
+// it is a thread that has not started.
+__attribute__((noinline)) unsigned Block::pick(unsigned warp, unsigned lane) {
     for (;;) {
         Warp &here = warps_[warp];
-        if (here.ready == 0 && here.asking != 0) answer_active(warp);
+        if (here.ready == 0) {
+            if (next_ / warp_lanes == warp && next_ < threads_) return next_;
+            if (here.asking != 0) answer_active(warp);
+        }
         if (here.ready != 0) {
             const unsigned chosen = next_bit(here.ready, lane);
-            here.ready &= ~(uint32_t{1} << chosen);
+            here.ready &= ~bit(chosen);
             return warp * warp_lanes + chosen;
         }
-        ready_warps_ &= ~(uint32_t{1} << warp);
-        if (ready_warps_ == 0) break_stall();
+        ready_warps_ &= ~bit(warp);
+        if (ready_warps_ == 0) {
+            if (next_ < threads_) return next_;
+            break_stall();
+        }
         warp = next_bit(ready_warps_, warp);
         lane = warp_lanes - 1;
     }
 }
 
-// Nobody can run. Some lanes wait in a warp operation whose mask names lanes that never come (they are at a barrier
+// No thread can run. Some lanes wait in a warp operation whose mask names lanes that never come (they are at a barrier
 // or in another branch); the mask was wrong, and a GPU would go on with those that are there, so do that.
 void Block::break_stall() {
-    const unsigned warps = (threads_ + warp_lanes - 1) / warp_lanes;
-    for (unsigned w = 0; w < warps; ++w) {
+    for (unsigned w = 0; w < warps(); ++w) {
         if (warps_[w].asking != 0) return answer_active(w);
         if (warps_[w].meetings != 0) return complete(w, 0);
     }
@@ -121,63 +204,68 @@ void Block::break_stall() {
     give_up(text);
 }
 
-int Block::sync(Vote vote, int predicate) {
+inline __attribute__((always_inline)) int Block::sync(unsigned rank, Vote vote, int predicate) {
+    enter(rank);
     if (vote != Vote::none && predicate != 0) ++count_;
-    arrive();
+    arrive(rank);
     // Threads that have returned are not counted, so "all" compares with those who took part.
     switch (vote) {
         case Vote::all: return (outcome_ & 1) != 0;
         case Vote::any: return (outcome_ >> 1) != 0;
-        case Vote::count: return outcome_ >> 1;
-        default: return 0;
+        default: return outcome_ >> 1;
     }
 }
 
 // The block's barrier with the grid's inside: the last thread to come waits there for the other blocks.
-void Block::sync_grid() {
+void Block::sync_grid(unsigned rank) {
+    enter(rank);
     ++at_grid_;
-    arrive();
+    arrive(rank);
 }
 
-void Block::arrive() {
+inline __attribute__((always_inline)) void Block::arrive(unsigned rank) {
     if (++arrived_ == alive_) return release_barrier();
-    warps_[current_ / warp_lanes].at_barrier |= uint32_t{1} << (current_ % warp_lanes);
-    suspend();
+    warps_[rank / warp_lanes].at_barrier |= bit(rank % warp_lanes);
+    suspend(rank);
 }
 
-void Block::release_barrier() {
+__attribute__((noinline)) void Block::release_barrier() {
     if (arrived_ == 0) return;
     if (at_grid_ != 0) {
-        if (at_grid_ != arrived_) hearth_trap("grid.sync() in some threads of a block, __syncthreads() in others");
+        if (at_grid_ != arrived_) give_up("hearth: grid.sync() in some threads of a block, __syncthreads() in others");
         at_grid_ = 0;
         static_cast<Grid *>(hearth_tls.grid)->sync();
     }
     outcome_ = (count_ << 1) | (count_ == static_cast<int>(arrived_) ? 1 : 0);
     arrived_ = 0;
     count_ = 0;
-    const unsigned warps = (threads_ + warp_lanes - 1) / warp_lanes;
-    for (unsigned w = 0; w < warps; ++w) {
+    for (unsigned w = 0; w < warps(); ++w) {
         const uint32_t lanes = warps_[w].at_barrier;
         warps_[w].at_barrier = 0;
         if (lanes != 0) wake(w, lanes);
     }
 }
 
-void Block::collective(uint32_t mask, WarpOp *op, WarpFinish finish) {
-    const unsigned w = current_ / warp_lanes, lane = current_ % warp_lanes;
+inline __attribute__((always_inline)) uint64_t Block::collective(
+    unsigned rank, uint32_t mask, uint64_t value, uint64_t aux, WarpFinish finish) {
+    enter(rank);
+    const unsigned w = rank / warp_lanes, lane = rank % warp_lanes;
     Warp &warp = warps_[w];
-    const uint32_t self = uint32_t{1} << lane;
+    const uint32_t self = bit(lane);
     mask |= self;
-    warp.ops[lane] = op;
+    warp.lanes.value[lane] = value;
+    warp.lanes.aux[lane] = aux;
     unsigned i = 0;
     while (i < warp.meetings && warp.rendezvous[i].mask != mask) ++i;
     if (i == warp.meetings) warp.rendezvous[warp.meetings++] = Rendezvous{mask, 0, finish};
-    warp.rendezvous[i].arrived |= self;
-    if (try_complete(w, i)) {
+    const uint32_t arrived = warp.rendezvous[i].arrived |= self;
+    if ((mask & warp.alive & ~arrived) == 0) {
+        complete(w, i);
         warp.ready &= ~self;  // it was woken with the others but is running already
-        return;
+    } else {
+        suspend(rank);
     }
-    suspend();
+    return warp.lanes.result[lane];
 }
 
 bool Block::try_complete(unsigned w, unsigned meeting) {
@@ -187,22 +275,23 @@ bool Block::try_complete(unsigned w, unsigned meeting) {
     return true;
 }
 
-void Block::complete(unsigned w, unsigned meeting) {
+__attribute__((noinline)) void Block::complete(unsigned w, unsigned meeting) {
     Warp &warp = warps_[w];
     const Rendezvous done = warp.rendezvous[meeting];
     warp.rendezvous[meeting] = warp.rendezvous[--warp.meetings];
-    if (done.finish != nullptr) done.finish(warp.ops, done.arrived);
+    done.finish(warp.lanes, done.arrived);
     wake(w, done.arrived);
 }
 
 // The lanes that ask for the active mask at one place are those that are converged there. That is known only when
 // every other lane of the warp waits for something, so the question is answered by pick().
-uint32_t Block::active_mask(const void *site) {
-    const unsigned lane = current_ % warp_lanes;
-    Warp &warp = warps_[current_ / warp_lanes];
+uint32_t Block::active_mask(unsigned rank, const void *site) {
+    enter(rank);
+    const unsigned lane = rank % warp_lanes;
+    Warp &warp = warps_[rank / warp_lanes];
     warp.site[lane] = site;
-    warp.asking |= uint32_t{1} << lane;
-    suspend();
+    warp.asking |= bit(lane);
+    suspend(rank);
     return warp.active[lane];
 }
 
@@ -218,51 +307,42 @@ void Block::answer_active(unsigned w) {
     wake(w, together);
 }
 
-void Block::yield() {
-    wake(current_ / warp_lanes, uint32_t{1} << (current_ % warp_lanes));
-    // Another warp may be the one waited for: start behind this one.
-    const unsigned self = current_, w = self / warp_lanes;
+// A thread that has not started is next, if there is one: it may be the one waited for. Else a thread of another warp.
+void Block::yield(unsigned rank) {
+    if (threads_ == 1) {
+        sched_yield();  // another block may be waited for
+        return;
+    }
+    enter(rank);
+    const unsigned w = rank / warp_lanes, lane = rank % warp_lanes;
+    wake(w, bit(lane));
+    if (next_ < threads_) return resume(contexts_[rank], next_);
+    warps_[w].turn = lane;
     const unsigned other = next_bit(ready_warps_, w);
-    const unsigned next = other == w ? pick(w, self % warp_lanes) : pick(other, warp_lanes - 1);
-    current_ = next;
-    if (next == self) return;
-    const Index index = hearth_tls.thread_idx;
-    switch_context(contexts_[self], contexts_[next]);
-    hearth_tls.thread_rank = self;
-    hearth_tls.thread_idx = index;
+    const unsigned next = pick(other, warps_[other].turn);
+    if (next != rank) resume(contexts_[rank], next);
+    else sched_yield();
 }
 
 }  // namespace hearth
 
 extern "C" {
 
-// A kernel is run without fibers when no synchronisation is reachable from it by name. Should one be reached all the
-// same (by a call that the analysis cannot see), the result would be wrong without a word: stop instead.
-static hearth::Block &block_or_die(const char *what) {
-    if (hearth_tls.block == nullptr) {
-        char text[256];
-        snprintf(text, sizeof text,
-                 "hearth: %s was reached in a kernel that was taken for one that does not synchronise", what);
-        hearth::give_up(text);
-    }
-    return *static_cast<hearth::Block *>(hearth_tls.block);
+void hearth_grid_sync(uint32_t rank) { hearth::running_block->sync_grid(rank); }
+
+int hearth_block_sync(uint32_t rank, hearth::Vote vote, int predicate) {
+    return hearth::running_block->sync(rank, vote, predicate);
 }
 
-void hearth_grid_sync(void) {
-    if (hearth_tls.grid == nullptr) hearth_trap("grid.sync() in a launch that is not cooperative");
-    block_or_die("grid.sync()").sync_grid();
+uint64_t hearth_warp_collective(
+    uint32_t rank, uint32_t mask, uint64_t value, uint64_t aux, hearth::WarpFinish finish) {
+    return hearth::running_block->collective(rank, mask, value, aux, finish);
 }
 
-int hearth_block_sync(hearth::Vote vote, int predicate) { return block_or_die("__syncthreads").sync(vote, predicate); }
-
-void hearth_warp_collective(uint32_t mask, hearth::WarpOp *op, hearth::WarpFinish finish) {
-    block_or_die("a warp operation").collective(mask, op, finish);
+uint32_t hearth_warp_active(uint32_t rank, const void *site) {
+    return hearth::running_block->active_mask(rank, site);
 }
 
-uint32_t hearth_warp_active(const void *site) { return block_or_die("__activemask").active_mask(site); }
-
-void hearth_yield(void) {
-    if (hearth_tls.block != nullptr) static_cast<hearth::Block *>(hearth_tls.block)->yield();
-}
+void hearth_yield(uint32_t rank) { hearth::running_block->yield(rank); }
 
 }

@@ -1,4 +1,8 @@
-// One block whose threads are fibers: which threads can run, which wait, and for what.
+// One block: runs its threads one after another, and suspends those that meet others.
+//
+// Threads run on the worker's own stack in the order of their ranks. A thread that reaches a barrier, a warp operation
+// or a yield stays suspended on the stack that it is on, and the threads behind it continue on a new one (lazy fibers).
+// A block in which no thread meets another costs nothing beyond the calls of its threads.
 #pragma once
 #include "../include/hearth/abi.h"
 #include "fiber.h"
@@ -15,15 +19,16 @@ struct Rendezvous {
 };
 
 struct Warp {
-    uint32_t alive;       // lanes that have not returned from the kernel
-    uint32_t ready;       // lanes that can run (the running lane is not among them)
+    uint32_t alive;       // lanes that have not returned from the kernel, those that have not started among them
+    uint32_t ready;       // suspended lanes that can run
     uint32_t at_barrier;  // lanes in __syncthreads or grid.sync()
     uint32_t asking;      // lanes in __activemask
     uint32_t meetings;    // entries of `rendezvous` in use
+    uint32_t turn;        // the lane that ran last when another warp's thread yielded
     Rendezvous rendezvous[warp_lanes];
-    WarpOp *ops[warp_lanes];
-    const void *site[warp_lanes];    // where a lane asked for the active mask
-    uint32_t active[warp_lanes];     // and the answer
+    WarpLanes lanes;
+    const void *site[warp_lanes];  // where a lane asked for the active mask
+    uint32_t active[warp_lanes];   // and the answer
 };
 
 class Block {
@@ -31,20 +36,34 @@ public:
     // Runs every thread of the block that `hearth_tls` describes to its end.
     void run(const Kernel &kernel, const void *params);
 
-    int sync(Vote vote, int predicate);
-    void sync_grid();
-    void collective(uint32_t mask, WarpOp *op, WarpFinish finish);
-    uint32_t active_mask(const void *site);
-    void yield();
+    // Meetings; each takes the rank of the running thread.
+    int sync(unsigned rank, Vote vote, int predicate);
+    void sync_grid(unsigned rank);
+    uint64_t collective(unsigned rank, uint32_t mask, uint64_t value, uint64_t aux, WarpFinish finish);
+    uint32_t active_mask(unsigned rank, const void *site);
+    void yield(unsigned rank);
 
 private:
-    static void thread_main();
-    void finish_thread();
-    void suspend();
-    void restore(unsigned thread);
+    static constexpr unsigned own_stack = max_block_threads;  // the worker's
+
+    static void stack_main();
+    void work(unsigned first, unsigned stack);
+    Index index_of(unsigned rank) const;
+    unsigned warps() const { return (threads_ + warp_lanes - 1) / warp_lanes; }
+
+    void enter(unsigned rank) {
+        if (__builtin_expect(rank >= next_, false)) meet_first(rank);
+    }
+    void meet_first(unsigned rank);
+    void begin();
+    void returned_before(unsigned rank);
+    void finish(unsigned rank);
+    void suspend(unsigned rank);
+    void resume(Context &from, unsigned next);
+    void start_stack(Context &from);
     void wake(unsigned warp, uint32_t lanes);
     unsigned pick(unsigned warp, unsigned lane);
-    void arrive();
+    void arrive(unsigned rank);
     void release_barrier();
     bool try_complete(unsigned warp, unsigned meeting);
     void complete(unsigned warp, unsigned meeting);
@@ -53,16 +72,25 @@ private:
 
     const Kernel *kernel_ = nullptr;
     const void *params_ = nullptr;
-    unsigned threads_ = 0, alive_ = 0, current_ = 0;
+    unsigned threads_ = 0, alive_ = 0;
+    unsigned next_ = 0;     // ranks from here on are not known to have started
+    bool begun_ = false;    // a thread of this block has met others: the fields below are valid
     unsigned arrived_ = 0;  // at the block's barrier, those at the grid's among them
     unsigned at_grid_ = 0;
     int count_ = 0;
     int outcome_ = 0;
     uint32_t ready_warps_ = 0;
-    Context main_;
+    unsigned loop_stack_ = own_stack;  // where threads were last started
+    unsigned free_ = 0;                // entries of `free_stacks_` in use
+    unsigned stacks_used_ = 0;         // stacks that this block has had so far
+    Context main_;                     // the worker's own stack, when its thread or loop has ended
     Stacks stacks_;
     Warp warps_[max_warps];
     Context contexts_[max_block_threads];
+    uint16_t free_stacks_[max_block_threads];
 };
+
+// The block that this thread runs.
+extern __thread Block *running_block __attribute__((tls_model("initial-exec")));
 
 }  // namespace hearth

@@ -16,44 +16,12 @@ namespace hearth {
 
 #if defined(__x86_64__)
 
-extern "C" void hearth_switch(void **from, void *to);
-// rbx, rbp and r12 to r15 are all that a callee must keep besides the stack pointer; the SSE and x87 control words are
-// never changed by kernels. It ends in ret, not a jump: fibers mostly wait in the same place, so the processor's
-// return predictor stays right for the frames above as well.
-asm(R"(
-    .text
-    .p2align 4
-    .hidden hearth_switch
-    .globl hearth_switch
-    .type hearth_switch, @function
-hearth_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-    .size hearth_switch, .-hearth_switch
-)");
-
 void prepare_context(Context &context, unsigned char *top, FiberEntry entry) {
     auto *sp = reinterpret_cast<uint64_t *>(top);
     *--sp = 0;  // where entry's return address would be: keeps the stack aligned and ends a debugger's unwinding
     *--sp = reinterpret_cast<uint64_t>(entry);
-    for (int i = 0; i < 6; ++i) *--sp = 0;
     context.sp = sp;
 }
-
-void switch_context(Context &from, const Context &to) { hearth_switch(&from.sp, to.sp); }
 
 #elif defined(__aarch64__)
 
@@ -129,12 +97,14 @@ void switch_context(Context &from, const Context &to) {
 namespace {
 constexpr size_t page = 4096;
 // Stack tops at one distance modulo the page would all fall into the same few cache sets.
-unsigned char *coloured(unsigned char *top, unsigned index) { return top - (index % 31) * 128; }
+unsigned char *coloured(unsigned char *top, unsigned index) { return top - (index * 5 % 64) * 64; }
 }  // namespace
 
 unsigned char *Stacks::top(unsigned index) {
     return coloured(base_ + (size_t{index} + 1) * fiber_stack_bytes, index);
 }
+
+thread_local Range fiber_stacks = {nullptr, 0};
 
 void Stacks::reserve(unsigned count) {
     if (count <= count_) return;
@@ -149,6 +119,7 @@ void Stacks::reserve(unsigned count) {
     }
     base_ = static_cast<unsigned char *>(range);
     count_ = wanted;
+    fiber_stacks = Range{base_, size_t{count_} * fiber_stack_bytes};
     for (unsigned i = 0; i < wanted; ++i) {
         // A guard costs no mapping of its own with MADV_GUARD_INSTALL (Linux 6.13); older kernels go without, since
         // a thousand extra mappings a worker would meet vm.max_map_count.

@@ -1,5 +1,6 @@
 // A launch: the parameter block copied to where kernels read it, then block after block over the pool.
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@
 #include "pool.h"
 #include "record.h"
 
-thread_local hearth::Tls hearth_tls = {};
+__thread hearth::Tls hearth_tls = {};
 
 namespace hearth {
 namespace {
@@ -29,7 +30,7 @@ struct Launch {
 // What a thread that runs blocks keeps between launches; freed when the thread ends.
 struct Worker {
     HandlerStack handler_stack;
-    std::unique_ptr<Block> fibers;
+    std::unique_ptr<Block> block{new Block};
     unsigned char *shared = nullptr;
     size_t shared_capacity = 0;
 
@@ -63,12 +64,8 @@ void run_one(void *context, uint64_t index) {
     tls.grid = launch.together;
     running_slot = launch.slot;
     in_kernel = true;
-    if (launch.kernel->uses_fibers == 0) {
-        launch.kernel->run_block(launch.params);
-    } else {
-        if (!mine.fibers) mine.fibers.reset(new Block);
-        mine.fibers->run(*launch.kernel, launch.params);
-    }
+    running_block = mine.block.get();
+    running_block->run(*launch.kernel, launch.params);
     in_kernel = false;
     if (launch.together != nullptr) launch.together->leave();
     running_slot = nullptr;
@@ -103,23 +100,23 @@ void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const uns
     else hearth::parallel_for(blocks, hearth::run_one, &launch);
     hearth::end_launch(launch.slot);
     if (copy != local) free(copy);
-    if (kernel->prints != 0) fflush(stdout);  // CUDA shows it at the next synchronisation; here it is now
+    if (__fpending(stdout) != 0) fflush(stdout);  // CUDA shows it at the next synchronisation; here it is now
 }
 
-[[noreturn]] void hearth_trap(const char *what) {
-    const hearth::Tls &tls = hearth_tls;
+[[noreturn]] void hearth_trap(const char *what, hearth::Index thread) {
+    const hearth::Index block = hearth_tls.block_idx;
     char text[512];
-    snprintf(text, sizeof text, "hearth: %s: block: [%u,%u,%u], thread: [%u,%u,%u]", what, tls.block_idx.x,
-             tls.block_idx.y, tls.block_idx.z, tls.thread_idx.x, tls.thread_idx.y, tls.thread_idx.z);
+    snprintf(text, sizeof text, "hearth: %s: block: [%u,%u,%u], thread: [%u,%u,%u]", what, block.x, block.y, block.z,
+             thread.x, thread.y, thread.z);
     hearth::give_up(text);
 }
 
-[[noreturn]] void hearth_assert_failed(const char *expression, const char *file, unsigned line, const char *function) {
-    const hearth::Tls &tls = hearth_tls;
+[[noreturn]] void hearth_assert_failed(
+    const char *expression, const char *file, unsigned line, const char *function, hearth::Index thread) {
+    const hearth::Index block = hearth_tls.block_idx;
     char text[2048];
     snprintf(text, sizeof text, "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.", file, line,
-             function, tls.block_idx.x, tls.block_idx.y, tls.block_idx.z, tls.thread_idx.x, tls.thread_idx.y,
-             tls.thread_idx.z, expression);
+             function, block.x, block.y, block.z, thread.x, thread.y, thread.z, expression);
     hearth::give_up(text);
 }
 

@@ -16,30 +16,30 @@ struct Index {
     unsigned int x, y, z;
 };
 
-// One per operating system thread. Fibers of a block never move between threads, so this may be thread-local.
+// The block that an operating system thread runs. A block never moves between threads, so this is thread-local.
 struct Tls {
-    Index thread_idx, block_idx, block_dim, grid_dim;
-    unsigned char *dynamic_shared;
-    void *block;  // the running Block while its threads are fibers, else null
-    void *grid;   // the Grid of a cooperative launch, else null
+    Index block_idx, block_dim, grid_dim;
     unsigned int dynamic_shared_bytes;
-    unsigned int thread_rank;  // linear thread index within the block; kept only while threads are fibers
+    unsigned char *dynamic_shared;
+    void *grid;          // the Grid of a cooperative launch, else null
+    unsigned int spins;  // calls of relax() so far
 };
 
 struct Param {
     uint32_t offset, size;
 };
 
+// Returned by Kernel::run when no thread is left to start.
+inline constexpr uint32_t no_thread = ~uint32_t{0};
+
 struct Kernel {
     const char *name;
     const Param *params;
     uint32_t param_count, param_bytes, param_align;
     uint32_t max_threads;
-    uint32_t uses_fibers;
-    uint32_t prints;
-    const char *shared_in;                   // functions with static shared memory that it may reach, blank-separated
-    void (*run_block)(const void *params);   // every thread of a block, one after the other
-    void (*run_thread)(const void *params);  // the current thread; called on its fiber
+    // Runs the threads of the block from `first` on, in the order of their ranks, until none is left, or until one ends
+    // that has met others on the way; returns that one's rank.
+    uint32_t (*run)(const void *params, Index first);
 };
 
 struct Global {
@@ -56,25 +56,31 @@ struct Module {
     uint64_t global_count;
 };
 
-// One lane's part in a warp-wide operation; lives on that lane's stack until all participants have come.
-struct WarpOp {
-    uint64_t value, aux, result;
+// What the lanes of a warp hand in for an operation and take out of it, each in the place of its number.
+struct WarpLanes {
+    uint64_t value[32], aux[32], result[32];
 };
-// Run once, by the last lane to arrive: reads ops[lane].value/aux and writes .result of every lane in `mask`.
-using WarpFinish = void (*)(WarpOp *const *ops, uint32_t mask);
+// Run once for an operation, when the last lane has come: reads `value` and `aux` of the lanes in `mask`, writes their
+// `result`.
+using WarpFinish = void (*)(WarpLanes &lanes, uint32_t mask);
 
 enum class Vote : int { none, count, all, any };
 
 }  // namespace hearth
 
+// Has no constructor: __thread spares the check for one at each access.
 extern "C" {
-extern thread_local hearth::Tls hearth_tls __attribute__((tls_model("initial-exec")));
-int hearth_block_sync(hearth::Vote vote, int predicate);
-void hearth_warp_collective(uint32_t mask, hearth::WarpOp *op, hearth::WarpFinish finish);
-uint32_t hearth_warp_active(const void *site);
-void hearth_grid_sync(void);
-void hearth_yield(void);
-[[noreturn]] void hearth_trap(const char *what);
-[[noreturn]] void hearth_assert_failed(const char *expression, const char *file, unsigned line, const char *function);
+extern __thread hearth::Tls hearth_tls __attribute__((tls_model("initial-exec")));
+// Meetings of the thread with rank `rank` with others of its block. Call the functions of thread.h instead: they keep
+// the thread's own record.
+int hearth_block_sync(uint32_t rank, hearth::Vote vote, int predicate);
+uint64_t hearth_warp_collective(
+    uint32_t rank, uint32_t mask, uint64_t value, uint64_t aux, hearth::WarpFinish finish);
+uint32_t hearth_warp_active(uint32_t rank, const void *site);
+void hearth_grid_sync(uint32_t rank);
+void hearth_yield(uint32_t rank);
+[[noreturn]] void hearth_trap(const char *what, hearth::Index thread);
+[[noreturn]] void hearth_assert_failed(
+    const char *expression, const char *file, unsigned line, const char *function, hearth::Index thread);
 
 }

@@ -38,21 +38,14 @@
 
 namespace hearth {
 
-// The built-in variables as a kernel gets them: in registers, so that a loop over the threads can be vectorised.
-struct Here {
-    Index thread_idx, block_idx, block_dim, grid_dim;
-};
-
 inline uint3 uint3_of(const Index &i) { return uint3{i.x, i.y, i.z}; }
 inline dim3 dim3_of(const Index &i) { return dim3(i.x, i.y, i.z); }
 
-// The same for functions that a kernel calls: these have only the thread's own record to look at.
-inline uint3 thread_idx() { return uint3_of(hearth_tls.thread_idx); }
-inline uint3 block_idx() { return uint3_of(hearth_tls.block_idx); }
-inline dim3 block_dim() { return dim3_of(hearth_tls.block_dim); }
-inline dim3 grid_dim() { return dim3_of(hearth_tls.grid_dim); }
-
-inline unsigned lane_id() { return hearth_tls.thread_rank % 32; }
+// The built-in variables (source.py).
+inline uint3 thread_idx() { return uint3{self.thread_idx.x, self.thread_idx.y, self.thread_idx.z}; }
+inline uint3 block_idx() { return uint3{self.block_idx.x, self.block_idx.y, self.block_idx.z}; }
+inline dim3 block_dim() { return dim3(self.block_dim.x, self.block_dim.y, self.block_dim.z); }
+inline dim3 grid_dim() { return dim3(self.grid_dim.x, self.grid_dim.y, self.grid_dim.z); }
 
 template <class T>
 inline T clock_cycles() {
@@ -65,31 +58,28 @@ inline T clock_cycles() {
 #endif
 }
 
-inline void relax() {
-    if (hearth_tls.block != nullptr) hearth_yield();
-}
-
 }  // namespace hearth
 
 static constexpr int warpSize = 32;
 
-inline void __syncthreads() { hearth_block_sync(hearth::Vote::none, 0); }
-inline int __syncthreads_count(int predicate) { return hearth_block_sync(hearth::Vote::count, predicate); }
-inline int __syncthreads_and(int predicate) { return hearth_block_sync(hearth::Vote::all, predicate); }
-inline int __syncthreads_or(int predicate) { return hearth_block_sync(hearth::Vote::any, predicate); }
+inline void __syncthreads() { hearth::block_sync(hearth::Vote::none, 0); }
+inline int __syncthreads_count(int predicate) { return hearth::block_sync(hearth::Vote::count, predicate); }
+inline int __syncthreads_and(int predicate) { return hearth::block_sync(hearth::Vote::all, predicate); }
+inline int __syncthreads_or(int predicate) { return hearth::block_sync(hearth::Vote::any, predicate); }
 
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// A fence may stand in a loop that waits for another thread.
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST), hearth::relax(); }
+inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST), hearth::relax(); }
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST), hearth::relax(); }
 
 inline long long clock64() { return hearth::clock_cycles<long long>(); }
 inline void __nanosleep(unsigned nanoseconds) {
-    hearth::relax();
+    hearth::yield();
     const timespec pause{0, static_cast<long>(nanoseconds < 1000000u ? nanoseconds : 1000000u)};
     nanosleep(&pause, nullptr);
 }
-[[noreturn]] inline void __trap() { hearth_trap("__trap()"); }
-inline void __brkpt() { hearth_trap("__brkpt()"); }
+[[noreturn]] inline void __trap() { hearth::trap("__trap()"); }
+inline void __brkpt() { hearth::trap("__brkpt()"); }
 [[noreturn]] inline void __nv_unreachable() { __builtin_unreachable(); }
 #define __builtin_assume(condition) ((condition) ? void(0) : __builtin_unreachable())
 #define __assume(condition) __builtin_assume(condition)
@@ -104,17 +94,18 @@ template <class T>
 inline T __ldcs(const T *p) { return *p; }
 template <class T>
 inline T __ldlu(const T *p) { return *p; }
+// Read anew each time; a barrier for the compiler, since a class cannot be copied from a volatile one.
 template <class T>
-inline T __ldcv(const T *p) { return *const_cast<const volatile T *>(p); }
+inline T __ldcv(const T *p) {
+    __asm__ __volatile__("" ::: "memory");
+    return *p;
+}
 template <class T>
-inline void __stcg(T *p, T v) { *p = v; }
+inline void __stcg(T *p, std::common_type_t<T> v) { *p = v; }
 template <class T>
-inline void __stcs(T *p, T v) { *p = v; }
+inline void __stcs(T *p, std::common_type_t<T> v) { *p = v; }
 template <class T>
-inline void __stwb(T *p, T v) { *p = v; }
+inline void __stwb(T *p, std::common_type_t<T> v) { *p = v; }
 template <class T>
-inline void __stwt(T *p, T v) { *p = v; }
-inline unsigned __isGlobal(const void *) { return 1; }
-inline size_t __cvta_generic_to_shared(const void *p) { return reinterpret_cast<size_t>(p); }
-inline size_t __cvta_generic_to_global(const void *p) { return reinterpret_cast<size_t>(p); }
+inline void __stwt(T *p, std::common_type_t<T> v) { *p = v; }
 inline void __prof_trigger(int) {}

@@ -1,5 +1,5 @@
 // From a kernel's C++ signature to what a launch needs: the layout of its parameter block, and functions that take
-// such a block and call the kernel.
+// such a block and run the threads of a block.
 #pragma once
 
 namespace hearth {
@@ -26,59 +26,51 @@ struct Layout {
     static constexpr Table table = compute();
 };
 
-template <auto F, bool NeedsTls>
+template <auto F>
 struct Trampoline {
     static_assert(sizeof(F) == 0, "a kernel is a __global__ function that returns void");
 };
 
-template <class... A, void (*F)(Here, A...), bool NeedsTls>
-struct Trampoline<F, NeedsTls> {
+template <class... A, void (*F)(A...)>
+struct Trampoline<F> {
     using Parameters = Layout<A...>;
 
-    // By value: what lies in registers or on this stack cannot be changed by the kernel's stores, so the loop can be
-    // vectorised.
-    static inline __attribute__((always_inline)) void block(A... arguments) {
-        const Tls &tls = hearth_tls;
-        Here here{{0, 0, 0}, tls.block_idx, tls.block_dim, tls.grid_dim};
-        const Index dim = tls.block_dim;
-        for (unsigned z = 0; z < dim.z; ++z) {
-            for (unsigned y = 0; y < dim.y; ++y) {
-                for (unsigned x = 0; x < dim.x; ++x) {
-                    here.thread_idx = Index{x, y, z};
-                    if constexpr (NeedsTls) hearth_tls.thread_idx = here.thread_idx;
-                    F(here, arguments...);
+    // The arguments by value: in registers or on this stack they are out of reach of the kernel's stores.
+    static inline __attribute__((always_inline)) uint32_t threads(Index first, A... arguments) {
+        const Index dim = hearth_tls.block_dim;
+        if ((first.x | first.y | first.z) == 0) {  // the block begins
+            self.block_idx = hearth_tls.block_idx;
+            self.block_dim = dim;
+            self.grid_dim = hearth_tls.grid_dim;
+        }
+        uint32_t rank = first.x + dim.x * (first.y + dim.y * first.z);
+        for (; first.z < dim.z; ++first.z, first.y = 0) {
+            for (; first.y < dim.y; ++first.y, first.x = 0) {
+                for (; first.x < dim.x; ++first.x, ++rank) {
+                    self.thread_idx = first;
+                    self.rank = rank;
+                    self.met = 0;
+                    F(arguments...);
+                    if (self.met != 0) return rank;
                 }
             }
         }
+        return no_thread;
     }
     template <size_t... I>
-    static inline __attribute__((always_inline)) void block_of(const unsigned char *p, std::index_sequence<I...>) {
-        block(*reinterpret_cast<const std::remove_cv_t<A> *>(p + Parameters::table.entries[I].offset)...);
+    static inline __attribute__((always_inline)) uint32_t unpack(
+        Index first, const unsigned char *p, std::index_sequence<I...>) {
+        return threads(first, *reinterpret_cast<const std::remove_cv_t<A> *>(p + Parameters::table.entries[I].offset)...);
     }
-    template <size_t... I>
-    static inline __attribute__((always_inline)) void thread_of(const unsigned char *p, std::index_sequence<I...>) {
-        const Tls &tls = hearth_tls;
-        F(Here{tls.thread_idx, tls.block_idx, tls.block_dim, tls.grid_dim},
-          *reinterpret_cast<const std::remove_cv_t<A> *>(p + Parameters::table.entries[I].offset)...);
-    }
-    static void run_block(const void *params) {
-        block_of(static_cast<const unsigned char *>(params), std::index_sequence_for<A...>());
-    }
-    static void run_thread(const void *params) {
-        thread_of(static_cast<const unsigned char *>(params), std::index_sequence_for<A...>());
+    static uint32_t run(const void *params, Index first) {
+        return unpack(first, static_cast<const unsigned char *>(params), std::index_sequence_for<A...>());
     }
 };
 
-template <auto F, bool UsesFibers, bool NeedsTls>
-constexpr Kernel describe_kernel(const char *name, uint32_t max_threads, bool prints, const char *shared_in) {
-    using T = Trampoline<F, NeedsTls>;
-    using P = typename T::Parameters;
-    Kernel kernel{name,       P::table.entries, P::count,  P::table.bytes, P::table.align, max_threads,
-                  UsesFibers, prints,           shared_in, nullptr,        nullptr};
-    // Only the form that is used, so that a kernel's body is compiled once.
-    if constexpr (UsesFibers) kernel.run_thread = &T::run_thread;
-    else kernel.run_block = &T::run_block;
-    return kernel;
+template <auto F>
+constexpr Kernel describe_kernel(const char *name, uint32_t max_threads) {
+    using P = typename Trampoline<F>::Parameters;
+    return Kernel{name, P::table.entries, P::count, P::table.bytes, P::table.align, max_threads, &Trampoline<F>::run};
 }
 
 template <class... Bounds>

@@ -18,15 +18,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <initializer_list>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <utility>
 
 #include "abi.h"
+#include "thread.h"
 #include "vector_types.h"
 #include "builtins.h"
 #include "kernel.h"
 #include "math_functions.h"
 #include "intrinsics.h"
+#include "simd.h"
+#include "spaces.h"
 #include "atomics.h"
 #include "warp.h"
+#include "runtime_names.h"
+
+// A function, not a macro: a program may have a member by that name. In the program's namespace it hides the C library's.
+#undef clock
+inline namespace hearth_program {
+inline clock_t clock() { return hearth::clock_cycles<clock_t>(); }
+}  // namespace hearth_program
+
+#undef CUDA_VERSION  // cuda.h defines it

@@ -9,75 +9,85 @@ inline void each_lane(uint32_t mask, Fn fn) {
     for (; mask != 0; mask &= mask - 1) fn(static_cast<unsigned>(__builtin_ctz(mask)));
 }
 
-inline void finish_shuffle(WarpOp *const *ops, uint32_t mask) {
-    each_lane(mask, [=](unsigned lane) {
-        const unsigned source = static_cast<unsigned>(ops[lane]->aux);
-        ops[lane]->result = ops[(mask >> source & 1) != 0 ? source : lane]->value;
+inline void finish_sync(WarpLanes &, uint32_t) {}
+
+// `aux` is the source lane.
+inline void finish_shuffle(WarpLanes &lanes, uint32_t mask) {
+    if (mask == 0xffffffffu) {
+        for (unsigned lane = 0; lane < 32; ++lane) lanes.result[lane] = lanes.value[lanes.aux[lane] & 31];
+        return;
+    }
+    each_lane(mask, [&](unsigned lane) {
+        const unsigned source = static_cast<unsigned>(lanes.aux[lane]);
+        lanes.result[lane] = lanes.value[(mask >> source & 1) != 0 ? source : lane];
     });
 }
 
-inline void finish_ballot(WarpOp *const *ops, uint32_t mask) {
-    uint32_t ballot = 0;
-    each_lane(mask, [&](unsigned lane) { ballot |= uint32_t(ops[lane]->value != 0) << lane; });
-    each_lane(mask, [&](unsigned lane) { ops[lane]->result = ballot, ops[lane]->aux = mask; });
+// The result holds the lanes that voted yes, and above them those that took part.
+inline void finish_ballot(WarpLanes &lanes, uint32_t mask) {
+    uint64_t ballot = uint64_t{mask} << 32;
+    each_lane(mask, [&](unsigned lane) { ballot |= uint64_t(lanes.value[lane] != 0) << lane; });
+    each_lane(mask, [&](unsigned lane) { lanes.result[lane] = ballot; });
 }
 
-inline void finish_match(WarpOp *const *ops, uint32_t mask) {
-    each_lane(mask, [=](unsigned lane) {
-        uint32_t same = 0;
-        each_lane(mask, [&](unsigned other) { same |= uint32_t(ops[other]->value == ops[lane]->value) << other; });
-        ops[lane]->result = same;
-        ops[lane]->aux = mask;
+// The result holds the lanes with the same value, and above them those that took part.
+inline void finish_match(WarpLanes &lanes, uint32_t mask) {
+    each_lane(mask, [&](unsigned lane) {
+        uint64_t same = uint64_t{mask} << 32;
+        each_lane(mask, [&](unsigned other) { same |= uint64_t(lanes.value[other] == lanes.value[lane]) << other; });
+        lanes.result[lane] = same;
     });
+}
+
+template <class T>
+inline uint64_t bits_of(const T &value) {
+    static_assert(sizeof(T) <= 8, "a lane hands over at most 64 bits");
+    uint64_t bits = 0;
+    __builtin_memcpy(&bits, static_cast<const void *>(&value), sizeof value);
+    return bits;
+}
+
+template <class T>
+inline T value_of(uint64_t bits) {
+    T value;
+    __builtin_memcpy(static_cast<void *>(&value), &bits, sizeof value);
+    return value;
 }
 
 template <class T, class Op>
-inline void finish_reduce(WarpOp *const *ops, uint32_t mask) {
+inline void finish_reduce(WarpLanes &lanes, uint32_t mask) {
     T total{};
     bool first = true;
     each_lane(mask, [&](unsigned lane) {
-        T v;
-        __builtin_memcpy(&v, &ops[lane]->value, sizeof v);
+        const T v = value_of<T>(lanes.value[lane]);
         total = first ? v : Op()(total, v);
         first = false;
     });
-    each_lane(mask, [&](unsigned lane) { __builtin_memcpy(&ops[lane]->result, &total, sizeof total); });
-}
-
-template <class T>
-inline WarpOp warp_op(const T &value) {
-    static_assert(sizeof(T) <= 8, "a lane hands over at most 64 bits");
-    WarpOp op{0, 0, 0};
-    __builtin_memcpy(&op.value, static_cast<const void *>(&value), sizeof value);
-    return op;
-}
-
-template <class T>
-inline T result_of(const WarpOp &op) {
-    T value;
-    __builtin_memcpy(static_cast<void *>(&value), &op.result, sizeof value);
-    return value;
+    each_lane(mask, [&](unsigned lane) { lanes.result[lane] = bits_of(total); });
 }
 
 template <class T>
 inline T shuffle(uint32_t mask, const T &value, unsigned source) {
-    WarpOp op = warp_op(value);
-    op.aux = source;
-    hearth_warp_collective(mask, &op, finish_shuffle);
-    return result_of<T>(op);
+    return value_of<T>(warp_collective(mask, bits_of(value), source, finish_shuffle));
 }
 
 template <class T, class Op>
 inline T warp_reduce(uint32_t mask, T value) {
-    WarpOp op = warp_op(value);
-    hearth_warp_collective(mask, &op, finish_reduce<T, Op>);
-    return result_of<T>(op);
+    return value_of<T>(warp_collective(mask, bits_of(value), 0, finish_reduce<T, Op>));
 }
 
-inline WarpOp warp_vote(uint32_t mask, int predicate) {
-    WarpOp op{predicate != 0, 0, 0};
-    hearth_warp_collective(mask, &op, finish_ballot);
-    return op;
+// The lanes of an operation that voted yes, or hold the same value; and those that took part.
+struct Lanes {
+    uint32_t yes, all;
+};
+inline Lanes lanes_of(uint64_t result) { return {static_cast<uint32_t>(result), static_cast<uint32_t>(result >> 32)}; }
+
+inline Lanes warp_vote(uint32_t mask, int predicate) {
+    return lanes_of(warp_collective(mask, predicate != 0, 0, finish_ballot));
+}
+template <class T>
+inline Lanes warp_match(uint32_t mask, const T &value) {
+    return lanes_of(warp_collective(mask, bits_of(value), 0, finish_match));
 }
 
 // Shuffles move registers: a type narrower than that goes as the int it is promoted to, a class type as it is.
@@ -85,7 +95,11 @@ template <class T>
 using Register = std::conditional_t<std::is_arithmetic_v<T> && (sizeof(T) < 4), int, T>;
 
 // Which lanes are converged with this one is told by the place they ask from, hence a real call.
-__attribute__((noinline)) inline uint32_t active_here() { return hearth_warp_active(__builtin_return_address(0)); }
+// The compiler may give the same end of two branches one code: the number tells them apart.
+__attribute__((noinline)) inline uint32_t active_here(unsigned number) {
+    const uint64_t site = reinterpret_cast<uint64_t>(__builtin_return_address(0)) ^ static_cast<uint64_t>(number) << 48;
+    return warp_active(reinterpret_cast<const void *>(site));
+}
 
 struct Plus { template <class T> T operator()(T a, T b) const { return a + b; } };
 struct Least { template <class T> T operator()(T a, T b) const { return b < a ? b : a; } };
@@ -119,35 +133,25 @@ inline hearth::Register<T> __shfl_xor_sync(unsigned mask, T value, int lane_mask
     return hearth::shuffle<hearth::Register<T>>(mask, value, source <= (lane | (w - 1)) ? source : lane);
 }
 
-inline void __syncwarp(unsigned mask = 0xffffffffu) {
-    hearth::WarpOp op{0, 0, 0};
-    hearth_warp_collective(mask, &op, nullptr);
-}
-#define __activemask() hearth::active_here()
-inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    return static_cast<unsigned>(hearth::warp_vote(mask, predicate).result);
-}
-inline int __any_sync(unsigned mask, int predicate) { return hearth::warp_vote(mask, predicate).result != 0; }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { hearth::warp_collective(mask, 0, 0, hearth::finish_sync); }
+#define __activemask() hearth::active_here(__COUNTER__)
+inline unsigned __ballot_sync(unsigned mask, int predicate) { return hearth::warp_vote(mask, predicate).yes; }
+inline int __any_sync(unsigned mask, int predicate) { return hearth::warp_vote(mask, predicate).yes != 0; }
 inline int __all_sync(unsigned mask, int predicate) {
-    const hearth::WarpOp op = hearth::warp_vote(mask, predicate);
-    return op.result == op.aux;
+    const hearth::Lanes lanes = hearth::warp_vote(mask, predicate);
+    return lanes.yes == lanes.all;
 }
 inline int __uni_sync(unsigned mask, int predicate) {
-    const hearth::WarpOp op = hearth::warp_vote(mask, predicate);
-    return op.result == op.aux || op.result == 0;
+    const hearth::Lanes lanes = hearth::warp_vote(mask, predicate);
+    return lanes.yes == lanes.all || lanes.yes == 0;
 }
 template <class T>
-inline unsigned __match_any_sync(unsigned mask, T value) {
-    hearth::WarpOp op = hearth::warp_op(value);
-    hearth_warp_collective(mask, &op, hearth::finish_match);
-    return static_cast<unsigned>(op.result);
-}
+inline unsigned __match_any_sync(unsigned mask, T value) { return hearth::warp_match(mask, value).yes; }
 template <class T>
 inline unsigned __match_all_sync(unsigned mask, T value, int *predicate) {
-    hearth::WarpOp op = hearth::warp_op(value);
-    hearth_warp_collective(mask, &op, hearth::finish_match);
-    *predicate = op.result == op.aux;
-    return *predicate ? static_cast<unsigned>(op.aux) : 0u;
+    const hearth::Lanes lanes = hearth::warp_match(mask, value);
+    *predicate = lanes.yes == lanes.all;
+    return *predicate ? lanes.all : 0u;
 }
 
 inline unsigned __reduce_add_sync(unsigned mask, unsigned v) { return hearth::warp_reduce<unsigned, hearth::Plus>(mask, v); }
