@@ -37,9 +37,7 @@ def compiled(device: hearth.Device, program: Program) -> hearth.RawModule:
 
     def module(*options: str) -> hearth.RawModule:
         names = program.name_expressions()
-        made = device.RawModule(
-            code=program.source(), options=options, name_expressions=names, headers=program.headers
-        )
+        made = device.RawModule(code=program.source(), options=options, name_expressions=names, headers=program.headers)
         made.compile()
         return made
 
