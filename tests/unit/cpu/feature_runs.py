@@ -405,7 +405,7 @@ RUNS = [
         out[threadIdx.x] = halves[31 - threadIdx.x];
         """,
         [*[0] * 30, 8, 7],
-        "__device__ int source[32] = {7, 8};" + _NAMED,
+        "__device__ int source[32] = {7, 8};",
         ("cuda/barrier", "cuda_pipeline.h"),
     ),
     Runs(
@@ -420,8 +420,7 @@ RUNS = [
         if (threadIdx.x == 0) out[0] = all;
         """,
         [2016],
-        _NAMED,
-        ("cub/cub.cuh",),
+        includes=("cub/cub.cuh",),
         block=64,
     ),
     Runs(
