@@ -150,7 +150,8 @@ def compile_source(
         arguments += ["-c", "-o", "module.o", "-"]
         done = toolchain.run(arguments, room, translation.text.encode(), _left(deadline))
         if done.status == 0:
-            done = toolchain.run(["-shared", "-s", "-o", "module.so", "module.o"], room, timeout_s=_left(deadline))
+            link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
+            done = toolchain.run(link, room, timeout_s=_left(deadline))
         if done.status != 0:
             raise _failure(done, source, headers, room)
         return image.pack((room / "module.so").read_bytes(), static_shared_bytes((room / "module.o").read_bytes()))

@@ -29,5 +29,7 @@
 #include "kernel.h"
 #include "math_functions.h"
 #include "intrinsics.h"
+#include "relaxed_begin.h"
 #include "atomics.h"
+#include "relaxed_end.h"
 #include "warp.h"
