@@ -235,8 +235,9 @@ extern "C" __global__ void handed_over(int* out, int fences) {
     if (t == 0) ready = 0;
     __syncthreads();
     if (t == 33) {
+        if (fences == 2) __threadfence_block();
         data = 5;  // [gives]
-        if (fences) __threadfence_block();
+        if (fences == 1) __threadfence_block();
         atomicExch(&ready, 1);
     }
     if (t == 1) {
@@ -291,6 +292,7 @@ extern "C" __global__ void interpret(const unsigned* program, int phases, int* o
             case 8: __syncthreads(); break;
             case 9: seen += __shfl_sync(op[3], seen, 0); break;
             case 10: return;
+            case 11: hearth::yield(); break;  // orders nothing
         }
     }
     out[t] = seen;
@@ -426,7 +428,8 @@ def test_accesses_of_every_size(run: Checked) -> None:
 def test_order_by_fences_and_atomic_functions(run: Checked) -> None:
     out = np.zeros(1, np.int32)
     assert not run("handed_over", 64, out, np.int32(1)) and out[0] == 5
-    assert lines(run("handed_over", 64, out, np.int32(0))) == {pair("gives", "takes")}
+    for fences in (0, 2):
+        assert lines(run("handed_over", 64, out, np.int32(fences))) == {pair("gives", "takes")}
     assert not run("locked", 40, out) and out[0] == sum(range(40))
 
 
@@ -444,7 +447,7 @@ def test_lines_of_headers_and_what_is_said(run: Checked) -> None:
 
 # ---- random programs against happens-before by definition ----
 
-READ, WRITE, UPDATE, READ_BYTE, WRITE_BYTE, READ_SECOND, SYNC, BARRIER, SHUFFLE, RETURN = range(1, 11)
+READ, WRITE, UPDATE, READ_BYTE, WRITE_BYTE, READ_SECOND, SYNC, BARRIER, SHUFFLE, RETURN, YIELD = range(1, 12)
 THREADS, WORDS = 40, 4
 CONFLICTS = {(0, 1), (1, 0), (1, 1), (0, 3), (3, 0), (1, 3), (3, 1)}
 """Kinds of accesses that race: reads 0, writes 1, atomic updates 3."""
@@ -456,10 +459,12 @@ def random_program(rng: random.Random) -> list[list[Op]]:
     """An operation for each phase and thread. Values differ, so that no write is without effect."""
     alive = set(range(THREADS))
     density = rng.choice((0.02, 0.05, 0.3))
+    yields = rng.choice((0, 0.1, 0.5))
     program: list[list[Op]] = []
     values = iter(range(1, 10**6))
     for _ in range(rng.randrange(4, 14)):
-        phase: list[Op] = [(0, 0, 0, 0)] * THREADS
+        phase: list[Op] = [(YIELD if rng.random() < yields else 0, 0, 0, 0) for _ in range(THREADS)]
+        phase = [op if t in alive else (0, 0, 0, 0) for t, op in enumerate(phase)]
         what = rng.random()
         if what < 0.2:
             for t in alive:
@@ -529,18 +534,40 @@ def expected_races(program: list[list[Op]]) -> set[frozenset[tuple[int, int]]]:
     return races
 
 
+def directed_program(*phases: dict[int, Op]) -> list[list[Op]]:
+    return [[phase.get(t, (0, 0, 0, 0)) for t in range(THREADS)] for phase in phases]
+
+
+def sync(*threads: int) -> dict[int, Op]:
+    return {t: (SYNC, 0, 0, sum(1 << other % 32 for other in threads)) for t in threads}
+
+
+def test_each_of_several_unordered_readers_races_with_a_later_write(run: Checked) -> None:
+    read, write = (READ, 0, 0, 0), (WRITE, 0, 5, 0)
+    warp = sync(*range(32))
+    assert races_of(run, directed_program({0: read, 1: read}, warp, {0: write})) == set()
+    last_reader = directed_program({0: read, 1: read}, {2: read}, sync(0, 1, 3), {3: write})
+    assert races_of(run, last_reader) == {frozenset({(2, 0), (3, 1)})}
+    turn = dict.fromkeys(range(THREADS), (YIELD, 0, 0, 0))  # the phases before come first for all
+    other_warp = directed_program({0: read, 1: read}, turn, {33: read}, turn, warp, {0: write})
+    assert races_of(run, other_warp) == {frozenset({(33, 0), (0, 1)})}
+    first_warp = directed_program({33: read}, turn, {0: read, 1: read}, turn, sync(*range(32, 40)), {34: write})
+    assert races_of(run, first_warp) in ({frozenset({(t, 0), (34, 1)})} for t in (0, 1))
+
+
+def races_of(run: Checked, program: list[list[Op]]) -> set[frozenset[tuple[int, int]]]:
+    flat = np.array(program, np.uint32).reshape(-1)
+    races = run("interpret", THREADS, flat, np.int32(len(program)), np.zeros(THREADS, np.int32), shared=4 * WORDS)
+    return {frozenset((side.thread[0], side.kind) for side in (race.first, race.second)) for race in races}
+
+
 def test_random_programs_have_the_races_that_their_order_allows(run: Checked) -> None:
     rng = random.Random(22)
-    out = np.zeros(THREADS, np.int32)
     with_races = 0
     for _ in range(400):
         program = random_program(rng)
         expected = expected_races(program)
-        flat = np.array(program, np.uint32).reshape(-1)
-        races = run("interpret", THREADS, flat, np.int32(len(program)), out, shared=4 * WORDS)
-        found = {
-            frozenset((side.thread[0], side.kind) for side in (race.first, race.second)) for race in races
-        }  # fmt: skip
+        found = races_of(run, program)
         assert found <= expected and bool(found) == bool(expected), program
         with_races += bool(expected)
     assert 100 < with_races < 300
