@@ -1,4 +1,4 @@
-"""Races in a kernel's shared memory reach the client: in the kernel's output, and as the error of a validated launch."""
+"""Races in shared memory reach the client: in the kernel's output, and as the error of a validated launch."""
 
 from __future__ import annotations
 

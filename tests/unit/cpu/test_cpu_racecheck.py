@@ -349,9 +349,9 @@ def test_a_reduction_that_relies_on_lockstep_is_reported_with_its_line_and_two_l
     assert a != b and a < 32 and b < 32 and found.one_warp
     assert {found.first.kind, found.second.kind} == {0, 1} and found.memory.startswith("s + ")
     assert re.match(
-        r"hearth racecheck: kernel volatile_reduction, block \(0,0,0\): read/write race in shared memory \(s \+ \d+ bytes\)"
-        r": thread \(\d+,0,0\) read at kernel.cu\(\d+\), thread \(\d+,0,0\) wrote at kernel.cu\(\d+\); "
-        r"add __syncwarp\(\) between them",
+        r"hearth racecheck: kernel volatile_reduction, block \(0,0,0\): read/write race in shared memory "
+        r"\(s \+ \d+ bytes\): thread \(\d+,0,0\) read at kernel.cu\(\d+\), "
+        r"thread \(\d+,0,0\) wrote at kernel.cu\(\d+\); add __syncwarp\(\) between them",
         str(found),
     )
     assert not run("mended_reduction", 64, floats(64))

@@ -40,6 +40,16 @@ class Frame(NamedTuple):
     line: int
 
 
+class _Machine(NamedTuple):
+    """The header of a line table, as far as its program depends on it."""
+
+    step: int
+    line_base: int
+    line_range: int
+    first_special: int
+    lengths: list[int]
+
+
 @dataclass
 class _Inlined:
     ranges: list[tuple[int, int]]
@@ -73,7 +83,7 @@ class _Reader:
             byte = self.integer(1)
             value |= (byte & 0x7F) << shift
             shift += 7
-            if byte < 0x80:  # noqa: PLR2004 - LEB128's last byte
+            if byte < 0x80:
                 return value
 
     def signed(self) -> int:
@@ -164,25 +174,25 @@ class Lines:
         return found
 
     def _value(self, reader: _Reader, form: int) -> int | str:
+        while form == _INDIRECT:
+            form = reader.unsigned()
+        value: int | str = 0
         if form == _STRP:
-            return _Reader(self._strings, reader.integer(4)).text()
-        if form in _FIXED:
-            return reader.integer(_FIXED[form])
-        if form in (_UDATA, _REF_UDATA):
-            return reader.unsigned()
-        if form == _SDATA:
-            return reader.signed()
-        if form == _STRING:
-            return reader.text()
-        if form == _PRESENT:
-            return 1
-        if form == _INDIRECT:
-            return self._value(reader, reader.unsigned())
-        if form in _BLOCKS or form in (_BLOCK, _EXPRLOC):
+            value = _Reader(self._strings, reader.integer(4)).text()
+        elif form in _FIXED:
+            value = reader.integer(_FIXED[form])
+        elif form in (_UDATA, _REF_UDATA):
+            value = reader.unsigned()
+        elif form == _SDATA:
+            value = reader.signed()
+        elif form == _STRING:
+            value = reader.text()
+        elif form in _BLOCKS or form in (_BLOCK, _EXPRLOC):
             size = reader.integer(_BLOCKS[form]) if form in _BLOCKS else reader.unsigned()
             reader.at += size
-            return 0
-        raise ValueError(f"debug information in a form that is not known: {form:#x}")
+        elif form != _PRESENT:
+            raise ValueError(f"debug information in a form that is not known: {form:#x}")
+        return value
 
     def _ranges_of(self, unit: _Unit, values: Mapping[int, int | str]) -> list[tuple[int, int]]:
         low = values.get(_LOW_PC)
@@ -204,13 +214,13 @@ class Lines:
 
     # ---- the line table ----
 
-    def _read_lines(self, unit: _Unit) -> None:  # noqa: PLR0912 - one case an operation
+    def _read_lines(self, unit: _Unit) -> None:
         reader = _Reader(self._line, unit.line_table)
         end = reader.integer(4) + reader.at
         if reader.integer(2) != _VERSION:
             return
-        header = reader.integer(4)
-        program = reader.at + header
+        header_bytes = reader.integer(4)
+        program = reader.at + header_bytes
         step = reader.integer(1)
         reader.at += 2  # operations of an instruction, and whether a row begins a statement
         line_base = struct.unpack("b", bytes([reader.integer(1)]))[0]
@@ -222,10 +232,15 @@ class Lines:
         unit.files.append("")
         while name := reader.text():
             unit.files.append(_joined(directories, reader.unsigned(), name))
-            reader.unsigned()
-            reader.unsigned()
+            reader.unsigned()  # the time of its last change
+            reader.unsigned()  # its size
         reader.at = program
-        rows = unit.rows
+        self._run(unit.rows, reader, end, _Machine(step, line_base, line_range, first_special, lengths))
+        unit.rows.sort(key=lambda row: row[0])
+
+    @staticmethod
+    def _run(rows: list[tuple[int, int, int]], reader: _Reader, end: int, machine: _Machine) -> None:  # noqa: PLR0912 - one case an operation
+        step, line_base, line_range, first_special, lengths = machine
         address, file, line = 0, 1, 1
         while reader.at < end:
             code = reader.integer(1)
@@ -257,7 +272,6 @@ class Lines:
             else:
                 for _ in range(lengths[code]):
                     reader.unsigned()
-        rows.sort(key=lambda row: row[0])
 
 
 @dataclass

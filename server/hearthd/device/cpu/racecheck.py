@@ -28,6 +28,7 @@ _DONE = ("read", "wrote", "read atomically", "updated atomically")
 _NOUNS = ("read", "write", "atomic read", "atomic update")
 _WRITE = 1
 _SHT_SYMTAB = 2
+_SHT_NOBITS = 8
 _STT_TLS = 6
 _PLAIN_NAME = re.compile(r"\d+")
 
@@ -168,7 +169,7 @@ class RaceReports:
 def plain_name(symbol: str) -> str:
     """The name of a variable in its mangled name: `_ZZ6reducePfE1s` is `s`."""
     if not symbol.startswith("_Z"):
-        return symbol.split(".")[0]
+        return symbol.split(".", maxsplit=1)[0]
     names: list[str] = []
     at = 2
     while match := _PLAIN_NAME.search(symbol, at):
@@ -192,7 +193,8 @@ def _sections(image: bytes) -> Iterator[tuple[str, int, bytes]]:
     for header in headers:
         start = names[4] + header[0]
         name = image[start : image.index(b"\0", start)].decode(errors="replace")
-        yield name, header[1], image[header[4] : header[4] + header[5]] if header[1] != 8 else b""  # noqa: PLR2004
+        content = b"" if header[1] == _SHT_NOBITS else image[header[4] : header[4] + header[5]]
+        yield name, header[1], content
 
 
 def _thread(rank: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
