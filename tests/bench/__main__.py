@@ -28,6 +28,7 @@ GROUPS = {
     "sharing": "sharing",
     "scale": "scale",
     "faults": "faults",
+    "cpu": "cpu",
     "memory": "memory",
 }
 _RESULTS = Path(__file__).parent / "results"

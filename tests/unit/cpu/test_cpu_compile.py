@@ -71,7 +71,7 @@ def test_an_unknown_name_expression_fails() -> None:
         ("cudaTextureObject_t t;", "textures"),
         ("nvcuda::wmma::fill_fragment(c, 0.0f);", "tensor cores"),
         ("cuda::barrier<cuda::thread_scope_block> b;", "barrier"),
-        ("cg::memcpy_async(g, s, p, 4);", "asynchronous"),
+        ("cuda::memcpy_async(g, s, p, 4, b);", "asynchronous"),
         ("__pipeline_commit();", "asynchronous"),
         ("auto c = cg::this_cluster();", "cluster"),
     ],

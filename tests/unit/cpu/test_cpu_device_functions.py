@@ -67,6 +67,14 @@ extern "C" __global__ void rounding(const float* a, const float* b, float* out, 
     out[4 * n + i] = __fdiv_rd(a[i], b[i]); out[5 * n + i] = __fdiv_ru(a[i], b[i]);
     out[6 * n + i] = __double2float_rd(double(a[i]) + 1e-12); out[7 * n + i] = __double2float_ru(double(a[i]) + 1e-12);
 }
+// Overloads that CUDA leaves to programs.
+__device__ unsigned long long atomicSub(unsigned long long* p, unsigned long long v) { return atomicAdd(p, 0 - v); }
+__device__ float atomicMax(float* p, float v) {
+    int seen = __float_as_int(*p), assumed;
+    do { assumed = seen; seen = atomicCAS((int*)p, assumed, __float_as_int(fmaxf(v, __int_as_float(assumed)))); }
+    while (seen != assumed);
+    return __int_as_float(seen);
+}
 template <class T> __global__ void integer_atomics(T* cells, T* old) {
     T t = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(&cells[0], t); atomicSub(&cells[1], T(1)); atomicMin(&cells[2], t); atomicMax(&cells[3], t);

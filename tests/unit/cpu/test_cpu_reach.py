@@ -45,7 +45,8 @@ __device__ M make() { return {}; }
 struct Place { int* p; int n; __device__ bool operator!=(Place o) const { return n != o.n; }
     __device__ Place& operator++() { ++n; return *this; }
     __device__ int& operator*() const { __syncthreads(); return p[threadIdx.x]; } };
-struct Range { int* p; __device__ Place begin() const { return {p, 0}; } __device__ Place end() const { return {p, 3}; } };
+struct Range { int* p; __device__ Place begin() const { return {p, 0}; }
+    __device__ Place end() const { return {p, 3}; } };
 __device__ Range steps(int* p) { return {p}; }
 struct Params { int* p; };
 struct Op { using Params = ::Params; __device__ void operator()(Params q) { M()(q.p); } };
@@ -124,6 +125,8 @@ extern "C" __global__ void lanes(const int* what, int* out, int rounds) {
     }
     out[t] = 10 + met;
 }
+__device__ constexpr int bits(int n) { int found = 0; while (n >>= 1) ++found; return found; }
+static_assert(bits(256) == 8, "evaluated while compiling");
 // A thread waits for another one of its block by each means that gives others a turn.
 extern "C" __global__ void waits(int* flag, int* out, int means) {
     const int t = threadIdx.x, n = blockDim.x;

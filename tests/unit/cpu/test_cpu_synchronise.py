@@ -338,7 +338,7 @@ def test_cooperative_groups(kernels: Kernels) -> None:
     np.testing.assert_array_equal(out[:, 0], np.where(T < 32, sum(range(32)), sum(range(32, 64))))
     np.testing.assert_array_equal(out[:, 1], T | 7)
     np.testing.assert_array_equal(out[:, 2], T & ~7)
-    np.testing.assert_array_equal(out[:, 3], T % 8 * 1000 + T // 8 * 10 + 8)
+    np.testing.assert_array_equal(out[:, 3], T % 8 * 1000 + T % 32 // 8 * 10 + 4)
     np.testing.assert_array_equal(out[:, 4], 0xAA | (T // 8 == 1) << 16 | 1 << 17)
     np.testing.assert_array_equal(out[:, 5], T % 32 + 1)
     np.testing.assert_array_equal(out[:, 6], [sum(range(t - t % 8, t)) for t in range(64)])

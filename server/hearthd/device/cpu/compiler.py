@@ -17,27 +17,31 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Assembly, Image, Source
-from hearthd.device.cpu import image, libraries
+from hearthd.device.cpu import collisions, image, libraries
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
 from hearthd.device.cpu.crashes import check_crash
 from hearthd.device.cpu.elf import static_shared_bytes
 from hearthd.device.cpu.source import translate
-from hearthd.device.cpu.toolchain import Completed, Toolchain, find_toolchain
+from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
 from hearthd.device.policy.includes import check_name
 
 FILE = "kernel.cu"
 OPTIONS_FILE = "<options>"
+_SM90 = 900
 
 _CLANG_QUIET = ("-fno-caret-diagnostics", "-ferror-limit=30")
 _GCC_QUIET = ("-fmax-errors=30", "-fno-diagnostics-show-caret")
 
+_CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
 _INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
 # The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
 _NOISE = re.compile(r"^\s*\d*\s+\|( |$)|^\d+ (?:error|warning)s?.* generated\.$|^compilation terminated\.$")
-_HIDDEN = re.compile(r"hearth_kernel_|(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?")
+_HIDDEN = re.compile(
+    r"hearth_kernel_|(?:::)?hearth_program(?:::|_)|(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?"
+)
 
 
 class CpuCompiler:
@@ -134,10 +138,15 @@ def compile_source(
         room = Path(name)
         _write_headers(room, headers)
         include = [f"-I{_inside(directory)}" for directory in parsed.include_dirs]
-        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {parsed.architecture}", *parsed.prologue]
+        names = toolchain.prelude_names(parsed.standard)
+        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {parsed.architecture}"]
+        if parsed.architecture >= _SM90:
+            lines.append("#include <hearth/atomics_sm90.h>")
+        hidden = collisions.hidden_macros(names, (source, *parsed.prologue), headers)
+        lines += [*hidden, *parsed.prologue]
         lines.append(f'#line 1 "{FILE}"')
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
-        quiet = _CLANG_QUIET if toolchain.is_clang else (*_GCC_QUIET, "-fpch-preprocess")
+        quiet = (*_CLANG_QUIET, "-dI") if toolchain.is_clang else (*_GCC_QUIET, "-fpch-preprocess")
         arguments = [*prelude, "-E", *quiet, "-I.", *include, "-x", "c++", "-"]
         done = toolchain.run(arguments, room, text, _left(deadline))
         if done.status != 0:
@@ -145,10 +154,18 @@ def compile_source(
         expanded = done.output.decode(errors="replace")
         if toolchain.is_clang:  # it writes the prelude out; the precompiled one is to be used instead
             expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
-        translation = translate(expanded, name_expressions)
+            # It leaves no trace of headers that the prelude has included already, except for this.
+            foreign = collisions.foreign_includes(names, [expanded], headers)
+            expanded = _CLANG_INCLUDE.sub("", expanded)
+        else:
+            foreign = False  # seen by its line markers
+        translation = translate(expanded, name_expressions, names.functions, str(INCLUDE), foreign)
         arguments = [*prelude, *_CLANG_QUIET, "-x", "c++"] if toolchain.is_clang else _without_include(prelude)
         arguments += ["-c", "-o", "module.o", "-"]
-        done = toolchain.run(arguments, room, translation.text.encode(), _left(deadline))
+        text = translation.text.encode()
+        if toolchain.is_clang:  # it preprocesses again, with the prelude's macros
+            text = "".join(f"{line}\n" for line in hidden if line.startswith("#undef")).encode() + text
+        done = toolchain.run(arguments, room, text, _left(deadline))
         if done.status == 0:
             link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
             done = toolchain.run(link, room, timeout_s=_left(deadline))

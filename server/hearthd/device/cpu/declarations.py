@@ -1,8 +1,7 @@
 """What a CUDA C++ source declares, found without a C++ parser: kernels, functions and variables with their names.
 
-The scanner follows scopes (namespaces, linkage blocks, classes) and takes function bodies as opaque lists of names.
-That is enough to know which functions a kernel can reach by name, and where to rewrite. It errs on the safe side:
-overloads and methods of one name are one entity.
+The scanner follows scopes (namespaces, linkage blocks, classes) and passes over function bodies. That is enough to know
+which kernels and variables a module offers, and where to rewrite.
 """
 
 from __future__ import annotations
@@ -58,7 +57,12 @@ class Variable:
 class Declarations:
     functions: list[Function] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
-    others: list[tuple[str, tuple[int, int]]] = field(default_factory=list)  # initialised variables, aliases
+    scoped_names: set[tuple[tuple[str, ...], str]] = field(default_factory=set)
+    """Everything that is declared at namespace scope, by its namespaces."""
+
+    @property
+    def global_names(self) -> set[str]:
+        return {name for scope, name in self.scoped_names if not scope}
 
     @property
     def kernels(self) -> list[Function]:
@@ -132,6 +136,7 @@ class _Scanner:
         function: tuple[int, int] | None = None  # name, opening parenthesis
         initialised = False
         class_key: int | None = None
+        is_enum = False
         declarators = head  # where they can begin: behind the class that the statement may define
         while at < end:
             text = tokens[at].text
@@ -152,14 +157,12 @@ class _Scanner:
                         closing = matching(tokens, opening, end)
                         self.scope(opening + 1, closing, names + inner, None, extern_c)
                         return closing + 1
-                    closing = self._find(at, end, (";",))
-                    if opening < end and tokens[opening].text == "=" and at + 1 < end:
-                        self.found.others.append((tokens[at + 1].text, (opening, closing)))
-                    return closing + 1
+                    return self._find(at, end, (";",)) + 1
                 if text in _CLASS_KEYS and function is None and class_key is None:
                     class_key = at
                 elif text == "enum":
                     class_key = None
+                    is_enum = True
                 elif text in _DECORATIONS and at + 1 < end and tokens[at + 1].text == "(":
                     at = matching(tokens, at + 1, end)
                 elif text == "operator" and function is None and not initialised:
@@ -191,8 +194,17 @@ class _Scanner:
                     if not in_initialisers or previous in (")", "}"):
                         self._declared(start, closing + 1, function, (at, closing + 1), names, owner, extern_c, head)
                         return closing + 1
+                elif is_enum and not initialised:
+                    if owner is None:
+                        self._enumerators(at, closing, names)
+                        name = self._class_name(start, at)
+                        self.found.scoped_names.add((names, name))
+                    class_key = None
+                    declarators = closing + 1
                 elif class_key is not None and not initialised:
                     name = self._class_name(class_key, at)
+                    if owner is None and not any(t.text == "::" for t in tokens[class_key:at]):
+                        self.found.scoped_names.add((names, name))
                     self.scope(at + 1, closing, (), name, False)
                     class_key = None
                     declarators = closing + 1
@@ -239,6 +251,11 @@ class _Scanner:
             at += 1
         return ""
 
+    def _enumerators(self, opening: int, closing: int, names: tuple[str, ...]) -> None:
+        for index in range(opening + 1, closing):
+            if self.tokens[index].kind == "name" and self.tokens[index - 1].text in ("{", ","):
+                self.found.scoped_names.add((names, self.tokens[index].text))
+
     def _own_words(self, at: int, end: int) -> set[str]:
         """The statement's words outside braces: those within belong to what is declared there."""
         words: set[str] = set()
@@ -267,6 +284,8 @@ class _Scanner:
         linkage = extern_c or single
         if function is not None:
             name, opening = function
+            if owner is None and tokens[name - 1].text != "::":
+                self.found.scoped_names.add((names, tokens[name].text))
             self.found.functions.append(
                 Function(
                     tokens[name].text, names, owner, (start, end), (opening, matching(tokens, opening, end) + 1), body,
@@ -274,9 +293,14 @@ class _Scanner:
                 )
             )  # fmt: skip
             return
-        if owner is None and words & SPACE_MARKERS and "__shared__" not in words and "typedef" not in words:
+        if owner is None:
+            found = (index for index in declarator_names(tokens, declarators, end) if tokens[index - 1].text != "::")
+            self.found.scoped_names.update((names, tokens[index].text) for index in found)
+        # A variable template has no address; a name expression names an instance of it.
+        is_variable = (
+            words & SPACE_MARKERS and not words & {"__shared__", "typedef"} and tokens[start].text != "template"
+        )
+        if owner is None and is_variable:
             for index in declarator_names(tokens, declarators, end):
-                if tokens[index].text not in SPACE_MARKERS:
+                if tokens[index].text not in SPACE_MARKERS and tokens[index - 1].text != "::":
                     self.found.variables.append(Variable(tokens[index].text, names, (start, end), linkage))
-        for index in declarator_names(tokens, declarators, end):
-            self.found.others.append((tokens[index].text, (start, end)))

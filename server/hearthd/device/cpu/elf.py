@@ -23,10 +23,10 @@ _EM_X86_64 = 62
 _TO_THE_END_OF_THE_FIELD = {2: 4, 4: 4}
 """R_X86_64_PC32 and R_X86_64_PLT32 are relative to the end of their 4 bytes."""
 
-_THREAD_RECORD = b"_ZN6hearthL4selfE"
-"""The only thread-local variable of a module that is no shared memory (include/hearth/thread.h)."""
+_OWN_VARIABLES = frozenset({b"_ZN6hearthL4selfE", b"_ZN18cooperative_groups7details16leaders_meetingsE"})
+"""Thread-local variables of the backend's headers: thread.h, cooperative_groups/details/wide_tile.h."""
 
-_TABLE = b"_ZL14hearth_kernels"
+_TABLE = b"14hearth_kernels"
 KERNEL_BYTES = 40
 """sizeof(hearth::Kernel), and the offset of its `run` (include/hearth/abi.h)."""
 
@@ -84,7 +84,7 @@ class _Object:
             fresh = self._references.get(pending.pop(), set()) - seen
             seen |= fresh
             pending += fresh
-        return sum(symbol.size for symbol in seen if symbol.kind == _STT_TLS and symbol.name != _THREAD_RECORD)
+        return sum(symbol.size for symbol in seen if symbol.kind == _STT_TLS and symbol.name not in _OWN_VARIABLES)
 
     def _read_symbols(self, section: tuple[int, ...]) -> Iterator[_Symbol]:
         names = self._sections[section[6]][4]
@@ -104,7 +104,7 @@ class _Object:
             if source is None or target is None:
                 continue
             self._references.setdefault(source, set()).add(target)
-            if source.name == _TABLE and (place - source.value) % KERNEL_BYTES == RUN_OFFSET:
+            if _TABLE in source.name and (place - source.value) % KERNEL_BYTES == RUN_OFFSET:
                 self._runs[place - source.value] = target
 
     def _owner(self, section: int, offset: int) -> _Symbol | None:

@@ -6,6 +6,7 @@ compiler's messages name the user's own lines:
 - `threadIdx` and its like read the running thread's record (include/hearth/thread.h), which is valid in every function.
 - `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and
   another block never runs there meanwhile. `extern __shared__` arrays become pointers to the block's dynamic memory.
+- The program gets a namespace of its own, so that its names hide those of the prelude (`collisions.py`).
 - A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h).
 
 Nothing about how a kernel is run depends on reading its source.
@@ -16,22 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import spin_loops, unsupported
+from hearthd.device.cpu import collisions, spin_loops, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
 
-# Kernels by these names would be overloads of what every kernel can call, and their address ambiguous.
-_TAKEN = frozenset(
-    """abort abs acos acosh asin asinh atan atan2 atanh atexit bcmp bcopy bsearch bzero calloc cbrt ceil clock copysign
-    cos cosh cospi difftime div drem erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide finite
-    floor fma fmax fmin fmod fopen free frexp gamma getc getenv hypot ilogb index isfinite isinf isnan j0 j1 jn labs
-    ldexp ldiv lgamma llabs lldiv llrint llround log log10 log1p log2 logb lrint lround main malloc max memchr memcmp
-    memcpy memmove memset min modf mulhi mul24 nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow printf
-    putc puts qsort rand random rcbrt read realloc remainder remove rename rewind rhypot rindex rint round rsqrt
-    saturate scalb scalbn select sin sincos sincospi sinh sinpi sqrt strcmp system tan tanh tgamma time trunc umin umax
-    y0 y1 yn""".split()  # noqa: SIM905 - a list would be a page long
-)
 BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
 """The built-in variables, and the functions that stand for them (include/hearth/builtins.h)."""
 
@@ -48,9 +38,17 @@ class Translation:
     kernels: tuple[str, ...]
 
 
-def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Translation:
+def translate(
+    preprocessed: str,
+    name_expressions: Sequence[str] = (),
+    prelude_functions: frozenset[str] = frozenset(),
+    own: str = "/",
+    foreign: bool = False,
+) -> Translation:
     """Rewrite a preprocessed CUDA source to C++ with its table of kernels and variables.
 
+    `prelude_functions`: CUDA's functions that the prelude declares; `own`: the directory of the backend's headers;
+    `foreign`: the program is known to include headers of the C or C++ library.
     Raises `Refusal`: UNSUPPORTED for what cannot run here, by name and line; COMPILE_FAILED for a kernel that is not
     one.
     """
@@ -58,17 +56,25 @@ def translate(preprocessed: str, name_expressions: Sequence[str] = ()) -> Transl
     tokens = tokenize(source)
     unsupported.check(source, tokens)
     found = scan(tokens)
-    rewriter = _Rewriter(source, tokens, found)
+    separation = collisions.Separation(source, tokens, found, prelude_functions, own, foreign)
+    rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
+    if not collisions.is_balanced(tokens):
+        return Translation(rewriter.result(), ())  # for the compiler to say where
+    rewriter.edits += separation.edits()  # last: of edits to one token the first counts
     table = Table(tokens, found, rewriter.renamed)
-    return Translation(rewriter.result() + table.text(name_expressions), tuple(k.qualified for k in found.kernels))
+    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{table.text(name_expressions)}}}\n"
+    return Translation(text, tuple(k.qualified for k in found.kernels))
 
 
 class _Rewriter:
-    def __init__(self, source: SourceMap, tokens: Sequence[Token], found: Declarations) -> None:
+    def __init__(
+        self, source: SourceMap, tokens: Sequence[Token], found: Declarations, taken: frozenset[str] = frozenset()
+    ) -> None:
         self.source = source
         self.tokens = tokens
         self.found = found
+        self.taken = taken  # kernels whose names are those of CUDA functions
         self.edits: list[tuple[int, int, str]] = []
 
     def rewrite(self) -> None:
@@ -121,11 +127,10 @@ class _Rewriter:
         self._replace(index, "")
         self._replace(index + 1, "")
 
-    @staticmethod
-    def renamed(kernel: Function) -> str:
+    def renamed(self, kernel: Function) -> str:
         """The name that `kernel` has in the C++ text."""
         plain = kernel.is_extern_c and not kernel.is_template
-        return RENAMED + kernel.name if plain and kernel.name in _TAKEN else kernel.name
+        return RENAMED + kernel.name if plain and kernel.name in self.taken else kernel.name
 
     def _kernel(self, kernel: Function) -> None:
         tokens = self.tokens

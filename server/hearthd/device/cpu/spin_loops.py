@@ -2,8 +2,8 @@
 
 A thread runs until it meets others, so that one that polls a `volatile` variable would run for ever. In a source that
 mentions `volatile`, each turn of a `while`, `do` or `for` loop therefore calls `hearth::relax()`, which yields now and
-then (include/hearth/thread.h). Waits by atomic functions, fences and `__nanosleep` do so themselves. To yield more often
-than necessary changes no result: CUDA promises no order between threads that do not synchronise.
+then (include/hearth/thread.h). Waits by atomic functions, fences and `__nanosleep` do so themselves. A yield more than
+necessary changes no result: CUDA promises no order between threads that do not synchronise.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from collections.abc import Iterator, Sequence
 
 from hearthd.device.cpu.tokens import Token, matching
 
+_POLLING = frozenset({"volatile", "__ldcv"})
+_BEFORE_EQUALS = frozenset("=!<>+-*/%&|^")
+"""Operators that end in `=`."""
+
 
 def turns(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
     """Edits (start, end, replacement) of the text of `tokens`, one for each loop's condition."""
-    if not any(token.text == "volatile" and token.kind == "name" for token in tokens):
+    if not any(token.text in _POLLING and token.kind == "name" for token in tokens):
         return
     for index, token in enumerate(tokens[:-1]):
         if token.kind != "name" or tokens[index + 1].text != "(":
@@ -52,23 +56,10 @@ def _outermost(tokens: Sequence[Token], at: int, end: int) -> Iterator[int]:
 def _declares(tokens: Sequence[Token], first: int, end: int) -> bool:
     """Whether a condition is a declaration: a single `=` with a type and a name before it."""
     for at in _outermost(tokens, first, end):
-        if tokens[at].text != "=" or tokens[at - 1].text in (
-            "=",
-            "!",
-            "<",
-            ">",
-            "+",
-            "-",
-            "*",
-            "/",
-            "%",
-            "&",
-            "|",
-            "^",
-        ):
+        if tokens[at].text != "=" or tokens[at - 1].text in _BEFORE_EQUALS:
             continue
         if at + 1 < end and tokens[at + 1].text == "=":
             return False
         before = [token for token in tokens[first:at] if token.text not in ("*", "&", "::", "const", "<", ">")]
-        return len(before) >= 2 and all(token.kind == "name" for token in before)  # noqa: PLR2004 - a type and a name
+        return len(before) >= 2 and all(token.kind == "name" for token in before)
     return False

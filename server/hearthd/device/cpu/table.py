@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu import collisions
 from hearthd.device.cpu.declarations import Declarations, Function
 from hearthd.device.cpu.tokens import Token, matching
 
@@ -34,14 +35,14 @@ class Table:
         for kernel in {k.qualified: k for k in self.found.kernels if k.body is not None}.values():
             if kernel.is_extern_c and not kernel.is_template:
                 place = "::".join((*kernel.scope, self.renamed(kernel)))
-                kernels.append(self._entry(kernel, f"&::{place}", kernel.name))
+                kernels.append(self._entry(kernel, f"&{collisions.place(place)}", kernel.name))
         for variable in {v.qualified: v for v in self.found.variables}.values():
-            place = f"::{variable.qualified}"
+            place = collisions.place(variable.qualified)
             for name in {variable.qualified, f"&{variable.qualified}"}:
                 variables.append(f"{{{_quoted(name)}, (void *)&{place}, sizeof({place})}},")
         known = {v.qualified for v in self.found.variables} | {f"&{v.qualified}" for v in self.found.variables}
         for number, expression in enumerate(dict.fromkeys(name_expressions)):
-            bare = expression.strip().removeprefix("&").strip()
+            bare = collisions.local(expression.strip().removeprefix("&").strip())
             if not bare or ";" in bare or "\n" in bare or "#" in bare:
                 raise Refusal(Reason.COMPILE_FAILED, f"The name expression {expression!r} is not a C++ name.")
             base = bare.split("<")[0].split("::")[-1].strip()

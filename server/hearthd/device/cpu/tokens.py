@@ -21,11 +21,12 @@ _TOKEN = re.compile(
   | (?P<char>(?:u8|[uUL])?'(?:[^'\\\n]|\\.)+')
   | (?P<number>\.?\d(?:[eEpP][+-]|'[\w]|[\w.])*)
   | (?P<name>[A-Za-z_$]\w*)
-  | (?P<op>::|->|\.\.\.|[^\s\w])
+  | (?P<op><%|%>|<:(?!:[^:>])|:>|::|->|\.\.\.|[^\s\w])
     """,
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 
+_DIGRAPHS = {"<%": "{", "%>": "}", "<:": "[", ":>": "]"}
 OPENING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -59,6 +60,10 @@ class SourceMap:
         line, file, _ = self.origins[index]
         return file, line + self.text.count("\n", self.starts[index], offset)
 
+    def is_system(self, offset: int) -> bool:
+        """Whether the text at `offset` is from a system header."""
+        return self.origins[bisect.bisect_right(self.starts, offset) - 1][2]
+
     def user_regions(self) -> Iterator[tuple[int, int]]:
         """Ranges of offsets that hold text of the user's own files, not of system headers."""
         for index, start in enumerate(self.starts):
@@ -76,7 +81,8 @@ def tokenize(source: SourceMap) -> list[Token]:
             if kind == "fence":
                 kind = "string"
             if kind is not None and kind not in ("directive", "comment"):
-                tokens.append(Token(kind, match.group(), match.start(), match.end()))
+                text = match.group()
+                tokens.append(Token(kind, _DIGRAPHS.get(text, text), match.start(), match.end()))
     return tokens
 
 

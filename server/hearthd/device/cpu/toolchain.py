@@ -21,11 +21,13 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
+from hearthd.device.cpu.collisions import PreludeNames
 
 INCLUDE = Path(__file__).parent / "include"
 RUNTIME = Path(__file__).parent / "runtime"
 EXCHANGE = Path(__file__).parent / "exchange"
 PRELUDE = "hearth_prelude.h"
+NAMES = "names.json"
 PRELUDES = "preludes"
 """Where they lie in the cache directory, apart from what others have compiled."""
 
@@ -145,7 +147,7 @@ class Toolchain:
     def prelude(self, standard: str) -> list[str]:
         """Options that include the prelude, precompiled."""
         options = self.compile_options(standard)
-        name = f"prelude-{standard.replace('+', 'x')}-{self.identity().hex()[:24]}"
+        name = self._prelude_name(standard)
 
         def build(scratch: Path) -> None:
             header = scratch / PRELUDE
@@ -159,6 +161,14 @@ class Toolchain:
                 done = self.run(arguments, cwd=scratch, life=life)
             if done.status != 0:
                 raise _broken(self, done)
+            header = scratch / "names.cpp"  # with another name: not the precompiled one
+            header.write_text("#include <hearth/shim.h>\n")
+            with ending_with_us() as life:
+                done = self.run([*options, "-E", "-dD", header.name], cwd=scratch, life=life)
+            if done.status != 0:
+                raise _broken(self, done)
+            names = PreludeNames.read(done.output.decode(errors="replace"), INCLUDE)
+            (scratch / NAMES).write_text(names.dump())
 
         parent = self.preludes()
         place = build_once(parent, name, build)
@@ -167,6 +177,13 @@ class Toolchain:
         if self.is_clang:
             return [*options, "-include-pch", str(place / (PRELUDE + ".pch"))]
         return [*options, "-isystem", str(place), "-include", PRELUDE]
+
+    def _prelude_name(self, standard: str) -> str:
+        return f"prelude-{standard.replace('+', 'x')}-{self.identity().hex()[:24]}"
+
+    def prelude_names(self, standard: str) -> PreludeNames:
+        """The names that the prelude declares; it must be there already (`prelude`)."""
+        return PreludeNames.load((self.preludes() / self._prelude_name(standard) / NAMES).read_text())
 
     def preludes(self) -> Path:
         """The directory of precompiled preludes."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.tokens import SourceMap, Token
+from hearthd.device.cpu.tokens import SourceMap, Token, matching
 
 _ASM = "inline PTX (asm)"
 _TEXTURE = "textures and surfaces"
@@ -14,6 +14,7 @@ _TENSOR = "tensor cores (wmma, mma)"
 _BARRIER = "asynchronous copies and barriers (cuda::barrier, cuda::pipeline, TMA)"
 _DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
 _CLUSTER = "thread block clusters"
+_MULTI_GRID = "launches over several devices (multi_grid_group)"
 _SECTION = "naming an object's section or symbol version"
 
 _NAMES = {
@@ -26,12 +27,13 @@ _NAMES = {
     "wmma": _TENSOR,
     "nvcuda": _TENSOR,
     "CUtensorMap": _BARRIER,
-    "memcpy_async": _BARRIER,
     "cudaLaunchKernel": _DYNAMIC,
     "cudaDeviceSynchronize": _DYNAMIC,
     "cudaGetParameterBuffer": _DYNAMIC,
     "this_cluster": _CLUSTER,
     "cluster_group": _CLUSTER,
+    "this_multi_grid": _MULTI_GRID,
+    "multi_grid_group": _MULTI_GRID,
 }
 _PATTERNS = (
     (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
@@ -41,6 +43,9 @@ _CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipe
 
 _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
 """Attributes whose text goes to the assembler as it is, which could be told to read files."""
+
+_CLOBBERS = 3
+"""Colons ahead of what an `asm` clobbers."""
 
 MARK = "HEARTH-UNSUPPORTED:"
 """What our headers put into the compiler's message where it is the compiler that finds an unsupported use."""
@@ -57,6 +62,22 @@ def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
     )
 
 
+def _is_compiler_barrier(tokens: Sequence[Token], at: int) -> bool:
+    """Whether an `asm` with its parentheses from `at` on has no instructions and no operands."""
+    while at < len(tokens) and tokens[at].text in ("volatile", "__volatile__", "__volatile", "inline"):
+        at += 1
+    if at >= len(tokens) or tokens[at].text != "(":
+        return False
+    end = matching(tokens, at, len(tokens))
+    words = [token.text for token in tokens[at + 1 : end]]
+    colons = sum({":": 1, "::": 2}.get(word, 0) for word in words)
+    first = next((number for number, word in enumerate(words) if word in (":", "::")), len(words))
+    instructions, rest = words[:first], [word for word in words[first:] if word not in (":", "::", ",")]
+    if colons > _CLOBBERS or not instructions or any(word.strip('" \t') for word in instructions):
+        return False
+    return not rest or (colons == _CLOBBERS and set(rest) == {'"memory"'} and words[-1] == '"memory"')
+
+
 def check(source: SourceMap, tokens: Sequence[Token]) -> None:
     """Raises `Refusal` (UNSUPPORTED) for the first use of something that cannot run here."""
     for index, token in enumerate(tokens):
@@ -66,6 +87,8 @@ def check(source: SourceMap, tokens: Sequence[Token]) -> None:
             if previous in (".", "->"):
                 continue
             feature = _NAMES.get(token.text)
+            if feature is _ASM and _is_compiler_barrier(tokens, index + 1):
+                feature = None
             if token.text == "texture" and (index + 1 >= len(tokens) or tokens[index + 1].text != "<"):
                 feature = None
             if feature is None and previous == "::" and token.text in _CUDA_NAMESPACE:

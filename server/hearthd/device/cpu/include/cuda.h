@@ -1,2 +1,3 @@
-// Here so that programs can include it; everything in it is known to every kernel already (hearth/shim.h).
+// Its types and functions are the host's; what kernels use is known to them already (hearth/shim.h).
 #pragma once
+#define CUDA_VERSION 12060

@@ -71,8 +71,8 @@ void Block::stack_main() {
 }
 
 Index Block::index_of(unsigned rank) const {
-    if (rank == 0) return Index{0, 0, 0};
     const Index dim = hearth_tls.block_dim;
+    if (rank < dim.x) return Index{rank, 0, 0};  // spares the divisions
     return Index{rank % dim.x, rank / dim.x % dim.y, rank / (dim.x * dim.y)};
 }
 
@@ -96,6 +96,7 @@ void Block::begin() {
         warp.alive = lanes >= warp_lanes ? ~uint32_t{0} : lanes_below(lanes);
         warp.ready = warp.at_barrier = warp.asking = 0;
         warp.meetings = 0;
+        warp.turn = warp_lanes - 1;
     }
 }
 
@@ -319,8 +320,9 @@ void Block::yield(unsigned rank) {
     const unsigned w = rank / warp_lanes, lane = rank % warp_lanes;
     wake(w, bit(lane));
     if (next_ < threads_) return resume(contexts_[rank], next_);
+    warps_[w].turn = lane;
     const unsigned other = next_bit(ready_warps_, w);
-    const unsigned next = other == w ? pick(w, lane) : pick(other, warp_lanes - 1);
+    const unsigned next = pick(other, warps_[other].turn);
     if (next != rank) resume(contexts_[rank], next);
     else sched_yield();
 }

@@ -24,6 +24,7 @@ struct Warp {
     uint32_t at_barrier;  // lanes in __syncthreads or grid.sync()
     uint32_t asking;      // lanes in __activemask
     uint32_t meetings;    // entries of `rendezvous` in use
+    uint32_t turn;        // the lane that ran last when another warp's thread yielded
     Rendezvous rendezvous[warp_lanes];
     WarpLanes lanes;
     const void *site[warp_lanes];  // where a lane asked for the active mask

@@ -1,35 +1,41 @@
-// reduce() over a tile or a coalesced group.
+// reduce() over a tile or a coalesced group, and its forms that store the result.
 #pragma once
-#include "../cooperative_groups.h"
+#include "details/collectives.h"
 
 namespace cooperative_groups {
 
-template <class T> struct plus { T operator()(T a, T b) const { return a + b; } };
-template <class T> struct less { T operator()(T a, T b) const { return b < a ? b : a; } };
-template <class T> struct greater { T operator()(T a, T b) const { return a < b ? b : a; } };
-template <class T> struct bit_and { T operator()(T a, T b) const { return a & b; } };
-template <class T> struct bit_or { T operator()(T a, T b) const { return a | b; } };
-template <class T> struct bit_xor { T operator()(T a, T b) const { return a ^ b; } };
-
-namespace details {
-// The butterfly that GPUs use where the group is a full power of two, so that sums of floats come out the same there.
-template <class Group, class T, class Fn>
-inline T combine(const Group &group, T value, Fn fn) {
-    const unsigned size = group.size(), rank = group.thread_rank();
-    if ((size & (size - 1)) == 0) {
-        for (unsigned step = size / 2; step > 0; step /= 2) value = fn(value, group.shfl_xor(value, step));
-        return value;
+template <class Group, class T, class Op>
+inline auto reduce(const Group &group, T &&element, Op &&op) -> decltype(op(element, element)) {
+    using Value = details::plain<T>;
+    constexpr unsigned size = details::tile_size<Group>;
+    details::check_collective<Group, Value, decltype(op(element, element))>();
+    const Value own = element;
+    if constexpr (size > 32 && size <= 1024) {
+        const Value of_warp = details::reduce_lanes<32>(details::whole_warp, own, op);
+        return Group::combined(of_warp, [&](Value *of_warps) {
+            return details::reduce_elements(of_warps, size / 32, Group::hearth_warp(), op);
+        });
+    } else {
+        return details::reduce_lanes<size>(group.hearth_mask(), own, op);
     }
-    T total = group.shfl(value, 0);
-    for (unsigned i = 1; i < size; ++i) total = fn(total, group.shfl(value, static_cast<int>(i)));
-    (void)rank;
-    return total;
 }
-}  // namespace details
 
-template <class Group, class T, class Fn>
-inline std::decay_t<T> reduce(const Group &group, T &&value, Fn &&fn) {
-    return details::combine(group, static_cast<std::decay_t<T>>(value), fn);
+// The destination has the result when the group has synchronised.
+template <class Group, class T, class V, class Op>
+inline void reduce_store_async(const Group &group, T *destination, V &&element, Op &&op) {
+    const T total = reduce(group, std::forward<V>(element), op);
+    if (group.thread_rank() == 0) *destination = total;
+}
+template <class Group, class Atomic, class V, class Op>
+inline auto reduce_store_async(const Group &group, Atomic &&destination, V &&element, Op &&op)
+    -> decltype(destination.store(element)) {
+    const details::plain<V> total = reduce(group, std::forward<V>(element), op);
+    if (group.thread_rank() == 0) destination.store(total);
+}
+template <class Group, class Atomic, class V, class Op>
+inline void reduce_update_async(const Group &group, Atomic &&destination, V &&element, Op &&op) {
+    const details::plain<V> total = reduce(group, std::forward<V>(element), op);
+    if (group.thread_rank() == 0) details::update(destination, total, op);
 }
 
 }  // namespace cooperative_groups

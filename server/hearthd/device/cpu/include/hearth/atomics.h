@@ -1,6 +1,10 @@
-// Atomic functions, on device and on shared memory alike. Blocks run on several cores, so these are real atomics.
-// Where a program may be spinning (a failed compare-and-swap or exchange), other threads of the block get a turn.
+// Atomic functions, on device and on shared memory alike: CUDA's overloads for compute capability 7.0 and no others, so
+// that a program may define those that CUDA lacks (atomicMax of float, atomicAdd of long). Those of 9.0 are in
+// atomics_sm90.h. Blocks run on several cores, so these are real atomics.
+// Where a program may be spinning, other threads of the block get a turn: a failed compare-and-swap, an exchange that
+// changes nothing, and an operation whose operand cannot change anything (the read-by-atomic idiom, atomicAdd(p, 0)).
 #pragma once
+#include "relaxed_begin.h"
 
 namespace hearth {
 
@@ -19,82 +23,115 @@ inline T atomic_update(T *address, Fn fn) {
     }
 }
 
+template <class T>
+inline T relaxed_if(bool polling, T value) {
+    if (polling) relax();
+    return value;
+}
+
+struct Atomics {
+    template <class T>
+    static T add(T *p, T v) {
+        return relaxed_if(v == 0, __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST));
+    }
+    template <class T>
+    static T sub(T *p, T v) {
+        return relaxed_if(v == 0, __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST));
+    }
+    template <class T>
+    static T bit_and(T *p, T v) {
+        return relaxed_if(v == static_cast<T>(~T(0)), __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST));
+    }
+    template <class T>
+    static T bit_or(T *p, T v) {
+        return relaxed_if(v == 0, __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST));
+    }
+    template <class T>
+    static T bit_xor(T *p, T v) {
+        return relaxed_if(v == 0, __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST));
+    }
+    template <class T>
+    static T exchange(T *p, T v) {
+        const T old = __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
+        return relaxed_if(old == v, old);
+    }
+    static float exchange(float *p, float v) {
+        unsigned bits;
+        __builtin_memcpy(&bits, &v, sizeof bits);
+        bits = exchange(reinterpret_cast<unsigned *>(p), bits);
+        __builtin_memcpy(&v, &bits, sizeof v);
+        return v;
+    }
+    template <class T>
+    static T compare_and_swap(T *p, T compare, T v) {
+        const bool same = compare == v;
+        const bool done = __atomic_compare_exchange_n(p, &compare, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+        return relaxed_if(same || !done, compare);
+    }
+    template <class T>
+    static T min(T *p, T v) {
+        const T old = atomic_update<T, std::make_unsigned_t<T>>(p, [v](T seen) { return v < seen ? v : seen; });
+        return relaxed_if(v == std::numeric_limits<T>::max(), old);
+    }
+    template <class T>
+    static T max(T *p, T v) {
+        const T old = atomic_update<T, std::make_unsigned_t<T>>(p, [v](T seen) { return v > seen ? v : seen; });
+        return relaxed_if(v == std::numeric_limits<T>::min(), old);
+    }
+    static unsigned increment(unsigned *p, unsigned limit) {
+        return atomic_update<unsigned, unsigned>(p, [=](unsigned old) { return old >= limit ? 0 : old + 1; });
+    }
+    static unsigned decrement(unsigned *p, unsigned limit) {
+        return atomic_update<unsigned, unsigned>(
+            p, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
+    }
+    static float add(float *p, float v) {
+        return relaxed_if(v == 0, atomic_update<float, unsigned>(p, [v](float old) { return old + v; }));
+    }
+    static double add(double *p, double v) {
+        return relaxed_if(v == 0, atomic_update<double, unsigned long long>(p, [v](double old) { return old + v; }));
+    }
+};
+
 }  // namespace hearth
 
-#define HEARTH_INTEGER_ATOMICS(T, Bits) \
-    inline T atomicAdd(T *p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); } \
-    inline T atomicSub(T *p, T v) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); } \
-    inline T atomicAnd(T *p, T v) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); } \
-    inline T atomicOr(T *p, T v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); } \
-    inline T atomicXor(T *p, T v) { return __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST); } \
-    inline T atomicExch(T *p, T v) { \
-        const T old = __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); \
-        if (old == v) hearth::relax(); \
-        return old; \
-    } \
-    inline T atomicCAS(T *p, T compare, T v) { \
-        if (!__atomic_compare_exchange_n(p, &compare, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) hearth::relax(); \
-        return compare; \
-    } \
-    inline T atomicMin(T *p, T v) { \
-        return hearth::atomic_update<T, Bits>(p, [v](T old) { return v < old ? v : old; }); \
-    } \
-    inline T atomicMax(T *p, T v) { \
-        return hearth::atomic_update<T, Bits>(p, [v](T old) { return v > old ? v : old; }); \
-    }
-HEARTH_INTEGER_ATOMICS(int, unsigned)
-HEARTH_INTEGER_ATOMICS(unsigned int, unsigned)
-HEARTH_INTEGER_ATOMICS(long, unsigned long)
-HEARTH_INTEGER_ATOMICS(unsigned long, unsigned long)
-HEARTH_INTEGER_ATOMICS(long long, unsigned long long)
-HEARTH_INTEGER_ATOMICS(unsigned long long, unsigned long long)
-#undef HEARTH_INTEGER_ATOMICS
-
-#define HEARTH_FLOAT_ATOMICS(T, Bits) \
-    inline T atomicAdd(T *p, T v) { return hearth::atomic_update<T, Bits>(p, [v](T old) { return old + v; }); } \
-    inline T atomicSub(T *p, T v) { return hearth::atomic_update<T, Bits>(p, [v](T old) { return old - v; }); } \
-    inline T atomicExch(T *p, T v) { return hearth::atomic_update<T, Bits>(p, [v](T) { return v; }); } \
-    inline T atomicMin(T *p, T v) { \
-        return hearth::atomic_update<T, Bits>(p, [v](T old) { return v < old ? v : old; }); \
-    } \
-    inline T atomicMax(T *p, T v) { \
-        return hearth::atomic_update<T, Bits>(p, [v](T old) { return v > old ? v : old; }); \
-    }
-HEARTH_FLOAT_ATOMICS(float, unsigned)
-HEARTH_FLOAT_ATOMICS(double, unsigned long long)
-#undef HEARTH_FLOAT_ATOMICS
-
-inline float2 atomicAdd(float2 *p, float2 v) { return {atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y)}; }
-inline float4 atomicAdd(float4 *p, float4 v) {
-    return {atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y), atomicAdd(&p->z, v.z), atomicAdd(&p->w, v.w)};
-}
-inline unsigned short atomicCAS(unsigned short *p, unsigned short compare, unsigned short v) {
-    if (!__atomic_compare_exchange_n(p, &compare, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) hearth::relax();
-    return compare;
-}
-inline unsigned atomicInc(unsigned *p, unsigned limit) {
-    return hearth::atomic_update<unsigned, unsigned>(p, [limit](unsigned old) { return old >= limit ? 0 : old + 1; });
-}
-inline unsigned atomicDec(unsigned *p, unsigned limit) {
-    return hearth::atomic_update<unsigned, unsigned>(
-        p, [limit](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
-}
-
 // The scoped forms: one scope, the widest, serves all.
-#define HEARTH_SCOPED(name) \
-    template <class T, class... V> \
-    inline auto name##_block(T *p, V... v) { return name(p, static_cast<T>(v)...); } \
-    template <class T, class... V> \
-    inline auto name##_system(T *p, V... v) { return name(p, static_cast<T>(v)...); }
-HEARTH_SCOPED(atomicAdd)
-HEARTH_SCOPED(atomicSub)
-HEARTH_SCOPED(atomicExch)
-HEARTH_SCOPED(atomicMin)
-HEARTH_SCOPED(atomicMax)
-HEARTH_SCOPED(atomicInc)
-HEARTH_SCOPED(atomicDec)
-HEARTH_SCOPED(atomicCAS)
-HEARTH_SCOPED(atomicAnd)
-HEARTH_SCOPED(atomicOr)
-HEARTH_SCOPED(atomicXor)
-#undef HEARTH_SCOPED
+#define HEARTH_ATOMIC(name, T, member) \
+    inline T name(T *p, T v) { return hearth::Atomics::member(p, v); } \
+    inline T name##_block(T *p, T v) { return hearth::Atomics::member(p, v); } \
+    inline T name##_system(T *p, T v) { return hearth::Atomics::member(p, v); }
+#define HEARTH_ATOMIC_CAS(T) \
+    inline T atomicCAS(T *p, T compare, T v) { return hearth::Atomics::compare_and_swap(p, compare, v); } \
+    inline T atomicCAS_block(T *p, T compare, T v) { return hearth::Atomics::compare_and_swap(p, compare, v); } \
+    inline T atomicCAS_system(T *p, T compare, T v) { return hearth::Atomics::compare_and_swap(p, compare, v); }
+#define HEARTH_ATOMICS_FOR_ALL(X) X(int) X(unsigned int) X(long long) X(unsigned long long)
+#define HEARTH_ATOMIC_BITS(T) \
+    HEARTH_ATOMIC(atomicAnd, T, bit_and) HEARTH_ATOMIC(atomicOr, T, bit_or) HEARTH_ATOMIC(atomicXor, T, bit_xor) \
+    HEARTH_ATOMIC(atomicMin, T, min) HEARTH_ATOMIC(atomicMax, T, max)
+
+HEARTH_ATOMICS_FOR_ALL(HEARTH_ATOMIC_BITS)
+HEARTH_ATOMIC(atomicAdd, int, add)
+HEARTH_ATOMIC(atomicAdd, unsigned int, add)
+HEARTH_ATOMIC(atomicAdd, unsigned long long, add)
+HEARTH_ATOMIC(atomicAdd, float, add)
+HEARTH_ATOMIC(atomicAdd, double, add)
+HEARTH_ATOMIC(atomicSub, int, sub)
+HEARTH_ATOMIC(atomicSub, unsigned int, sub)
+HEARTH_ATOMIC(atomicExch, int, exchange)
+HEARTH_ATOMIC(atomicExch, unsigned int, exchange)
+HEARTH_ATOMIC(atomicExch, unsigned long long, exchange)
+HEARTH_ATOMIC(atomicExch, float, exchange)
+HEARTH_ATOMIC(atomicInc, unsigned int, increment)
+HEARTH_ATOMIC(atomicDec, unsigned int, decrement)
+HEARTH_ATOMIC_CAS(int)
+HEARTH_ATOMIC_CAS(unsigned int)
+HEARTH_ATOMIC_CAS(unsigned long long)
+inline unsigned short atomicCAS(unsigned short *p, unsigned short compare, unsigned short v) {
+    return hearth::Atomics::compare_and_swap(p, compare, v);
+}
+
+#undef HEARTH_ATOMIC_BITS
+#undef HEARTH_ATOMICS_FOR_ALL
+#undef HEARTH_ATOMIC_CAS
+#undef HEARTH_ATOMIC
+#include "relaxed_end.h"

@@ -38,9 +38,11 @@ struct Trampoline<F> {
     // The arguments by value: in registers or on this stack they are out of reach of the kernel's stores.
     static inline __attribute__((always_inline)) uint32_t threads(Index first, A... arguments) {
         const Index dim = hearth_tls.block_dim;
-        self.block_idx = hearth_tls.block_idx;
-        self.block_dim = dim;
-        self.grid_dim = hearth_tls.grid_dim;
+        if ((first.x | first.y | first.z) == 0) {  // the block begins
+            self.block_idx = hearth_tls.block_idx;
+            self.block_dim = dim;
+            self.grid_dim = hearth_tls.grid_dim;
+        }
 #ifdef HEARTH_RACECHECK
         hearth_race_enter(&self, sizeof self, &finish_sync);
 #endif

@@ -18,7 +18,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <initializer_list>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -29,7 +31,14 @@
 #include "kernel.h"
 #include "math_functions.h"
 #include "intrinsics.h"
-#include "relaxed_begin.h"
 #include "atomics.h"
-#include "relaxed_end.h"
 #include "warp.h"
+#include "runtime_names.h"
+
+// A function, not a macro: a program may have a member by that name. In the program's namespace it hides the C library's.
+#undef clock
+inline namespace hearth_program {
+inline clock_t clock() { return hearth::clock_cycles<clock_t>(); }
+}  // namespace hearth_program
+
+#undef CUDA_VERSION  // cuda.h defines it

@@ -68,8 +68,8 @@ inline void relax() {
     if ((++hearth_tls.spins & 15u) == 0) yield();
 }
 // For a loop's condition (spin_loops.py).
-inline bool relaxed() {
-    relax();
+constexpr bool relaxed() {
+    if (!__builtin_is_constant_evaluated()) relax();
     return true;
 }
 

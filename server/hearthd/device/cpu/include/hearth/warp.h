@@ -95,7 +95,11 @@ template <class T>
 using Register = std::conditional_t<std::is_arithmetic_v<T> && (sizeof(T) < 4), int, T>;
 
 // Which lanes are converged with this one is told by the place they ask from, hence a real call.
-__attribute__((noinline)) inline uint32_t active_here() { return warp_active(__builtin_return_address(0)); }
+// The compiler may give the same end of two branches one code: the number tells them apart.
+__attribute__((noinline)) inline uint32_t active_here(unsigned number) {
+    const uint64_t site = reinterpret_cast<uint64_t>(__builtin_return_address(0)) ^ static_cast<uint64_t>(number) << 48;
+    return warp_active(reinterpret_cast<const void *>(site));
+}
 
 struct Plus { template <class T> T operator()(T a, T b) const { return a + b; } };
 struct Least { template <class T> T operator()(T a, T b) const { return b < a ? b : a; } };
@@ -130,7 +134,7 @@ inline hearth::Register<T> __shfl_xor_sync(unsigned mask, T value, int lane_mask
 }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) { hearth::warp_collective(mask, 0, 0, hearth::finish_sync); }
-#define __activemask() hearth::active_here()
+#define __activemask() hearth::active_here(__COUNTER__)
 inline unsigned __ballot_sync(unsigned mask, int predicate) { return hearth::warp_vote(mask, predicate).yes; }
 inline int __any_sync(unsigned mask, int predicate) { return hearth::warp_vote(mask, predicate).yes != 0; }
 inline int __all_sync(unsigned mask, int predicate) {
