@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import struct
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +49,23 @@ class Kernels:
         cooperative: bool = False,
     ) -> None:
         self.module.function(name).launch(_three(grid), _three(block), shared, pack(*args), cooperative)
+
+
+def died_saying(image: bytes, name: str, block: int, folder: Path) -> str:
+    """The standard error of a process that aborts in one block of a kernel; the arguments are zeroed arrays."""
+    (folder / "module.so").write_bytes(image)
+    script = f"""
+    import pathlib, struct, numpy as np
+    from hearthd.device.cpu.module import CpuModule
+    function = CpuModule(pathlib.Path({str(folder / "module.so")!r}).read_bytes()).function({name!r})
+    room = np.zeros(1 << 16, np.uint64)
+    function.launch((1, 1, 1), ({block}, 1, 1), 0, struct.pack("=8Q", *[room.ctypes.data] * 8), False)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGABRT
+    return done.stderr
 
 
 def _three(value: int | tuple[int, ...]) -> tuple[int, int, int]:

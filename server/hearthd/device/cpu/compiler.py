@@ -204,6 +204,8 @@ def _inside(name: str) -> str:
 def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
     for name, text in headers.items():
         check_name(name)
+        if name.startswith("cub/") and (INCLUDE / name).is_file():
+            continue  # the backend's own serves, also where it is included by a name in quotation marks
         path = room / _inside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -166,7 +166,20 @@ class _Rewriter:
             if "extern" in words:
                 self._dynamic_shared(start, end, inside)
             else:
+                self._alignment_first(start, index, end)
                 self._replace(index, "thread_local" if "static" in words else "static thread_local")
+
+    def _alignment_first(self, start: int, mark: int, end: int) -> None:
+        """Moves `alignas` from among a declaration's specifiers, where only CUDA's compilers take it, to its start."""
+        for index in range(mark + 1, end):
+            text = self.tokens[index].text
+            if text in ("=", "{", "["):
+                return
+            if text == "alignas" and self.tokens[index + 1].text == "(":
+                close = matching(self.tokens, index + 1, end)
+                whole = self.source.text[self.tokens[index].start : self.tokens[close].end]
+                self.edits.append((self.tokens[start].start, self.tokens[start].start, whole + " "))
+                self._blank(index, close + 1)
 
     def _dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
         """`extern __shared__ T name[];` in the tokens from `start` to the semicolon at `end`."""

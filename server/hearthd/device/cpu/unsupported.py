@@ -11,7 +11,7 @@ from hearthd.device.cpu.tokens import SourceMap, Token, matching
 _ASM = "inline PTX (asm)"
 _TEXTURE = "textures and surfaces"
 _TENSOR = "tensor cores (wmma, mma)"
-_BARRIER = "asynchronous copies and barriers (cuda::barrier, cuda::pipeline, TMA)"
+_BULK = "bulk asynchronous copies (TMA)"
 _DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
 _CLUSTER = "thread block clusters"
 _MULTI_GRID = "launches over several devices (multi_grid_group)"
@@ -25,8 +25,7 @@ _NAMES = {
     "cudaTextureObject_t": _TEXTURE,
     "cudaSurfaceObject_t": _TEXTURE,
     "wmma": _TENSOR,
-    "nvcuda": _TENSOR,
-    "CUtensorMap": _BARRIER,
+    "CUtensorMap": _BULK,
     "cudaLaunchKernel": _DYNAMIC,
     "cudaDeviceSynchronize": _DYNAMIC,
     "cudaGetParameterBuffer": _DYNAMIC,
@@ -35,11 +34,7 @@ _NAMES = {
     "this_multi_grid": _MULTI_GRID,
     "multi_grid_group": _MULTI_GRID,
 }
-_PATTERNS = (
-    (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
-    (re.compile(r"__pipeline_\w+|__mbarrier_\w+"), _BARRIER),
-)
-_CUDA_NAMESPACE = {"barrier", "pipeline", "make_pipeline", "memcpy_async", "pipeline_shared_state"}
+_PATTERNS = ((re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),)
 
 _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
 """Attributes whose text goes to the assembler as it is, which could be told to read files."""
@@ -91,8 +86,6 @@ def check(source: SourceMap, tokens: Sequence[Token]) -> None:
                 feature = None
             if token.text == "texture" and (index + 1 >= len(tokens) or tokens[index + 1].text != "<"):
                 feature = None
-            if feature is None and previous == "::" and token.text in _CUDA_NAMESPACE:
-                feature = _BARRIER if index > 1 and tokens[index - 2].text == "cuda" else None
             if feature is None and token.text in _ATTRIBUTES and previous in ("(", ",", "::"):
                 feature = _SECTION if [t.kind for t in tokens[index + 1 : index + 3]] == ["op", "string"] else None
             if feature is None:

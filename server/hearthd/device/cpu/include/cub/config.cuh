@@ -1,0 +1,48 @@
+// CUB's block- and warp-wide collectives on the CPU, by their documentation (https://nvidia.github.io/cccl/cub/). The
+// algorithms that a template parameter chooses between give the same results here.
+#pragma once
+#include <hearth/collective.h>
+#if defined(__GLIBCXX__)
+#include <bits/stl_function.h>  // cuda::std::plus and its kin, without the rest of <functional>
+#else
+#include <functional>
+#endif
+
+#include <cuda/std/type_traits>
+#include <cuda/std/utility>
+
+#define CUB_VERSION 300000
+#define CUB_MAJOR_VERSION 3
+#define CUB_MINOR_VERSION 0
+#define CUB_SUBMINOR_VERSION 0
+#define CUB_PTX_ARCH __CUDA_ARCH__
+#define CUB_LOG_WARP_THREADS(unused) (5)
+#define CUB_WARP_THREADS(unused) (32)
+#define CUB_PTX_LOG_WARP_THREADS 5
+#define CUB_PTX_WARP_THREADS 32
+#define CUB_PTX_SMEM_BANKS 32
+#define CUB_MAX(a, b) (((b) > (a)) ? (b) : (a))
+#define CUB_MIN(a, b) (((b) < (a)) ? (b) : (a))
+#define CUB_NAMESPACE_BEGIN namespace cub {
+#define CUB_NAMESPACE_END }
+
+namespace cub {
+namespace hearth_details {
+
+// What stands in shared memory for a collective: it needs none.
+struct Room {
+    int unused[4];
+};
+
+struct Plus {
+    template <class A, class B>
+    auto operator()(const A &a, const B &b) const {
+        return a + b;
+    }
+};
+
+template <class T>
+struct always_false : std::false_type {};
+
+}  // namespace hearth_details
+}  // namespace cub
