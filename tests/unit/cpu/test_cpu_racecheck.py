@@ -24,6 +24,7 @@ __device__ inline void put(int* place, int value) {
 
 SOURCE = r"""
 #include <cooperative_groups.h>
+#include <cuda/barrier>
 #include "put.h"
 namespace cg = cooperative_groups;
 #define FULL 0xffffffffu
@@ -267,6 +268,35 @@ extern "C" __global__ void from_header(int* out) {
     __syncthreads();
     out[threadIdx.x] = s;
 }
+extern "C" __global__ void arrivals(int* x, int waits) {
+    __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
+    __shared__ int s[96];
+    int t = threadIdx.x;
+    if (t == 0) init(&barrier, blockDim.x);
+    __syncthreads();
+    for (int round = 0; round < 3; ++round) {
+        s[t] = x[t] + round;  // [before the arrival]
+        auto token = barrier.arrive();
+        if (!waits) x[t] = s[95 - t];  // [ahead of the wait]
+        barrier.wait(std::move(token));
+        if (waits) x[t] = s[95 - t];
+        barrier.arrive_and_wait();
+    }
+}
+extern "C" __global__ void wide_tiles(int* x, int across) {
+    __shared__ cg::block_tile_memory<256> room;
+    __shared__ int s[256];
+    int t = threadIdx.x;
+    auto tile = cg::tiled_partition<64>(cg::this_thread_block(room));
+    s[t] = x[t];  // [wide writes]
+    tile.sync();
+    int v = s[t ^ 63];
+    tile.sync();
+    s[t] = v;
+    tile.sync();
+    if (tile.any(t == 5)) x[t] = 1;
+    if (across) x[t] = s[t ^ 64];  // [across tiles]
+}
 extern "C" __global__ void grid_wide(int* x) {
     __shared__ int s[64];
     int t = threadIdx.x;
@@ -431,6 +461,13 @@ def test_order_by_fences_and_atomic_functions(run: Checked) -> None:
     for fences in (0, 2):
         assert lines(run("handed_over", 64, out, np.int32(fences))) == {pair("gives", "takes")}
     assert not run("locked", 40, out) and out[0] == sum(range(40))
+
+
+def test_barriers_with_arrivals_and_wide_tiles(run: Checked) -> None:
+    assert not run("arrivals", 96, ints(96), np.int32(1))
+    assert lines(run("arrivals", 96, ints(96), np.int32(0))) == {pair("before the arrival", "ahead of the wait")}
+    assert not run("wide_tiles", 256, ints(256), np.int32(0), grid=2)
+    assert line("across tiles") in lines(run("wide_tiles", 256, ints(256), np.int32(1))).pop()
 
 
 def test_lines_of_headers_and_what_is_said(run: Checked) -> None:

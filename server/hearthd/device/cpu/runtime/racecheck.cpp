@@ -395,6 +395,14 @@ void hearth_race_enter(const void *record, size_t bytes, hearth::WarpFinish sync
     hearth::race::running->enter(record, bytes, sync);
 }
 
+void hearth_race_arrive(const void *meeting) {
+    if (hearth::race::running != nullptr) hearth::race::running->release(meeting, __ATOMIC_RELEASE);
+}
+
+void hearth_race_depart(const void *meeting) {
+    if (hearth::race::running != nullptr) hearth::race::running->acquire(meeting);
+}
+
 uint32_t hearth_race_reports(hearth::race::Report *into, uint32_t room) {
     const auto count = static_cast<uint32_t>(std::min<size_t>(room, hearth::race::latest.size()));
     std::copy_n(hearth::race::latest.begin(), count, into);
