@@ -12,9 +12,11 @@ import pytest
 from cpu_kernels import pack
 
 from hearth_proto.reasons import Reason
+from hearthd.device.cpu import libraries
 from hearthd.device.cpu.compiler import compile_source, find_toolchain
 from hearthd.device.cpu.module import CpuModule
-from hearthd.device.cpu.racecheck import Race, plain_name, refusal, text
+from hearthd.device.cpu.racecheck import MARK, Race, plain_name, refusal, text
+from hearthd.device.cpu.toolchain import Toolchain
 
 HEADER = r"""
 __device__ inline void put(int* place, int value) {
@@ -480,6 +482,25 @@ def test_lines_of_headers_and_what_is_said(run: Checked) -> None:
     assert [plain_name(name) for name in ("_ZZ6reducePfE1s", "_ZN2ns5tableE", "_ZZ1kvE5tiles_0", "s.1")] == [
         "s", "table", "tiles", "s"
     ]  # fmt: skip
+
+
+def test_images_of_both_kinds_are_told_apart_and_run_in_one_process(
+    run: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEARTH_CPU_RACECHECK", raising=False)
+    plain = find_toolchain()
+    monkeypatch.setenv("HEARTH_CPU_RACECHECK", "1")
+    checked = find_toolchain()
+    assert (plain.racecheck, checked.racecheck) == (False, True)
+    assert plain.identity() != checked.identity() and libraries.runtime(plain) == libraries.runtime(checked)
+    assert Toolchain.made_from(checked.recipe()) == checked
+    source = 'extern "C" __global__ void add(int* x) { __shared__ int s; s = threadIdx.x; atomicAdd(x, s); }'
+    image = compile_source(plain, source)
+    assert MARK not in image
+    x = np.zeros(1, np.int32)
+    assert not CpuModule(image, plain).functions["add"].launch((1, 1, 1), (64, 1, 1), 0, pack(x))
+    assert x[0] == sum(range(64))
+    assert run("other_flag", 64, np.zeros(64, np.int32))
 
 
 # ---- random programs against happens-before by definition ----
