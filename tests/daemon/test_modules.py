@@ -382,3 +382,47 @@ def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.HearthError, match="asm") as caught:
         gpu.RawModule(code=code).compile()
     assert caught.value.reason in ("COMPILE_FAILED", "UNSUPPORTED")
+
+
+def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    """Also where the code comes from the cache: in this session, in another one, and of another device."""
+    code = fresh('extern "C" __global__ void f(int* x) {\n    int idle_one = 3;\n    *x = 1;\n}')
+    logs: list[str] = []
+    with daemon.connect() as node:
+        for device in (gpu, gpu, *node.devices[:2]):
+            module, log = device.RawModule(code=code, options=("--split-compile=2",)), io.StringIO()
+            module.compile(log_stream=log)
+            assert module._describe().cached == bool(logs)
+            logs.append(log.getvalue())
+    assert len(set(logs)) == 1
+    lines = logs[0].splitlines()
+    assert any(line.startswith("kernel.cu(3): warning") and "idle_one" in line for line in lines), logs[0]
+    assert any("--split-compile=2" in line and "no effect" in line for line in lines), logs[0]
+    quiet = io.StringIO()
+    gpu.RawModule(code=code, options=("-w",)).compile(log_stream=quiet)
+    assert quiet.getvalue().strip() == ""
+
+
+def test_options_that_no_backend_takes_are_refused_alike(gpu: hearth.Device) -> None:
+    for option in ("-arch=sm_90", "-rdc=true", "-dlto", "-Xptxas=-v", "--pre-include=a.h", "-I/usr/include"):
+        with pytest.raises(hearth.CompileError, match="is not allowed") as caught:
+            gpu.RawModule(code=COMMON, options=(option,)).compile()
+        assert caught.value.reason == "COMPILE_FAILED" and caught.value.details["option"] == option
+        assert option in caught.value.log and caught.value.fix
+
+
+@on_cpu
+def test_code_of_a_gpu_is_named_by_the_cpu(gpu: hearth.Device) -> None:
+    folder = Path(__file__).parents[1] / "unit" / "policy" / "device_code"
+    cubin, fatbin = (
+        zlib.decompress(base64.b85decode(path.read_bytes())) for path in sorted(folder.glob("*.b85"))[::-1]
+    )
+    host = Path(sys.executable).resolve().read_bytes()
+    for code, name in (
+        (cubin, "a CUBIN for sm_90"), (cubin[:100], "a damaged CUBIN"), (fatbin, "a fatbin"), (PTX, "PTX for sm_75"),
+        (host, "an ELF file of the host"),
+    ):  # fmt: skip
+        with pytest.raises(hearth.UnsupportedError) as caught:
+            gpu.RawModule(code=code).compile()
+        message = str(caught.value)
+        assert name in message and "CUDA C++ source only" in message and "/proc" not in message and caught.value.fix

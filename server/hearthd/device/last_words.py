@@ -4,10 +4,13 @@ repaired, and a kernel not be stopped."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
+import sys
+import termios
 import time
 from collections.abc import Sequence
 from typing import NoReturn
@@ -56,6 +59,22 @@ def give_up(
     _linger(link)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("nobody outlives that")
+
+
+def send_output(device: Device, link: socket.socket) -> None:
+    """Sends what kernels have printed; returns when the front has read it, or after a moment."""
+    device.output.last_words()
+    device.outbox.send_all()
+    deadline = time.monotonic() + LAST_WORDS_S
+    with contextlib.suppress(OSError):
+        while _unread(link) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+def _unread(link: socket.socket) -> int:
+    """Bytes, as the kernel accounts for them, that the front has not read from the link."""
+    answer = fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def _linger(link: socket.socket) -> None:

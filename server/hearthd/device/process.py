@@ -26,7 +26,7 @@ from hearthd.device.haste import NAP_S, Haste
 from hearthd.device.journal import Journal
 from hearthd.device.lane import BATCH
 from hearthd.device.lanes import Lanes
-from hearthd.device.last_words import give_up
+from hearthd.device.last_words import give_up, send_output
 from hearthd.device.loop import Loop
 from hearthd.device.marking import Activity, Marks
 from hearthd.device.modules import cache_directory
@@ -153,8 +153,9 @@ class DeviceProcess:
         if self.loop.lingering is not None:
             self.loop.on_served = self._haste.expects
         self.loop.on_idle = self._send
+        self._answers_faults = False
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
-            self.descriptors.on(crash_record.FILE, lambda _body, files: _keep_crash_record(server, files, journal))
+            self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
             self.descriptors.receive()  # what the front has sent by now
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
@@ -162,6 +163,28 @@ class DeviceProcess:
         """From here on, what is written to standard output is what kernels print: it is for whom has a process to
         itself."""
         self._device.output.capture()
+
+    def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: Journal) -> None:
+        for file in files:
+            try:
+                server.keep_crash_record(file)
+                self._send_output_before_end(server)
+            except (OSError, ValueError) as error:  # a crash will go without names, and nothing else
+                journal.warning("crash_record", error=str(error))
+
+    def _send_output_before_end(self, server: KeepsCrashRecord) -> None:
+        """A kernel's fault ends the process when what kernels have printed is with the front."""
+        if self._answers_faults:
+            return
+        self._answers_faults = True
+        asked, answer = server.output_pipes()
+
+        def send(_events: int) -> None:
+            os.read(asked, 1)
+            send_output(self._device, self._link)
+            os.write(answer, b"!")
+
+        self.loop.add_reader(asked, send)
 
     def run(self) -> None:
         """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
@@ -308,14 +331,6 @@ def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activi
 
         activity = make_activity(journal.warning)
     return marks, activity
-
-
-def _keep_crash_record(server: KeepsCrashRecord, files: Sequence[int], journal: Journal) -> None:
-    for file in files:
-        try:
-            server.keep_crash_record(file)
-        except (OSError, ValueError) as error:  # a crash will go without names, and nothing else
-            journal.warning("crash_record", error=str(error))
 
 
 def _dim(values: Sequence[int]) -> tuple[int, int, int]:

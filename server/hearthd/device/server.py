@@ -48,6 +48,14 @@ class KeepsCrashRecord(Protocol):
         """In this file (`hearthd.crash_record`), which it owns from now on. Raises OSError, ValueError."""
         ...
 
+    def output_pipes(self) -> tuple[int, int]:
+        """Two pipe ends, asked for once.
+
+        A byte comes on the first before a kernel's fault ends the process: what kernels have printed is in standard
+        output by then. The process ends when a byte is written to the second, or a moment later.
+        """
+        ...
+
     def note_launches(self, stream: Stream, launched: Sequence[tuple[int, str, str]]) -> None:
         """`launched` has (position, kernel, session) of what the stream is given: each launch is the last one in it
         while it is handed over."""

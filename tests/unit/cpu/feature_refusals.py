@@ -45,16 +45,10 @@ REFUSALS = [
         (_kernel("nvcuda::wmma::fill_fragment(x, 0.0f);"),),
     ),
     Refused(
-        "asynchronous copies",
-        "`cuda::barrier`, `cuda::pipeline`, `cuda::memcpy_async`, `__pipeline_*`, TMA (`CUtensorMap`)",
-        "`cg::memcpy_async` and `cg::wait`",
-        _kernel("__pipeline_commit();"),
-        (
-            _kernel("cuda::barrier<cuda::thread_scope_block> b;"),
-            _kernel("cuda::pipeline<cuda::thread_scope_thread> p;"),
-            _kernel("const CUtensorMap* m;"),
-            _header("cuda_pipeline.h"),
-        ),
+        "bulk asynchronous copies",
+        "TMA (`CUtensorMap`), `cuda/ptx`, the `*_tx` functions of `cuda::barrier`",
+        "`cuda::memcpy_async`, `cg::memcpy_async`",
+        _kernel("const CUtensorMap* m;"),
     ),
     Refused(
         "dynamic parallelism",

@@ -70,11 +70,11 @@ RUNS = [
         """
         struct Index { __device__ int operator()() const { return threadIdx.x; } };
         struct Derived : Index {};
-        struct Pair { Index first; Derived second; };
+        struct Both { Index first; Derived second; };
         template <class F = Derived> __device__ int defaulted() { return F()(); }
         template <class F> struct Made { __device__ F operator()() const { return F(); } };
         template <template <class> class M, class F> __global__ void sum(double* out) {
-            out[threadIdx.x] = F()() + M<F>()()() + defaulted() + Pair().second();
+            out[threadIdx.x] = F()() + M<F>()()() + defaulted() + Both().second();
         }
         """,
         expression="sum<Made, Index>",
@@ -252,7 +252,7 @@ RUNS = [
         out[3] = sum;
         """,
         [0xAAAAAAAA, 0x22222222, 1, 496, 1],
-        options=("-arch=sm_80",),
+        options=("-DSM_80",),  # NVRTC compiles it for 8.0 and later
     ),
     Runs(
         _THREADS,
@@ -388,6 +388,44 @@ RUNS = [
     ),
     Runs(
         _GROUPS,
+        "barriers and pipelines of libcu++",
+        "`cuda::barrier`, `latch`, `counting_semaphore`, `pipeline`, `cuda::memcpy_async`, `__mbarrier_*`, "
+        "`__pipeline_*`; a copy is complete when the call returns",
+        """
+        __shared__ cuda::barrier<cuda::thread_scope_block> arrived;
+        __shared__ int halves[32];
+        if (threadIdx.x == 0) init(&arrived, blockDim.x);
+        __syncthreads();
+        auto token = arrived.arrive();
+        arrived.wait(cuda::std::move(token));
+        __pipeline_memcpy_async(&halves[threadIdx.x], &source[threadIdx.x], sizeof(int));
+        __pipeline_commit();
+        __pipeline_wait_prior(0);
+        arrived.arrive_and_wait();
+        out[threadIdx.x] = halves[31 - threadIdx.x];
+        """,
+        [*[0] * 30, 8, 7],
+        "__device__ int source[32] = {7, 8};" + _NAMED,
+        ("cuda/barrier", "cuda_pipeline.h"),
+    ),
+    Runs(
+        _GROUPS,
+        "CUB's collectives of blocks and warps",
+        "`cub::BlockReduce`, `BlockScan`, `BlockLoad`, `BlockRadixSort`, `WarpReduce`, ...: headers of the backend's "
+        "own, also where a program sends CUB's; `cub::Device*` is refused",
+        """
+        using Sum = cub::BlockReduce<int, 64>;
+        __shared__ typename Sum::TempStorage room;
+        const int all = Sum(room).Sum(static_cast<int>(threadIdx.x));
+        if (threadIdx.x == 0) out[0] = all;
+        """,
+        [2016],
+        _NAMED,
+        ("cub/cub.cuh",),
+        block=64,
+    ),
+    Runs(
+        _GROUPS,
         "the grid",
         "`this_grid().sync()` in cooperative launches",
         """
@@ -479,15 +517,7 @@ RUNS = [
     Runs(
         _ARITHMETIC,
         "SIMD video intrinsics",
-        "`__vadd4`, `__vmaxs2`, `__vcmpgtu4`, `__vaddus4`, ...",
-        "if (threadIdx.x == 0) { out[0] = __vadd4(0x01020304, 0x010101ff); out[1] = __vaddus4(0xff000000, "
-        "0x01000001); }",
-        [0x02030403, 0xFF000001],
-    ),
-    Runs(
-        _ARITHMETIC,
-        "all SIMD video intrinsics",
-        "also `__vavgs2`, `__vsadu4`, `__vabsss4`, `__vsetles2`, ...",
+        "all of them: `__vadd4`, `__vavgs2`, `__vsadu4`, `__vabsss4`, `__vsetles2`, ...",
         "if (threadIdx.x == 0) { out[0] = __vsadu4(0x01020304, 0x04030201); out[1] = __vavgu2(0x00020004, 0x00040004);"
         " out[2] = __vabsss4(0x80ff0001); out[3] = __vsetltu2(0x00010005, 0x00020003); }",
         [8, 0x00030004, 0x7F010001, 0x00010000],
@@ -527,6 +557,7 @@ RUNS = [
         " if (threadIdx.x == 0) { out[0] = __isShared(&s) != 0; out[1] = __isShared(out) != 0;"
         " out[2] = __isGlobal(out) != 0; s = local = 0; }",
         [1, 0, 1],
+        options=("-DADDRESS_SPACES",),  # apart from a template with constant memory, which such a source may not have
     ),
     # ---- headers ----
     Runs(

@@ -17,31 +17,27 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Assembly, Image, Source
-from hearthd.device.cpu import collisions, image, libraries
+from hearthd.device.cpu import collisions, image, libraries, warp_synchronous
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
 from hearthd.device.cpu.crashes import check_crash
 from hearthd.device.cpu.elf import static_shared_bytes
+from hearthd.device.cpu.messages import (
+    CLANG_OPTIONS,
+    FILE,
+    GCC_OPTIONS,
+    OPTIONS_FILE,
+    WARNING_OPTIONS,
+    Messages,
+    bounded,
+)
+from hearthd.device.cpu.mistakes import explain, place
 from hearthd.device.cpu.source import translate
 from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.unsupported import MARK, refuse
 from hearthd.device.policy.includes import check_name
 
-FILE = "kernel.cu"
-OPTIONS_FILE = "<options>"
-_SM90 = 900
-
-_CLANG_QUIET = ("-fno-caret-diagnostics", "-ferror-limit=30")
-_GCC_QUIET = ("-fmax-errors=30", "-fno-diagnostics-show-caret")
-
 _CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)
-_DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
-_INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
-# The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
-_NOISE = re.compile(r"^\s*\d*\s+\|( |$)|^\d+ (?:error|warning)s?.* generated\.$|^compilation terminated\.$")
-_HIDDEN = re.compile(
-    r"hearth_kernel_|(?:::)?hearth_program(?:::|_)|(?:const )?(?:::)?hearth::Here(?: hearth_here)?(?:, )?"
-)
 
 
 class CpuCompiler:
@@ -86,7 +82,7 @@ class CpuCompiler:
 
     def prepare(self, source: Source) -> None:
         """The precompiled prelude; raises what is wrong with the options."""
-        parsed = compile_options.parse(source.options, bool(source.headers))
+        parsed = compile_options.parse(source.options)
         self.toolchain().prelude(parsed.standard)
 
     def load(self) -> None:
@@ -102,7 +98,7 @@ class CpuCompiler:
 
     def compile(self, source: Source) -> Image:
         headers = dict(source.headers)
-        return Image(compile_source(self.toolchain(), source.code, source.options, source.name_expressions, headers))
+        return compile_image(self.toolchain(), source.code, source.options, source.name_expressions, headers)
 
     def assembly(self, code: bytes) -> Assembly | None:
         return None  # an image of its own, or what the loader refuses
@@ -122,35 +118,55 @@ def compile_source(
     headers: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> bytes:
-    """Compile CUDA C++ to the image of a module that `CpuModule` loads.
+    """The code that `compile_image` makes."""
+    return compile_image(toolchain, source, options, name_expressions, headers, timeout_s).code
 
-    `options` are NVRTC's (see `options.py`), `headers` maps names as included to their text. Raises `Refusal`:
-    COMPILE_FAILED with the compiler's log in `details["log"]`, UNSUPPORTED for what the CPU backend cannot run; and
-    MemoryError where the compiler had too little.
+
+def compile_image(
+    toolchain: Toolchain,
+    source: str,
+    options: Sequence[str] = (),
+    name_expressions: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> Image:
+    """Compiles CUDA C++ to the image of a module that `CpuModule` loads, with the compiler's warnings.
+
+    Args:
+        toolchain: The C++ compiler.
+        source: CUDA C++.
+        options: NVRTC's options; `hearthd.device.compile_options` has the list.
+        name_expressions: Kernels and variables to be known by these C++ names.
+        headers: Text by name, as the source includes them.
+        timeout_s: Seconds after which the compiler is stopped.
+
+    Raises:
+        Refusal: COMPILE_FAILED with the compiler's log in `details["log"]`; UNSUPPORTED for what cannot run here;
+            COMPILE_LIMIT after `timeout_s`.
+        MemoryError: The compiler had too little memory.
     """
     if "\0" in source:
         raise Refusal(Reason.COMPILE_FAILED, "The source contains a zero byte.", details={"log": ""})
     headers = headers or {}
-    parsed = compile_options.parse(options, bool(headers))
+    parsed = compile_options.parse(options)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     prelude = toolchain.prelude(parsed.standard)
     with tempfile.TemporaryDirectory(prefix="hearth-compile-") as name:
         room = Path(name)
         _write_headers(room, headers)
-        include = [f"-I{_inside(directory)}" for directory in parsed.include_dirs]
+        texts = {FILE: source.split("\n"), **{_inside(name): text.split("\n") for name, text in headers.items()}}
         names = toolchain.prelude_names(parsed.standard)
-        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {parsed.architecture}"]
-        if parsed.architecture >= _SM90:
-            lines.append("#include <hearth/atomics_sm90.h>")
         hidden = collisions.hidden_macros(names, (source, *parsed.prologue), headers)
-        lines += [*hidden, *parsed.prologue]
-        lines.append(f'#line 1 "{FILE}"')
+        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {compile_options.ARCHITECTURE}"]
+        lines += [*hidden, *parsed.prologue, f'#line 1 "{FILE}"']
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
-        quiet = (*_CLANG_QUIET, "-dI") if toolchain.is_clang else (*_GCC_QUIET, "-fpch-preprocess")
-        arguments = [*prelude, "-E", *quiet, "-I.", *include, "-x", "c++", "-"]
-        done = toolchain.run(arguments, room, text, _left(deadline))
+        own = [*(WARNING_OPTIONS if parsed.warnings else ("-w",)), *parsed.arguments]
+        quiet = [*CLANG_OPTIONS, *own, "-dI"] if toolchain.is_clang else [*GCC_OPTIONS, *own, "-fpch-preprocess"]
+        base = [option for option in prelude if option != "-w"]
+        done = toolchain.run([*base, *quiet, "-E", "-I.", "-x", "c++", "-"], room, text, _left(deadline))
+        preprocessing = Messages(done.log, texts, str(room))
         if done.status != 0:
-            raise _failure(done, source, headers, room)
+            raise _failure(done, preprocessing)
         expanded = done.output.decode(errors="replace")
         if toolchain.is_clang:  # it writes the prelude out; the precompiled one is to be used instead
             expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
@@ -159,27 +175,44 @@ def compile_source(
             expanded = _CLANG_INCLUDE.sub("", expanded)
         else:
             foreign = False  # seen by its line markers
-        translation = translate(expanded, name_expressions, names.functions, str(INCLUDE), foreign)
-        arguments = [*prelude, *_CLANG_QUIET, "-x", "c++"] if toolchain.is_clang else _without_include(prelude)
+        try:
+            translation = translate(expanded, name_expressions, names.functions, str(INCLUDE), foreign)
+        except Refusal as error:
+            _quote(error, preprocessing)
+            raise
+        arguments = [*base, *CLANG_OPTIONS, *own, "-x", "c++"] if toolchain.is_clang else _without_include(base, own)
         arguments += ["-c", "-o", "module.o", "-"]
         text = translation.text.encode()
         if toolchain.is_clang:  # it preprocesses again, with the prelude's macros
             text = "".join(f"{line}\n" for line in hidden if line.startswith("#undef")).encode() + text
         done = toolchain.run(arguments, room, text, _left(deadline))
-        if done.status == 0:
-            link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
-            done = toolchain.run(link, room, timeout_s=_left(deadline))
+        compiling = Messages(done.log, texts, str(room))
         if done.status != 0:
-            raise _failure(done, source, headers, room)
-        return image.pack((room / "module.so").read_bytes(), static_shared_bytes((room / "module.o").read_bytes()))
+            warp_synchronous.check(translation.findings)
+            raise _failure(done, compiling, expanded)
+        log: list[str] = []
+        if parsed.warnings:
+            log = [*parsed.notes, *bounded(preprocessing), *bounded(compiling)]
+            for finding in translation.findings:
+                log += [finding.log_line(), *compiling.quoted(finding.file, finding.line)]
+        return Image(_linked(toolchain, room, _left(deadline)), log="\n".join(log))
 
 
-def _without_include(prelude: Sequence[str]) -> list[str]:
+def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
+    """The image of the object file in `room`."""
+    link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
+    done = toolchain.run(link, room, timeout_s=timeout_s)
+    if done.status != 0:
+        raise _failure(done, Messages(done.log, {}, str(room)))
+    return image.pack((room / "module.so").read_bytes(), static_shared_bytes((room / "module.o").read_bytes()))
+
+
+def _without_include(prelude: Sequence[str], own: Sequence[str]) -> list[str]:
     """For gcc's second step: the preprocessed text names the precompiled prelude itself."""
     kept = list(prelude)
     at = kept.index("-include")
     del kept[at : at + 2]
-    return [*kept, "-fpreprocessed", *_GCC_QUIET, "-x", "c++"]
+    return [*kept, "-fpreprocessed", *GCC_OPTIONS, *own, "-x", "c++"]
 
 
 def _left(deadline: float | None) -> float | None:
@@ -211,30 +244,30 @@ def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
         path.write_text(text)
 
 
-def _failure(done: Completed, source: str, headers: Mapping[str, str], room: Path) -> Refusal:
-    """The refusal for a failed step: UNSUPPORTED where the message is one that our headers arranged for."""
+def _quote(error: Refusal, messages: Messages) -> None:
+    """Adds the user's line to the log of a refusal that names one."""
+    details = error.details
+    if details.get("log") and details.get("line"):
+        details["log"] = "\n".join((details["log"], *messages.quoted(details["file"], int(details["line"]))))
+
+
+def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal:
+    """The refusal for a failed step: UNSUPPORTED where the message is one that our headers arranged for.
+
+    `expanded` is the preprocessed source, which explains an error in what is none of the user's.
+    """
     check_crash(done)
-    texts = {FILE: source.split("\n"), **{_inside(name): text.split("\n") for name, text in headers.items()}}
-    raw = [line for line in done.log.replace(f"{room}/", "").replace("./", "").split("\n") if not _NOISE.match(line)]
-    marked = next((number for number, line in enumerate(raw) if MARK in line and _DIAGNOSTIC.match(line)), None)
-    if marked is not None:
-        feature = raw[marked].split(MARK)[1].split('"')[0].strip()
-        return refuse(feature, *_nearest_own_line(raw, marked, texts))
-    lines: list[str] = []
-    first = ""
-    for line in raw:
-        match = _DIAGNOSTIC.match(line)
-        if match is None:
-            lines.append(_HIDDEN.sub("", line))
-            continue
-        file, number, rest = match["file"], int(match["line"]), _HIDDEN.sub("", match["rest"])
-        lines.append(f"{file}({number}): {rest}")
-        if "error:" in rest:
-            first = first or lines[-1]
-            if file in texts and 0 < number <= len(texts[file]):
-                lines.append(f"    {texts[file][number - 1].rstrip()}")
-    log = "\n".join(lines).strip()
-    first = first or next((line for line in lines if line.strip()), "the compiler said nothing")
+    unsupported = messages.unsupported(MARK)
+    if unsupported is not None:
+        return refuse(*unsupported)
+    foreign = messages.foreign_errors()
+    mistakes = explain(expanded) if expanded else []
+    blocks = [[f"{file}({line}): error: {text}", *messages.quoted(file, line)] for file, line, text in mistakes]
+    blocks += [messages.show(error) for error in messages.errors(explained=bool(mistakes))]
+    if not blocks:
+        blocks = [messages.show(error, place(expanded, error.main.text)) for error in foreign]
+    log = "\n".join(line for block in blocks for line in block)
+    first = next((line for block in blocks for line in block if "error: " in line), "the compiler gave no reason")
     return Refusal(
         Reason.COMPILE_FAILED,
         f"The source does not compile: {first}",
@@ -243,22 +276,4 @@ def _failure(done: Completed, source: str, headers: Mapping[str, str], room: Pat
     )
 
 
-def _nearest_own_line(raw: Sequence[str], marked: int, texts: Mapping[str, Sequence[str]]) -> tuple[str, int]:
-    """Which line of the user's led to the message at `marked`.
-
-    gcc says what a template was required from before the message, clang after it; an `#error` has only the chain of
-    includes before it.
-    """
-    chain = [_INCLUDED.match(line) for line in raw[: marked + 1]]
-    for found in (
-        [_DIAGNOSTIC.match(line) for line in reversed(raw[:marked])],
-        [_DIAGNOSTIC.match(line) for line in raw[marked:]],
-        chain,
-    ):
-        for match in found:
-            if match is not None and match["file"] in texts:
-                return match["file"], int(match["line"])
-    return FILE, 0
-
-
-__all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_source", "default_cache_dir", "find_toolchain"]
+__all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_image", "compile_source", "default_cache_dir", "find_toolchain"]

@@ -16,6 +16,20 @@ class CrashKeeping:
         self._memory: mmap.mmap | None = None
         self._runtime: ctypes.CDLL | None = None
         self._begun = False
+        self._output: tuple[int, int] | None = None
+
+    def output_pipes(self) -> tuple[int, int]:
+        """Pipe ends for the reader of standard output.
+
+        A byte comes on the first before a kernel's fault ends the process; the fault waits, for a limited time, until
+        a byte is written to the second.
+        """
+        ask, asking = os.pipe2(os.O_CLOEXEC)
+        answer, answering = os.pipe2(os.O_CLOEXEC)
+        self._output = asking, answer
+        if self._runtime is not None:
+            self._runtime.hearth_output(*self._output)
+        return ask, answering
 
     def take(self, file: int) -> None:
         """Writes to this file, a `crash_record.make` of the front, from now on; it is closed here. Raises OSError or
@@ -32,6 +46,8 @@ class CrashKeeping:
         """Kernels are launched by this library."""
         if self._runtime is None:
             self._runtime = runtime
+            if self._output is not None:
+                runtime.hearth_output(*self._output)
             self._begin()
 
     def whose(self, session: str) -> None:

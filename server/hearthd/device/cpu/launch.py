@@ -17,12 +17,13 @@ from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import Toolchain
 from hearthd.device.nodes import Dim, LaunchAttributes
-from hearthd.device.policy import tensor_map
+from hearthd.device.policy import device_code, tensor_map
 from hearthd.device.resources import Function, FunctionAttributes, Module
 
-ELF_MAGIC = b"\x7fELF"
 _STDOUT = 1
 _log = logging.getLogger("hearthd.racecheck")
+_OWN_SYMBOL = b"\0hearth_module\0"
+"""In the symbol names of each image that the CPU backend's compiler makes."""
 
 
 class LoadedFunction:
@@ -80,6 +81,9 @@ class LaunchOperations:
     def keep_crash_record(self, file: int) -> None:
         self._crashes.take(file)
 
+    def output_pipes(self) -> tuple[int, int]:
+        return self._crashes.output_pipes()
+
     def note_launches(self, stream: CpuStream, launched: Sequence[tuple[int, str, str]]) -> None:
         stream.launched = launched
 
@@ -101,12 +105,8 @@ class LaunchOperations:
         pass
 
     def load(self, image: Image) -> Module:
-        if not image.code.startswith(ELF_MAGIC):
-            raise Refusal(
-                Reason.UNSUPPORTED,
-                "the CPU backend runs CUDA C++ source; PTX, CUBIN and fatbin are a GPU's code",
-                fix="send the source, or use a node with a GPU",
-            )
+        if not image.code.startswith(device_code.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
+            raise _foreign(image.code)
         module = LoadedModule(CpuModule(image.code, self._toolchain()))
         self._crashes.know(module.runtime)
         return module
@@ -209,4 +209,15 @@ def _no_clusters(kernel: str) -> Refusal:
         f"launch of {kernel} with a cluster: the CPU backend has no thread block clusters",
         fix="leave cluster out, or use a device whose properties.features names clusters",
         details={"feature": "clusters"},
+    )
+
+
+def _foreign(code: bytes) -> Refusal:
+    """The refusal of code that the CPU backend has not compiled, by what it is."""
+    what = device_code.describe(code)
+    return Refusal(
+        Reason.UNSUPPORTED,
+        f"the code is {what}; the CPU backend runs CUDA C++ source only",
+        fix="send the source, or use a node with a GPU",
+        details={"feature": what},
     )

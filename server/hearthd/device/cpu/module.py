@@ -9,6 +9,7 @@ import _ctypes
 import ctypes
 import itertools
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -243,6 +244,7 @@ def _load(image: bytes) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(f"/proc/self/fd/{spelling}{descriptor}", mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
-            raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {error}.") from None
+            why = re.sub(r"/proc/self/fd/[./\d]*(: )?", "", str(error))  # the user has never seen that path
+            raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {why}.") from None
     finally:
         os.close(descriptor)

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import collisions, spin_loops, unsupported
+from hearthd.device.cpu import collisions, constants, mistakes, spin_loops, unsupported
 from hearthd.device.cpu.declarations import Declarations, Function, scan
 from hearthd.device.cpu.table import Table
 from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
+from hearthd.device.cpu.warp_synchronous import Finding, warp_synchronous
 
 BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
 """The built-in variables, and the functions that stand for them (include/hearth/builtins.h)."""
@@ -36,6 +37,8 @@ class Translation:
 
     text: str
     kernels: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    """Places that rely on the lanes of a warp running in step."""
 
 
 def translate(
@@ -56,6 +59,7 @@ def translate(
     tokens = tokenize(source)
     unsupported.check(source, tokens)
     found = scan(tokens)
+    mistakes.check(source, tokens, found)
     separation = collisions.Separation(source, tokens, found, prelude_functions, own, foreign)
     rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
@@ -63,8 +67,10 @@ def translate(
         return Translation(rewriter.result(), ())  # for the compiler to say where
     rewriter.edits += separation.edits()  # last: of edits to one token the first counts
     table = Table(tokens, found, rewriter.renamed)
-    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{table.text(name_expressions)}}}\n"
-    return Translation(text, tuple(k.qualified for k in found.kernels))
+    listed = constants.listed(source, tokens, found) + table.text(name_expressions)
+    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{listed}}}\n"
+    findings = tuple(warp_synchronous(source, tokens, found))
+    return Translation(text, tuple(k.qualified for k in found.kernels), findings)
 
 
 class _Rewriter:

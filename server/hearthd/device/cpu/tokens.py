@@ -52,7 +52,7 @@ class SourceMap:
             self.starts.append(match.end() + 1)
             # Not by the marker's flag 3: gcc sets it in the user's own file too, around what macros expand to.
             system = match[2].startswith(("/", "<"))
-            self.origins.append((int(match[1]), match[2], system))
+            self.origins.append((int(match[1]), match[2].removeprefix("./"), system))  # clang names headers ./name.h
 
     def location(self, offset: int) -> tuple[str, int]:
         """File and line that the text at `offset` was written in."""

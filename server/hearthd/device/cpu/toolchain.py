@@ -325,9 +325,9 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    files += here.glob("*.py")
+    files += [*here.glob("*.py"), here.parent / "compile_options.py"]
     for path in sorted(files):
-        digest.update(str(path.relative_to(here)).encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(str(path.relative_to(here.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()
 
 

@@ -15,6 +15,8 @@ _BULK = "bulk asynchronous copies (TMA)"
 _DYNAMIC = "dynamic parallelism (launching kernels from a kernel)"
 _CLUSTER = "thread block clusters"
 _MULTI_GRID = "launches over several devices (multi_grid_group)"
+_NAMED_BARRIER = "named barriers (__barrier_sync)"
+_GRID_CONSTANT = "the address space of grid constants"
 _SECTION = "naming an object's section or symbol version"
 
 _NAMES = {
@@ -33,8 +35,16 @@ _NAMES = {
     "cluster_group": _CLUSTER,
     "this_multi_grid": _MULTI_GRID,
     "multi_grid_group": _MULTI_GRID,
+    "__isClusterShared": _CLUSTER,
+    "__isGridConstant": _GRID_CONSTANT,
+    "__cvta_generic_to_grid_constant": _GRID_CONSTANT,
+    "__cvta_grid_constant_to_generic": _GRID_CONSTANT,
 }
-_PATTERNS = ((re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),)
+_PATTERNS = (
+    (re.compile(r"(tex[123]D|texCubemap|surf[123]D|surfCubemap)\w*"), _TEXTURE),
+    (re.compile(r"__cluster\w+|__threadfence_cluster"), _CLUSTER),
+    (re.compile(r"__barrier_sync\w*"), _NAMED_BARRIER),
+)
 
 _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
 """Attributes whose text goes to the assembler as it is, which could be told to read files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import re
@@ -12,37 +13,12 @@ from typing import Any
 from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device import compile_options
 from hearthd.device.compilation import Image, Source
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)
-_STANDARD = re.compile(r"-{1,2}std\b")
 _EXHAUSTED = re.compile(r"catastrophic error: out of memory|Loop in catastrophic error processing")
-
-_ALLOWED = re.compile(
-    r"""
-      (-D|--define-macro=) \s* =? \s* [A-Za-z_].*
-    | (-U|--undefine-macro=) \s* =? \s* [A-Za-z_]\w*
-    | --?std=c\+\+\d\d
-    | --?use_fast_math
-    | -lineinfo | --generate-line-info
-    | -G | --device-debug
-    | --?maxrregcount=\d+
-    | --?(ftz|prec-div|prec-sqrt|fmad)=(true|false)
-    | -default-device | --device-as-default-execution-space
-    | -dopt(=\w+)? | --dopt(=\w+)? | --device-optimize(=\w+)?
-    | -extra-device-vectorization | --extra-device-vectorization
-    | -restrict | --restrict
-    | -device-int128 | --device-int128
-    | --?diag-(error|suppress|warn)=[\d,]+
-    | -w | --disable-warnings
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-ALLOWED = (
-    "-D, -U, -std, -use_fast_math, -lineinfo, -G, -maxrregcount, -ftz, -prec-div, -prec-sqrt, -fmad, -default-device, "
-    "-dopt, -extra-device-vectorization, -restrict, -device-int128, -diag-error, -diag-suppress, -diag-warn, -w"
-)
 
 
 class NvrtcError(Exception):
@@ -82,12 +58,12 @@ class NvrtcCompiler:
                 f"CUDA C++ source was sent, but NVRTC cannot be used here: {missing}",
                 fix="install the nvidia-cuda-nvrtc package of the CUDA version in use, or send CUBIN",
             )
-        check_options(source.options)
+        parsed = compile_options.parse(source.options)
         if any("\0" in text for pair in ((source.code, ""), *source.headers) for text in pair):
             raise _failed("the source or a header contains a NUL character, at which NVRTC would stop reading", "")
-        defaults = () if any(_STANDARD.match(option) for option in source.options) else _DEFAULTS
+        defaults = () if parsed.has("std") else _DEFAULTS
         includes = (f"-I{folder}" for folder in self.folders)
-        options = (f"--gpu-architecture={name}", *defaults, *source.options, *includes)
+        options = (f"--gpu-architecture={name}", *defaults, *parsed.for_nvrtc(), *includes)
         headers = [text.encode() for _, text in source.headers]
         names = [name.encode() for name, _ in source.headers]
         try:
@@ -97,9 +73,11 @@ class NvrtcCompiler:
         except NvrtcError as error:
             raise _failed(f"NVRTC does not take the source: {error}", "") from error
         try:
-            return self._compile(program, source, options, version)
+            image = self._compile(program, source, options, version)
         finally:
             nvrtc.nvrtcDestroyProgram(program)
+        notes = parsed.without_effect(on_gpu=True)
+        return dataclasses.replace(image, log="\n".join((*notes, image.log)).strip()) if notes else image
 
     def _compile(self, program: Any, source: Source, options: tuple[str, ...], version: str) -> Image:
         try:
@@ -147,19 +125,6 @@ def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]
         return f"sm_{number}{'a' if major >= 9 else ''}", True
     older = [each for each in supported if each <= number]
     return f"compute_{max(older or supported)}", False
-
-
-def check_options(options: tuple[str, ...]) -> None:
-    """Options that would choose the device, or read or write files of the host, are refused by name."""
-    for option in options:
-        if not _ALLOWED.fullmatch(option):
-            raise Refusal(
-                Reason.COMPILE_FAILED,
-                f"The compiler option {option!r} is not allowed; these are: {ALLOWED}.",
-                fix="write each option and its value in one string; pass headers by name and content; leave the "
-                "architecture to the device",
-                details={"requested": option, "allowed": ALLOWED, "log": ""},
-            )
 
 
 @functools.cache

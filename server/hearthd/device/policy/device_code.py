@@ -87,6 +87,26 @@ def check(code: bytes, capability: Capability) -> bool:
     return True
 
 
+def describe(code: bytes) -> str:
+    """A few words for what the code is, whether or not it is whole."""
+    if code.startswith(ELF_MAGIC):
+        try:
+            cubin = read_cubin(code)
+        except Refusal:
+            machine = int.from_bytes(code[18:20], "little")
+            return "a damaged CUBIN" if machine == EM_CUDA else "an ELF file of the host, or none that is whole"
+        return "a CUBIN" if cubin.architecture is None else f"a CUBIN for sm_{cubin.architecture}"
+    if code.startswith(FATBIN_MAGIC):
+        return "a fatbin"
+    if code.startswith(FATBIN_WRAPPER_MAGIC):
+        return "the wrapper of a fatbin"
+    try:
+        ptx = read_ptx(code)
+    except Refusal:
+        return "neither PTX, CUBIN nor fatbin" if code else "empty"
+    return f"PTX for sm_{ptx.architecture}{ptx.variant}"
+
+
 # ---- CUBIN ----
 
 

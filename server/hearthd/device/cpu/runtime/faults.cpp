@@ -1,10 +1,15 @@
 #include "faults.h"
 
+#include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include "divide.h"
 #include "record.h"
@@ -15,9 +20,56 @@ namespace {
 constexpr int watched[] = {SIGFPE, SIGSEGV, SIGBUS, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
 struct sigaction before[NSIG];
 
+constexpr int write_ms = 100, answer_ms = 500;
+std::atomic<int> ask_fd{-1}, answer_fd{-1};
+std::atomic<bool> output_sent{false};
+
+void pause_ms(long milliseconds) {
+    const timespec pause = {0, milliseconds * 1000000};
+    nanosleep(&pause, nullptr);
+}
+
+bool ready(int fd, short events, int milliseconds) {
+    pollfd one = {fd, events, 0};
+    return poll(&one, 1, milliseconds) == 1;
+}
+
+// Text that kernels have printed and that is still in the buffer of stdout, written to its descriptor. For signal
+// handlers: takes no lock that the interrupted thread could hold, and waits for a reader only so long.
+void write_stdout() {
+    bool locked = false;
+    for (int i = 0; i < 20 && !(locked = ftrylockfile(stdout) == 0); ++i) pause_ms(1);
+#ifdef __GLIBC__
+    const char *at = stdout->_IO_write_base, *const end = stdout->_IO_write_ptr;
+    while (at != nullptr && at < end && ready(STDOUT_FILENO, POLLOUT, write_ms)) {
+        const size_t left = static_cast<size_t>(end - at);  // a pipe that is ready takes PIPE_BUF bytes at once
+        const ssize_t written = write(STDOUT_FILENO, at, left < PIPE_BUF ? left : size_t{PIPE_BUF});
+        if (written <= 0) break;
+        at += written;
+    }
+    if (locked) stdout->_IO_write_ptr = stdout->_IO_write_base;  // no other thread writes it again
+#else
+    if (locked) fflush(stdout);
+#endif
+    if (locked) funlockfile(stdout);
+}
+
+// The process is about to end: what kernels have printed leaves it first, by the thread that looks after output.
+void send_output() {
+    if (output_sent.exchange(true)) {  // another thread was first, and this one would cut it short
+        pause_ms(answer_ms);
+        return;
+    }
+    write_stdout();
+    const int ask = ask_fd.load(), answer = answer_fd.load();
+    if (ask < 0 || write(ask, "!", 1) != 1) return;
+    ready(answer, POLLIN, answer_ms);
+}
+
 void on_fault(int number, siginfo_t *info, void *context) {
     if (number == SIGFPE && in_kernel && info->si_code == FPE_INTDIV && divide_by_definition(context)) return;
     record_signal(number, info);
+    if (running_slot != nullptr) send_output();
     const struct sigaction &last = before[number];
     if ((last.sa_flags & SA_SIGINFO) != 0) {
         last.sa_sigaction(number, info, context);
@@ -56,7 +108,7 @@ void watch_faults() {
 }
 
 void give_up(const char *text) {
-    fflush(stdout);
+    write_stdout();
     fprintf(stderr, "%s\n", text);
     say(text);
     abort();
@@ -89,3 +141,12 @@ HandlerStack::~HandlerStack() {
 }
 
 }  // namespace hearth
+
+extern "C" {
+
+void hearth_output(int ask, int answer) {
+    hearth::answer_fd.store(answer);
+    hearth::ask_fd.store(ask);
+}
+
+}

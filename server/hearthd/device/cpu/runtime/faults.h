@@ -24,3 +24,9 @@ private:
 };
 
 }  // namespace hearth
+
+extern "C" {
+// Before a fault of a kernel ends the process, a byte is written to `ask`, and one awaited on `answer`: by then the
+// reader of standard output has sent on what kernels printed. Pipes; the wait is bounded.
+void hearth_output(int ask, int answer);
+}

@@ -104,6 +104,8 @@ unsigned char *Stacks::top(unsigned index) {
     return coloured(base_ + (size_t{index} + 1) * fiber_stack_bytes, index);
 }
 
+thread_local Range fiber_stacks = {nullptr, 0};
+
 void Stacks::reserve(unsigned count) {
     if (count <= count_) return;
     unsigned wanted = 64;
@@ -117,6 +119,7 @@ void Stacks::reserve(unsigned count) {
     }
     base_ = static_cast<unsigned char *>(range);
     count_ = wanted;
+    fiber_stacks = Range{base_, size_t{count_} * fiber_stack_bytes};
     for (unsigned i = 0; i < wanted; ++i) {
         // A guard costs no mapping of its own with MADV_GUARD_INSTALL (Linux 6.13); older kernels go without, since
         // a thousand extra mappings a worker would meet vm.max_map_count.

@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../include/hearth/spaces.h"
+
 namespace hearth {
 
 inline constexpr unsigned max_block_threads = 1024;
@@ -68,5 +70,8 @@ private:
     unsigned char *base_ = nullptr;
     unsigned count_ = 0;
 };
+
+// The range of this worker's stacks.
+extern thread_local Range fiber_stacks;
 
 }  // namespace hearth

@@ -1,6 +1,6 @@
 // Atomic functions, on device and on shared memory alike: CUDA's overloads for compute capability 7.0 and no others, so
-// that a program may define those that CUDA lacks (atomicMax of float, atomicAdd of long). Those of 9.0 are in
-// atomics_sm90.h. Blocks run on several cores, so these are real atomics.
+// that a program may define those that CUDA lacks (atomicMax of float, atomicAdd of long). Blocks run on several cores, so
+// these are real atomics.
 // Where a program may be spinning, other threads of the block get a turn: a failed compare-and-swap, an exchange that
 // changes nothing, and an operation whose operand cannot change anything (the read-by-atomic idiom, atomicAdd(p, 0)).
 #pragma once

@@ -94,17 +94,18 @@ template <class T>
 inline T __ldcs(const T *p) { return *p; }
 template <class T>
 inline T __ldlu(const T *p) { return *p; }
+// Read anew each time; a barrier for the compiler, since a class cannot be copied from a volatile one.
 template <class T>
-inline T __ldcv(const T *p) { return *const_cast<const volatile T *>(p); }
+inline T __ldcv(const T *p) {
+    __asm__ __volatile__("" ::: "memory");
+    return *p;
+}
 template <class T>
-inline void __stcg(T *p, T v) { *p = v; }
+inline void __stcg(T *p, std::common_type_t<T> v) { *p = v; }
 template <class T>
-inline void __stcs(T *p, T v) { *p = v; }
+inline void __stcs(T *p, std::common_type_t<T> v) { *p = v; }
 template <class T>
-inline void __stwb(T *p, T v) { *p = v; }
+inline void __stwb(T *p, std::common_type_t<T> v) { *p = v; }
 template <class T>
-inline void __stwt(T *p, T v) { *p = v; }
-inline unsigned __isGlobal(const void *) { return 1; }
-inline size_t __cvta_generic_to_shared(const void *p) { return reinterpret_cast<size_t>(p); }
-inline size_t __cvta_generic_to_global(const void *p) { return reinterpret_cast<size_t>(p); }
+inline void __stwt(T *p, std::common_type_t<T> v) { *p = v; }
 inline void __prof_trigger(int) {}

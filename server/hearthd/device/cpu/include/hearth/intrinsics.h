@@ -78,51 +78,6 @@ inline unsigned __urhadd(unsigned a, unsigned b) {
     return static_cast<unsigned>((static_cast<unsigned long long>(a) + b + 1) >> 1);
 }
 
-namespace hearth {
-template <class Lane, class C>
-inline int dot_product(int a, int b, C c) {
-    for (int i = 0; i < 4; ++i) c += static_cast<C>(static_cast<Lane>(a >> (8 * i))) * static_cast<C>(static_cast<Lane>(b >> (8 * i)));
-    return static_cast<int>(c);
-}
-}  // namespace hearth
-inline int __dp4a(int a, int b, int c) { return hearth::dot_product<signed char>(a, b, c); }
-inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
-    return static_cast<unsigned>(hearth::dot_product<unsigned char>(static_cast<int>(a), static_cast<int>(b), c));
-}
-
-// --- packed bytes and halfwords, the common ones
-#define HEARTH_PACKED(name, lane_type, bits, expression) \
-    inline unsigned name(unsigned va, unsigned vb) { \
-        unsigned result = 0; \
-        for (int i = 0; i < 32; i += bits) { \
-            const int a = static_cast<lane_type>(va >> i), b = static_cast<lane_type>(vb >> i); \
-            result |= (static_cast<unsigned>(expression) & ((1u << bits) - 1)) << i; \
-        } \
-        return result; \
-    }
-HEARTH_PACKED(__vadd2, unsigned short, 16, a + b)
-HEARTH_PACKED(__vadd4, unsigned char, 8, a + b)
-HEARTH_PACKED(__vsub2, unsigned short, 16, a - b)
-HEARTH_PACKED(__vsub4, unsigned char, 8, a - b)
-HEARTH_PACKED(__vmaxs2, short, 16, a > b ? a : b)
-HEARTH_PACKED(__vmaxs4, signed char, 8, a > b ? a : b)
-HEARTH_PACKED(__vmaxu2, unsigned short, 16, a > b ? a : b)
-HEARTH_PACKED(__vmaxu4, unsigned char, 8, a > b ? a : b)
-HEARTH_PACKED(__vmins2, short, 16, a < b ? a : b)
-HEARTH_PACKED(__vmins4, signed char, 8, a < b ? a : b)
-HEARTH_PACKED(__vminu2, unsigned short, 16, a < b ? a : b)
-HEARTH_PACKED(__vminu4, unsigned char, 8, a < b ? a : b)
-HEARTH_PACKED(__vabsdiffu4, unsigned char, 8, a < b ? b - a : a - b)
-HEARTH_PACKED(__vcmpeq4, unsigned char, 8, a == b ? 0xff : 0)
-HEARTH_PACKED(__vcmpeq2, unsigned short, 16, a == b ? 0xffff : 0)
-HEARTH_PACKED(__vcmpgts4, signed char, 8, a > b ? 0xff : 0)
-HEARTH_PACKED(__vcmpgtu4, unsigned char, 8, a > b ? 0xff : 0)
-HEARTH_PACKED(__vaddss4, signed char, 8, a + b > 127 ? 127 : a + b < -128 ? -128 : a + b)
-HEARTH_PACKED(__vsubss4, signed char, 8, a - b > 127 ? 127 : a - b < -128 ? -128 : a - b)
-HEARTH_PACKED(__vaddus4, unsigned char, 8, a + b > 255 ? 255 : a + b)
-HEARTH_PACKED(__vsubus4, unsigned char, 8, a < b ? 0 : a - b)
-#undef HEARTH_PACKED
-
 // --- the same bits under another type
 namespace hearth {
 template <class To, class From>

@@ -31,6 +31,8 @@
 #include "kernel.h"
 #include "math_functions.h"
 #include "intrinsics.h"
+#include "simd.h"
+#include "spaces.h"
 #include "atomics.h"
 #include "warp.h"
 #include "runtime_names.h"

@@ -1,0 +1,313 @@
+"""Compiler options: one list for every backend, so that a program that compiles on one compiles on all.
+
+Covers each option of NVRTC's documentation ("Supported Compile Options"): followed, without effect, or refused. Not how
+a backend follows them (`cuda/nvrtc.py`, `cpu/options.py`). Refused are options that choose the device, that name files
+of the host, and that make code which cannot be loaded. Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal
+
+
+class Effect(enum.Enum):
+    """Where an option that is accepted changes something."""
+
+    EVERYWHERE = enum.auto()
+    GPU = enum.auto()  # in NVRTC's code for a GPU, or in its messages
+    NOWHERE = enum.auto()  # a hint about NVRTC's own work: no backend passes it on
+
+
+class Option(NamedTuple):
+    """An accepted option. `value` is what its value matches; None where it takes none."""
+
+    long: str
+    short: str
+    value: str | None
+    effect: Effect
+    default: str = ""  # the value of the bare option; empty where it needs one
+
+
+class Refused(NamedTuple):
+    """An option of NVRTC that no backend takes."""
+
+    long: str
+    short: str
+    takes_value: bool
+    why: str
+    fix: str
+
+
+_WHOLE_PROGRAM = Option("device-w", "dw", None, Effect.NOWHERE)
+_BOOL = "true|false"
+_NUMBERS = r"\d+(,\d+)*"
+
+ACCEPTED = (
+    Option("define-macro", "D", r".+", Effect.EVERYWHERE),
+    Option("undefine-macro", "U", r".+", Effect.EVERYWHERE),
+    Option("std", "std", r"c\+\+(11|14|17|20)", Effect.EVERYWHERE),
+    Option("use_fast_math", "use_fast_math", None, Effect.EVERYWHERE),
+    Option("fmad", "fmad", _BOOL, Effect.EVERYWHERE),
+    Option("device-int128", "device-int128", None, Effect.EVERYWHERE),
+    Option("device-debug", "G", None, Effect.EVERYWHERE),
+    Option("disable-warnings", "w", None, Effect.EVERYWHERE),
+    Option("device-as-default-execution-space", "default-device", None, Effect.EVERYWHERE),
+    Option("generate-line-info", "lineinfo", None, Effect.GPU),
+    Option("maxrregcount", "maxrregcount", r"\d+", Effect.GPU),
+    Option("ftz", "ftz", _BOOL, Effect.GPU),
+    Option("prec-sqrt", "prec-sqrt", _BOOL, Effect.GPU),
+    Option("prec-div", "prec-div", _BOOL, Effect.GPU),
+    Option("dopt", "dopt", "on", Effect.GPU, "on"),
+    Option("Ofast-compile", "Ofc", "0|min|mid|max", Effect.GPU),
+    Option("extra-device-vectorization", "extra-device-vectorization", None, Effect.GPU),
+    Option("restrict", "restrict", None, Effect.GPU),
+    Option("jump-table-density", "jtd", r"\d{1,2}|10[01]", Effect.GPU),
+    Option("device-stack-protector", "device-stack-protector", _BOOL, Effect.GPU),
+    Option("builtin-move-forward", "builtin-move-forward", _BOOL, Effect.GPU),
+    Option("builtin-initializer-list", "builtin-initializer-list", _BOOL, Effect.GPU),
+    Option("diag-error", "diag-error", _NUMBERS, Effect.GPU),
+    Option("diag-suppress", "diag-suppress", _NUMBERS, Effect.GPU),
+    Option("diag-warn", "diag-warn", _NUMBERS, Effect.GPU),
+    Option("display-error-number", "err-no", None, Effect.GPU),
+    Option("no-display-error-number", "no-err-no", None, Effect.GPU),
+    Option("brief-diagnostics", "brief-diag", _BOOL, Effect.GPU),
+    Option("optimization-info", "opt-info", "inline", Effect.GPU),
+    _WHOLE_PROGRAM,
+    Option("modify-stack-limit", "modify-stack-limit", _BOOL, Effect.NOWHERE),
+    Option("no-cache", "no-cache", None, Effect.NOWHERE),
+    Option("frandom-seed", "frandom-seed", r".+", Effect.NOWHERE),
+    Option("no-source-include", "no-source-include", None, Effect.NOWHERE),
+    Option("split-compile", "split-compile", r"\d+", Effect.NOWHERE),
+    Option("minimal", "minimal", None, Effect.NOWHERE),
+    Option("pch", "pch", None, Effect.NOWHERE),
+    Option("pch-verbose", "pch-verbose", _BOOL, Effect.NOWHERE),
+    Option("pch-messages", "pch-messages", _BOOL, Effect.NOWHERE),
+    Option("instantiate-templates-in-pch", "instantiate-templates-in-pch", _BOOL, Effect.NOWHERE),
+)
+
+_DEVICE = ("the daemon compiles for the device that runs the code", "leave it out")
+_FOLDER = (
+    "it names a folder, and the compiler reads none of the host's",
+    'send headers by name and content, headers={"name.h": text}, under the names by which they are included',
+)
+_FILE = ("it names a file of the host", "leave it out")
+_LINK = ("it makes code that has to be linked, which the daemon does not", "leave it out, and send one whole module")
+_NO_CODE = ("it makes no code that a device could run", "leave it out")
+
+REFUSED = (
+    Refused("gpu-architecture", "arch", True, *_DEVICE),
+    Refused("include-path", "I", True, *_FOLDER),
+    Refused("pre-include", "include", True, _FILE[0], "write the #include into the source, and send the header along"),
+    Refused("use-bundled-headers", "use-bundled-headers", True, *_FOLDER),
+    Refused("create-pch", "create-pch", True, *_FILE),
+    Refused("use-pch", "use-pch", True, *_FILE),
+    Refused("pch-dir", "pch-dir", True, *_FOLDER),
+    Refused("time", "time", True, _FILE[0], "leave it out; the module knows how long its compile took"),
+    Refused("fdevice-time-trace", "fdevice-time-trace", True, *_FILE),
+    Refused("device-c", "dc", False, *_LINK),
+    Refused("extensible-whole-program", "ewp", False, *_LINK),
+    Refused("dlink-time-opt", "dlto", False, *_LINK),
+    Refused("gen-opt-lto", "gen-opt-lto", False, *_LINK),
+    Refused("optix-ir", "optix-ir", False, *_NO_CODE),
+    Refused("fdevice-syntax-only", "fdevice-syntax-only", False, *_NO_CODE),
+    Refused(
+        "ptxas-options", "Xptxas", True, "the assembler's options can name files of the host",
+        "leave it out; for registers, -maxrregcount",
+    ),
+    Refused(
+        "device-float128", "device-float128", False,
+        "devices before compute capability 10.0 have no such type", "use double, or two of them",
+    ),
+    Refused(
+        "warning-as-error", "Werror", True, "the backends' compilers warn of different things",
+        "leave it out, and look at the log of compile(log_stream=...)",
+    ),
+)  # fmt: skip
+
+_UNKNOWN = "NVRTC has no such option"
+_HOST = re.compile(r"-{1,2}(O[0-3s]?|g|Wall|Wextra|f[\w-]+|m[\w-]+)(=.*)?")
+_DEVICE_CODE = "relocatable-device-code"
+_LETTERS = frozenset("DUIGw")
+"""Options of one letter, whose value may follow without anything between."""
+
+_MACRO = re.compile(r"[A-Za-z_]\w*(\([\w\s,.]*\))?")
+_TOKENS = re.compile(
+    r"""R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)'|//.*|/\*.*?\*/|/\*|R?\"""", re.DOTALL
+)
+
+ALLOWED = ", ".join(f"-{option.short}" for option in ACCEPTED)
+"""The accepted options, by their short names."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option of a source that is accepted: in its author's words, and taken apart."""
+
+    text: str
+    option: Option
+    value: str
+
+
+@dataclass
+class CompileOptions:
+    """The options of one source, after parsing."""
+
+    given: list[Given] = field(default_factory=list)
+
+    def has(self, long: str) -> bool:
+        return any(each.option.long == long for each in self.given)
+
+    def last(self, long: str, default: str = "") -> str:
+        """The value that counts where an option is given more than once: the last one."""
+        return next((each.value for each in reversed(self.given) if each.option.long == long), default)
+
+    @property
+    def macros(self) -> list[tuple[str, str | None]]:
+        """Macros in order: name with parameters, and text; None where the macro is undefined."""
+        found: list[tuple[str, str | None]] = []
+        for each in self.given:
+            if each.option.long == "define-macro":
+                name, equals, text = each.value.partition("=")
+                found.append((name, text if equals else "1"))
+            elif each.option.long == "undefine-macro":
+                found.append((each.value, None))
+        return found
+
+    def for_nvrtc(self) -> list[str]:
+        """The options that NVRTC is given, each in one string of its own form."""
+        return [_spelled(each) for each in self.given if each.option.effect is not Effect.NOWHERE]
+
+    def without_effect(self, on_gpu: bool) -> list[str]:
+        """A line of the compile log for each option that changes nothing on this kind of device."""
+        if self.has("disable-warnings"):
+            return []
+        idle = {Effect.NOWHERE} if on_gpu else {Effect.NOWHERE, Effect.GPU}
+        texts = dict.fromkeys(each.text for each in self.given if each.option.effect in idle)
+        where = "here" if on_gpu else "on the CPU backend"
+        return [f"warning: the option '{text}' has no effect {where}" for text in texts]
+
+
+def _spelled(given: Given) -> str:
+    option = given.option
+    if option.short in ("D", "U"):
+        return f"-{option.short}{given.value}"
+    return f"--{option.long}" if option.value is None else f"--{option.long}={given.value}"
+
+
+def parse(options: Sequence[str]) -> CompileOptions:
+    """Takes options as NVRTC does, with their value in the same string or in the next.
+
+    Raises:
+        Refusal: COMPILE_FAILED, with the option, the reason, and the options that are allowed.
+    """
+    result = CompileOptions()
+    for text, name, value in _split(options):
+        result.given.extend(_judge(text, name, value))
+    return result
+
+
+def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Each option in its author's words, its name without dashes, and its value."""
+    pending = [option.strip() for option in options]
+    pending.reverse()
+    while pending:
+        text = pending.pop()
+        if not text:
+            continue
+        if "\n" in text or "\0" in text:
+            raise _refusal(text, "it has more than one line", "write each option in one line")
+        name, value = _name(text)
+        if value is None and _wants_value(name) and pending and not pending[-1].startswith("-"):
+            value = pending.pop()
+            text = f"{text} {value}"
+            if "\n" in value or "\0" in value:
+                raise _refusal(text, "it has more than one line", "write each option in one line")
+        yield text, name, value
+
+
+def _name(text: str) -> tuple[str, str | None]:
+    if text[0] != "-":
+        return "", text
+    if text[1:2] in ("D", "U", "I"):
+        value = text[2:].lstrip().removeprefix("=").strip()
+        return text[1], value or None
+    bare = text[2:] if text.startswith("--") else text[1:]
+    name, equals, value = bare.partition("=")
+    if len(name) == 1 and text.startswith("--"):
+        return "", text  # --D: NVRTC knows single letters with one dash only
+    return name.strip(), value.strip() if equals else None
+
+
+def _wants_value(name: str) -> bool:
+    option = _BY_NAME.get(name)
+    if isinstance(option, Option):
+        return option.value is not None
+    return name in ("rdc", _DEVICE_CODE) or (option is not None and option.takes_value)
+
+
+def _judge(text: str, name: str, value: str | None) -> Iterator[Given]:
+    if name in ("rdc", _DEVICE_CODE):
+        if value != "false":
+            raise _refusal(text, *_LINK)
+        yield Given(text, _WHOLE_PROGRAM, "")
+        return
+    option = _BY_NAME.get(name)
+    if option is None:
+        host = bool(_HOST.fullmatch(text))
+        why = "it is an option of a host's compiler; NVRTC has none such" if host else _UNKNOWN
+        raise _refusal(text, why, "leave it out" if host else "see NVRTC's documentation for its name")
+    if isinstance(option, Refused):
+        raise _refusal(text, option.why, option.fix)
+    if option.value is None:
+        if value is not None:
+            raise _refusal(text, "it takes no value", f"write it as -{option.short}")
+        yield Given(text, option, "")
+        return
+    value = value or option.default
+    if not value:
+        raise _refusal(text, "it needs a value", f"write -{option.short}{'' if option.short in _LETTERS else '='}VALUE")
+    if not re.fullmatch(option.value, value):
+        raise _refusal(text, f"its value is none of {_values(option)}", "correct the value")
+    if option.short == "D":
+        _check_macro(text, value)
+    elif option.short == "U" and not re.fullmatch(r"[A-Za-z_]\w*", value):
+        raise _refusal(text, "it names no macro", "write -UNAME")
+    yield Given(text, option, value)
+
+
+def _values(option: Option) -> str:
+    known = {_BOOL: "true and false", _NUMBERS: "numbers with commas between", r"\d+": "the whole numbers"}
+    if option.long == "std":
+        return "c++11, c++14, c++17 and c++20"
+    if option.short == "jtd":
+        return "the numbers from 0 to 101"
+    return known.get(option.value or "", (option.value or "").replace("|", ", "))
+
+
+def _check_macro(text: str, value: str) -> None:
+    """A macro whose text stays within its own line of the source, whichever compiler reads it."""
+    name, _, body = value.partition("=")
+    if not _MACRO.fullmatch(name):
+        raise _refusal(text, "it defines no macro", "write -DNAME or -DNAME=VALUE")
+    if body.endswith("\\") or any(match[0] in ("/*", '"', 'R"') for match in _TOKENS.finditer(body)):
+        raise _refusal(text, "its text has no end: a string, a comment or the line is left open", "close it")
+
+
+def _refusal(text: str, why: str, fix: str) -> Refusal:
+    return Refusal(
+        Reason.COMPILE_FAILED,
+        f"The compiler option {text!r} is not allowed: {why}. Allowed are: {ALLOWED}.",
+        fix=fix,
+        details={"option": text, "allowed": ALLOWED, "log": f"error: the option {text!r} is not allowed: {why}"},
+    )
+
+
+_BY_NAME: dict[str, Option | Refused] = {}
+for _each in (*ACCEPTED, *REFUSED):
+    _BY_NAME[_each.long] = _BY_NAME[_each.short] = _each

@@ -1,0 +1,41 @@
+"""Constant memory for a program that asks which address space a pointer leads to (include/hearth/spaces.h).
+
+`__constant__` variables are ordinary ones on a CPU. A program that mentions `__isConstant` or `__isGlobal` gets a list
+of their addresses; any other program pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hearthd.device.cpu import collisions
+from hearthd.device.cpu.declarations import Declarations
+from hearthd.device.cpu.tokens import SourceMap, Token
+from hearthd.device.cpu.unsupported import refuse
+
+_QUERIES = frozenset({"__isConstant", "__isGlobal"})
+
+
+def listed(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> str:
+    """C++ text that defines `hearth_constants`, empty for a program that does not ask.
+
+    Raises `Refusal` (UNSUPPORTED) for constant memory whose address is not known here: of a template, or in a function.
+    """
+    if not any(token.kind == "name" and token.text in _QUERIES for token in tokens):
+        return ""
+    marks = {index for index, token in enumerate(tokens) if token.text == "__constant__"}
+    named: set[int] = set()
+    entries: list[str] = []
+    for variable in {v.qualified: v for v in found.variables}.values():
+        start, end = variable.statement
+        inside = marks.intersection(range(start, end))
+        if inside and tokens[start].text != "template":
+            named |= inside
+            place = collisions.place(variable.qualified)
+            entries.append(f"{{(const void *)&{place}, sizeof({place})}}, ")
+    if marks - named:
+        file, line = source.location(tokens[min(marks - named)].start)
+        raise refuse("the address space of a __constant__ variable of a template or a function", file, line)
+    return (
+        f'\nextern "C" {{ extern const ::hearth::Range hearth_constants[] = {{{"".join(entries)}{{nullptr, 0}}}}; }}\n'
+    )

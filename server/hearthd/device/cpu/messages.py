@@ -1,0 +1,313 @@
+"""The compiler's messages in the user's own terms: file, line and text of what the user wrote, and no internal name.
+
+Covers what g++ and clang print for the rewritten source. Not mistakes that the compiler cannot name, because it sees
+them in the appended table: those are `mistakes.py`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+FILE = "kernel.cu"
+OPTIONS_FILE = "<options>"
+EXPRESSION = "<name expression "
+"""The table calls each name expression a file of this name."""
+
+HEADERS = {
+    "half": "cuda_fp16.h", "half2": "cuda_fp16.h", "__half": "cuda_fp16.h", "__half2": "cuda_fp16.h",
+    "__nv_bfloat16": "cuda_bf16.h", "__nv_bfloat162": "cuda_bf16.h", "cooperative_groups": "cooperative_groups.h",
+    "cuFloatComplex": "cuComplex.h", "cuDoubleComplex": "cuComplex.h",
+}  # fmt: skip
+"""CUDA's headers by names that programs forget to include them for."""
+
+
+MAX_WARNINGS = 50
+MAX_WARNING_CHARACTERS = 16 << 10
+_MAX_NOTES = 6
+"""Of one message; a compiler may list a hundred candidates."""
+
+_LOCATION = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
+_CONTEXT = re.compile(r"^(?P<file>[^\s:][^:\n]*): (?P<rest>(?:In|At) .*:)$")
+_INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
+_KIND = re.compile(r"(?P<kind>fatal error|error|warning|note): ")
+_TAG = re.compile(r" \[-W(?P<name>[\w#+=-]+)\]$")
+# The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
+_NOISE = re.compile(
+    r"^\s*\d*\s+\|( |$)|^\d+ (?:error|warning)s?.* generated\.$|^compilation terminated"
+    r"|^\s*$|^cc1plus: |^error: (?:the following|unable to)"
+)
+
+WARNINGS = frozenset(
+    """address aggressive-loop-optimizations array-bounds array-bounds= bool-compare bool-operation c++11-narrowing
+    comment constant-conversion conversion-null cpp #warnings dangling-else deprecated-declarations div-by-zero
+    division-by-zero duplicate-decl-specifier empty-body extra-tokens endif-labels format format-extra-args
+    format-insufficient-args format-invalid-specifier format= implicit-const-int-float-conversion
+    infinite-recursion init-self int-in-bool-context int-to-pointer-cast int-to-void-pointer-cast
+    literal-conversion logical-not-parentheses macro-redefined memset-elt-size memset-transposed-args
+    misleading-indentation missing-declarations multichar narrowing null-dereference overflow parentheses
+    parentheses-equality return-local-addr return-stack-address return-type self-assign sequence-point
+    shift-count-negative shift-count-overflow shift-negative-value shift-overflow sizeof-array-argument
+    sizeof-array-div sizeof-pointer-div sizeof-pointer-memaccess sometimes-uninitialized stringop-overflow
+    switch switch-bool tautological-compare tautological-constant-compare
+    tautological-constant-out-of-range-compare tautological-overlap-compare tautological-unsigned-zero-compare
+    type-limits unevaluated-expression uninitialized unsequenced unused-but-set-variable unused-comparison
+    unused-function unused-label unused-lambda-capture unused-result unused-value unused-variable varargs
+    write-strings writable-strings""".split()  # noqa: SIM905 - a list would be a page long
+)
+"""Warnings that reach the user, by the names of either compiler. Others are about the rewriting, or a GPU's compiler
+gives none: signedness of comparisons, unused parameters."""
+
+WARNING_OPTIONS = ("-Wall", "-Wtype-limits", "-Wno-sign-compare", "-Wno-unknown-pragmas", "-Wno-attributes")
+_COMMON = ("-fno-diagnostics-color",)
+CLANG_OPTIONS = ("-fno-caret-diagnostics", "-ferror-limit=30", "-ftemplate-backtrace-limit=8", *_COMMON)
+GCC_OPTIONS = ("-fmax-errors=30", "-fno-diagnostics-show-caret", "-fdiagnostics-color=never")
+
+_BUILTINS = {"thread_idx": "threadIdx", "block_idx": "blockIdx", "block_dim": "blockDim", "grid_dim": "gridDim"}
+_BUILTIN_CALL = re.compile(r"(?:::)?hearth::(thread_idx|block_idx|block_dim|grid_dim)(?:\(\))?")
+_PREFIXES = re.compile(
+    r"hearth_kernel_|hearth_dynamic_|(?:::)?\bhearth_program(?:::|_)|(?:::)?\bhearth::"
+    r"|(?<!\w)::(?=uint3|dim3)|__attribute__\(\(\w+\)\) ?"
+)
+_INTERNAL = re.compile(r"\bhearth|\bHearth|always_inline|__builtin_ia32")
+_MISSING = re.compile(
+    r"'(\w+)' (?:was not declared|has not been declared|does not name)"
+    r"|(?:undeclared identifier|unknown type name) '(\w+)'"
+)
+_ENDS = re.compile(r"expected '\}'( at end of input)?")
+_UNENDED = re.compile(r"expected (?:'[,;]' or )?'[,;]' before '([^']+)'")
+_INCLUDES = "includes this"
+
+
+def clean(text: str) -> str:
+    """A message without the names that the rewriting gives."""
+    text = _BUILTIN_CALL.sub(lambda match: _BUILTINS[match[1]], text)
+    return _PREFIXES.sub("", text)
+
+
+@dataclass
+class Line:
+    """A line of the compiler's log. `kind` is empty where it only says how a message came about."""
+
+    file: str
+    number: int
+    kind: str
+    text: str
+
+
+@dataclass
+class Message:
+    """An error or a warning with the lines that belong to it."""
+
+    main: Line
+    before: list[Line] = field(default_factory=list)
+    notes: list[Line] = field(default_factory=list)
+
+    @property
+    def is_error(self) -> bool:
+        return self.main.kind in ("error", "fatal error")
+
+    @property
+    def warning(self) -> str:
+        """The name of the option that a warning belongs to."""
+        match = _TAG.search(self.main.text)
+        return match["name"] if match else ""
+
+
+class Messages:
+    """The messages of one run of the compiler.
+
+    `texts` maps the user's files to their lines; `room` is the directory that the compiler ran in.
+    """
+
+    def __init__(self, log: str, texts: Mapping[str, Sequence[str]], room: str) -> None:
+        self._texts = texts
+        self.raw = [
+            line for line in log.replace(f"{room}/", "").replace("./", "").split("\n") if not _NOISE.match(line)
+        ]
+        self.all = list(self._parse())
+
+    def _parse(self) -> Iterator[Message]:
+        before: list[Line] = []
+        message: Message | None = None
+        for raw in self.raw:
+            line = _line(raw)
+            if line is None:
+                continue
+            if line.kind == "note" and message is not None:
+                message.notes.append(line)
+            elif line.kind in ("", "note"):
+                before.append(line)
+            else:
+                if message is not None:
+                    yield message
+                message, before = Message(line, before), []
+        if message is not None:
+            message.notes += [line for line in before if line.number]
+            yield message
+
+    def errors(self, explained: bool = False) -> list[Message]:
+        """Errors, but for those that the compiler found in what is none of the user's.
+
+        One for each name expression; none about the end of the source where that is `explained`.
+        """
+        found: list[Message] = []
+        known: set[tuple[str, int]] = set()
+        for message in self.all:
+            own = self._own(message)
+            if not message.is_error or own is None or (explained and _ENDS.fullmatch(message.main.text)):
+                continue
+            # A consequence: of the same name expression, or within what a line of the user's uses.
+            place = (own.file, 0 if own.file.startswith(EXPRESSION) else own.number)
+            if place in known and (own is not message.main or place[1] == 0):
+                continue
+            known.add(place)
+            found.append(message)
+        return found
+
+    def foreign_errors(self) -> list[Message]:
+        return [message for message in self.all if message.is_error and self._own(message) is None]
+
+    def warnings(self) -> list[Message]:
+        """Warnings about the user's own lines."""
+        return [
+            message
+            for message in self.all
+            if message.main.kind == "warning"
+            and self.is_own(message.main.file)
+            and (not message.warning or message.warning in WARNINGS)
+            and not _INTERNAL.search(clean(message.main.text))
+        ]
+
+    def is_own(self, file: str) -> bool:
+        return file in self._texts or file.startswith(EXPRESSION) or file == OPTIONS_FILE
+
+    def _own(self, message: Message) -> Line | None:
+        """The user's line that a message is about: its own, or the nearest that led to it.
+
+        gcc says what a template was required from before the message, clang after it.
+        """
+        if self.is_own(message.main.file):
+            return message.main
+        led = [line for line in (*reversed(message.before), *message.notes) if line.number and self.is_own(line.file)]
+        return min(led, key=lambda line: line.text == _INCLUDES, default=None)
+
+    def show(self, message: Message, place: tuple[str, int] | None = None) -> list[str]:
+        """A message as the user sees it, with the line that it is about: `place`, where the compiler knows none."""
+        main = message.main
+        own = self._own(message)
+        if main.file.startswith(EXPRESSION):
+            return [_of_expression(main)]
+        shown = [
+            _located(line)
+            for line in map(_cleaned, message.before)
+            if self.is_own(line.file) and not _INTERNAL.search(line.text) and line.kind == ""
+            if line.text != _INCLUDES or self.is_own(main.file)
+        ]
+        text = clean(main.text)
+        file, number = place or (FILE, 0) if own is None else (own.file, own.number)
+        if message.is_error:
+            number = self._ended(file, number, text)
+        shown.append(f"{file}({number}): {main.kind}: {text}" if number else f"{file}: {main.kind}: {text}")
+        shown += self.quoted(file, number)
+        shown += [f"    include <{HEADERS[name]}> for {name}" for name in _missing(main.text)]
+        notes = [
+            note
+            for note in (_cleaned(line) for line in message.notes if line is not own)
+            if self.is_own(note.file) and not _INTERNAL.search(note.text)
+        ]
+        for note in notes[:_MAX_NOTES]:
+            expression = note.file.startswith(EXPRESSION)
+            shown.append(_located(note) if expression else f"{note.file}({note.number}): note: {note.text}")
+            shown += self.quoted(note.file, note.number)
+        return shown
+
+    def _ended(self, file: str, number: int, text: str) -> int:
+        """The line that lacks its semicolon, where gcc names the first word of the next one."""
+        match = _UNENDED.search(text)
+        lines = self._texts.get(file, ())
+        if match is None or not 0 < number <= len(lines) or not lines[number - 1].lstrip().startswith(match[1]):
+            return number
+        before = next((n for n in range(number - 1, 0, -1) if lines[n - 1].strip()), number)
+        ends = ("#", "//"), (";", "{", "}", "\\", "*/")
+        line = lines[before - 1].strip()
+        return number if line.startswith(ends[0]) or line.endswith(ends[1]) else before
+
+    def quoted(self, file: str, number: int) -> list[str]:
+        """The user's line, to be shown below a message about it."""
+        lines = self._texts.get(file, ())
+        return [f"    {lines[number - 1].rstrip()}"] if 0 < number <= len(lines) else []
+
+    def unsupported(self, mark: str) -> tuple[str, str, int] | None:
+        """The feature that a message with `mark` names, and the user's line that uses it."""
+        at = next((i for i, raw in enumerate(self.raw) if mark in raw and _LOCATION.match(raw)), None)
+        if at is None:
+            return None
+        feature = self.raw[at].split(mark)[1].split('"')[0].strip()
+        chain = [_INCLUDED.match(raw) for raw in self.raw[: at + 1]]
+        for found in (
+            [_LOCATION.match(raw) for raw in reversed(self.raw[:at])],
+            [_LOCATION.match(raw) for raw in self.raw[at:]],
+            chain,
+        ):
+            for match in found:
+                if match is not None and match["file"] in self._texts:
+                    return feature, match["file"], int(match["line"])
+        return feature, FILE, 0
+
+
+def _line(raw: str) -> Line | None:
+    match = _LOCATION.match(raw)
+    if match is not None:
+        kind = _KIND.match(match["rest"])
+        text = match["rest"][kind.end() :] if kind else match["rest"].strip()
+        return Line(match["file"], int(match["line"]), kind["kind"] if kind else "", text)
+    match = _CONTEXT.match(raw)
+    if match is not None:
+        return Line(match["file"], 0, "", match["rest"])
+    match = _INCLUDED.match(raw)
+    if match is not None:
+        return Line(match["file"], int(match["line"]), "", _INCLUDES)
+    return None
+
+
+def _located(line: Line) -> str:
+    if line.file.startswith(EXPRESSION):
+        return f"for the {line.file[1:-1]}"
+    return f"{line.file}({line.number}): {line.text}" if line.number else f"{line.file}: {line.text}"
+
+
+def _of_expression(line: Line) -> str:
+    """An error in a name expression: no line of the source is wrong."""
+    reason = clean(line.text)
+    if "const auto" in reason or "'auto'" in reason:
+        reason = "it is a template without arguments, or one of several functions"
+    expression = line.file.removeprefix(EXPRESSION).removesuffix(">")
+    return f"error: the name expression '{expression}' names no kernel or variable: {reason}"
+
+
+def _missing(text: str) -> list[str]:
+    names = [first or second for first, second in _MISSING.findall(text)]
+    return [name for name in names if name in HEADERS]
+
+
+def _cleaned(line: Line) -> Line:
+    return Line(line.file, line.number, line.kind, clean(line.text))
+
+
+def bounded(messages: Messages) -> list[str]:
+    """The warnings of a source that compiles: each once, and not more than a log can hold."""
+    shown: dict[str, None] = {}
+    size = 0
+    warnings = messages.warnings()
+    for number, warning in enumerate(warnings):
+        text = "\n".join(messages.show(warning))
+        if text in shown:
+            continue
+        size += len(text)
+        if len(shown) == MAX_WARNINGS or size > MAX_WARNING_CHARACTERS:
+            shown[f"({len(warnings) - number} more warnings are left out)"] = None
+            break
+        shown[text] = None
+    return list(shown)

@@ -1,0 +1,170 @@
+"""Mistakes in a source that a C++ compiler cannot name, because they are CUDA's or show only in the appended table.
+
+`check` refuses what C++ would accept and CUDA does not, before a compile. `explain` looks, after a compile has failed,
+for what leads to messages without a line of the user's: a brace that is never closed, a kernel that returns something,
+kernels with one C name. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.declarations import Declarations, Function, scan
+from hearthd.device.cpu.tokens import OPENING, SourceMap, Token, matching, tokenize
+
+Mistake = tuple[str, int, str]
+"""File, line and the message."""
+
+_CLASS_KEYS = frozenset({"struct", "class", "union", "enum"})
+_STARTS = frozenset({"extern", "template", "namespace", "using", "typedef", "__global__", "__constant__", *_CLASS_KEYS})
+"""What begins a declaration and cannot follow a class in the same one."""
+
+_QUOTED = re.compile(r"'([A-Za-z_]\w*)'")
+
+
+def check(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> None:
+    """Raises `Refusal` (COMPILE_FAILED) for a use of kernels that CUDA does not have."""
+    for mistake in (*_member_kernels(source, tokens, found), *_kernel_calls(source, tokens, found)):
+        raise refusal(mistake)
+
+
+def refusal(mistake: Mistake) -> Refusal:
+    file, line, text = mistake
+    message = f"{file}({line}): error: {text}"
+    return Refusal(
+        Reason.COMPILE_FAILED,
+        f"The source does not compile: {message}",
+        fix="correct the source",
+        details={"log": message, "file": file, "line": line},
+    )
+
+
+def explain(expanded: str) -> list[Mistake]:
+    """The mistakes in a preprocessed source, in order."""
+    source = SourceMap(expanded)
+    tokens = tokenize(source)
+    brackets = list(_brackets(source, tokens))
+    if brackets:
+        return brackets  # what else there seems to be is a consequence
+    found = scan(tokens)
+    return [
+        *_class_ends(source, tokens),
+        *_kernel_types(source, tokens, found),
+        *_references(source, tokens, found),
+        *_c_names(source, tokens, found),
+    ]
+
+
+def place(expanded: str, message: str) -> tuple[str, int] | None:
+    """The user's line that first has a name of which a message speaks."""
+    source = SourceMap(expanded)
+    names = set(_QUOTED.findall(message))
+    token = next((each for each in tokenize(source) if each.text in names), None)
+    return None if token is None else source.location(token.start)
+
+
+def _member_kernels(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
+    for kernel in found.kernels:
+        words = [token.text for token in tokens[kernel.statement[0] : kernel.parameters[0]]]
+        if kernel.owner is not None and "friend" not in words:
+            text = f"the kernel '{kernel.name}' is a member of '{kernel.owner}': a kernel is a function of a namespace"
+            yield (*_place(source, tokens, kernel), text)
+
+
+def _kernel_calls(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
+    """Statements that call a kernel as if it were a device function."""
+    kernels = {kernel.name for kernel in found.kernels} - {f.name for f in found.functions if not f.is_kernel}
+    for function in found.functions:
+        if function.body is None or not kernels:
+            continue
+        first, last = function.body
+        declared = {
+            tokens[i].text
+            for i in range(function.parameters[0], last)
+            if tokens[i].text in kernels and (tokens[i - 1].kind == "name" or tokens[i - 1].text in ("*", "&", ">"))
+        }
+        for index in range(first + 1, last - 1):
+            token = tokens[index]
+            if token.text not in kernels or token.text in declared or tokens[index - 1].text not in (";", "{", "}"):
+                continue
+            if tokens[index + 1].text == "(":
+                text = f"the kernel '{token.text}' is called as a function: make it a __device__ function"
+                yield (*source.location(token.start), text)
+
+
+def _class_ends(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
+    """Classes whose declaration has no semicolon."""
+    for index, token in enumerate(tokens):
+        if token.text not in _CLASS_KEYS:
+            continue
+        opening = index + 1
+        while opening < len(tokens) and (tokens[opening].kind == "name" or tokens[opening].text in (":", ",")):
+            opening += 1
+        if opening >= len(tokens) or tokens[opening].text != "{":
+            continue
+        closing = matching(tokens, opening, len(tokens))
+        if closing + 1 < len(tokens) and tokens[closing + 1].text in _STARTS:
+            text = f"a ';' is missing after this '}}', which ends the {token.text}"
+            yield (*source.location(tokens[closing].start), text)
+
+
+def _references(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
+    for kernel in found.kernels:
+        opening, closing = kernel.parameters
+        depth, default = 0, False
+        for token in tokens[opening + 1 : closing - 1]:
+            depth += (token.text in ("(", "[", "{", "<")) - (token.text in (")", "]", "}", ">"))
+            default = (default or token.text == "=") and not (token.text == "," and depth == 0)
+            if token.text == "&" and depth == 0 and not default:
+                text = f"the kernel '{kernel.name}' takes a reference: its arguments are passed by value"
+                yield (*source.location(token.start), text)
+                break
+
+
+def _brackets(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
+    closing = {end: start for start, end in OPENING.items()}
+    open_: list[Token] = []
+    for token in tokens:
+        if token.kind != "op":
+            continue
+        if token.text in OPENING:
+            open_.append(token)
+        elif token.text in closing:
+            if open_ and open_[-1].text == closing[token.text]:
+                open_.pop()
+            elif open_ and token.text == "}":
+                break  # within braces a parenthesis is open
+            else:
+                yield (*source.location(token.start), f"this '{token.text}' closes nothing that is open")
+                return
+    if open_:
+        token = open_[-1]
+        missing = OPENING[token.text]
+        yield (*source.location(token.start), f"this '{token.text}' is never closed: a '{missing}' is missing")
+
+
+def _kernel_types(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
+    for kernel in found.kernels:
+        head = [token.text for token in tokens[kernel.statement[0] : kernel.parameters[0]]]
+        if "void" not in head:
+            text = f"the kernel '{kernel.name}' must return void: a kernel gives its results in memory"
+            yield (*_place(source, tokens, kernel), text)
+
+
+def _c_names(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
+    """Kernels with C linkage that share a name, which C does not allow."""
+    known: dict[str, str] = {}
+    for kernel in found.kernels:
+        if not kernel.is_extern_c or kernel.is_template:
+            continue
+        opening, closing = kernel.parameters
+        parameters = " ".join(token.text for token in tokens[opening:closing])
+        if known.setdefault(kernel.qualified, parameters) != parameters:
+            text = f"a kernel '{kernel.name}' with C linkage is declared before, with other parameters"
+            yield (*_place(source, tokens, kernel), text)
+
+
+def _place(source: SourceMap, tokens: Sequence[Token], kernel: Function) -> tuple[str, int]:
+    return source.location(tokens[kernel.parameters[0] - 1].start)

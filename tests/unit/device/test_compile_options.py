@@ -1,0 +1,197 @@
+"""Compiler options: every option of NVRTC's documentation has one answer, which both backends give."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device import compile_options
+from hearthd.device.compilation import Source
+from hearthd.device.compile_options import ALLOWED, parse
+from hearthd.device.cpu import options as cpu_options
+
+# Option, how NVRTC gets it ("" where it does not), and "ignored" where the CPU backend's log says so.
+ACCEPTED = """
+-DN=4                                   | -DN=4                     |
+-D=N=4                                  | -DN=4                     |
+-D F(x)=(2*(x))                         | -DF(x)=(2*(x))            |
+--define-macro=URL="http://x/*y"        | -DURL="http://x/*y"       |
+-UN                                     | -UN                       |
+--undefine-macro=N                      | -UN                       |
+-std=c++11                              | --std=c++11               |
+--std=c++20                             | --std=c++20               |
+-use_fast_math                          | --use_fast_math           |
+--fmad=false                            | --fmad=false              |
+-device-int128                          | --device-int128           |
+-G                                      | --device-debug            |
+--device-debug                          | --device-debug            |
+-default-device                         | --device-as-default-execution-space |
+--device-as-default-execution-space     | --device-as-default-execution-space |
+-lineinfo                               | --generate-line-info      | ignored
+--generate-line-info                    | --generate-line-info      | ignored
+-maxrregcount=32                        | --maxrregcount=32         | ignored
+--ftz=true                              | --ftz=true                | ignored
+-prec-sqrt=false                        | --prec-sqrt=false         | ignored
+--prec-div=true                         | --prec-div=true           | ignored
+-dopt                                   | --dopt=on                 | ignored
+--dopt=on                               | --dopt=on                 | ignored
+-Ofc=mid                                | --Ofast-compile=mid       | ignored
+-extra-device-vectorization             | --extra-device-vectorization | ignored
+--restrict                              | --restrict                | ignored
+-jtd=101                                | --jump-table-density=101  | ignored
+--device-stack-protector=true           | --device-stack-protector=true | ignored
+--builtin-move-forward=false            | --builtin-move-forward=false | ignored
+-builtin-initializer-list=true          | --builtin-initializer-list=true | ignored
+-diag-error=177                         | --diag-error=177          | ignored
+--diag-suppress=177,550                 | --diag-suppress=177,550   | ignored
+-diag-warn=20012                        | --diag-warn=20012         | ignored
+-err-no                                 | --display-error-number    | ignored
+--no-display-error-number               | --no-display-error-number | ignored
+-brief-diag=true                        | --brief-diagnostics=true  | ignored
+-opt-info=inline                        | --optimization-info=inline | ignored
+-rdc=false                              |                           | ignored
+--relocatable-device-code=false         |                           | ignored
+-dw                                     |                           | ignored
+--modify-stack-limit=false              |                           | ignored
+-no-cache                               |                           | ignored
+-frandom-seed=abc                       |                           | ignored
+--no-source-include                     |                           | ignored
+--split-compile=4                       |                           | ignored
+-minimal                                |                           | ignored
+--pch                                   |                           | ignored
+-pch-verbose=true                       |                           | ignored
+--pch-messages=false                    |                           | ignored
+-instantiate-templates-in-pch=true      |                           | ignored
+"""
+
+REFUSED = """
+-arch=sm_90
+--gpu-architecture=compute_80
+-I/usr/include
+-I include
+--include-path=/
+-include=a.h
+--pre-include=/etc/passwd
+-dc
+--device-c
+-rdc=true
+--relocatable-device-code=true
+-ewp
+-dlto
+--dlink-time-opt
+-gen-opt-lto
+--optix-ir
+-Xptxas=-v
+--ptxas-options=-O3
+-device-float128
+-create-pch=a.pch
+--use-pch=a.pch
+-pch-dir=/tmp
+-time=-
+--fdevice-time-trace=trace.json
+-fdevice-syntax-only
+-Werror=all-warnings
+--use-bundled-headers=cccl
+-std=c++98
+-std=c++03
+-std=c++23
+-std=gnu++17
+-std
+-maxrregcount=many
+-ftz=yes
+-ftz
+-dopt=off
+-jtd=102
+-diag-suppress=x
+-w=1
+-D
+-D1x=2
+-DX=/*
+-DX="open
+-DX=R"(
+-DX=\\
+-UN M
+-O3
+-g
+-foo
+--no-such-option
+a.cu
+"""
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
+
+
+def refusal(*options: str) -> Refusal:
+    """Both backends' answer, which is the same."""
+    with pytest.raises(Refusal) as caught:
+        parse(options)
+    with pytest.raises(Refusal) as other:
+        cpu_options.parse(options)
+    assert (caught.value.message, caught.value.fix) == (other.value.message, other.value.fix)
+    return caught.value
+
+
+@pytest.mark.parametrize(("text", "nvrtc", "ignored"), [(*row, "")[:3] for row in rows(ACCEPTED)])
+def test_accepted_option(text: str, nvrtc: str, ignored: str) -> None:
+    parsed = parse([text])
+    assert parsed.for_nvrtc() == ([nvrtc] if nvrtc else [])
+    notes = cpu_options.parse([text]).notes
+    assert any("has no effect on the CPU backend" in note and text in note for note in notes) == bool(ignored)
+    assert bool(parsed.without_effect(on_gpu=True)) == (not nvrtc)
+    assert not cpu_options.parse([text, "-w"]).notes
+
+
+@pytest.mark.parametrize("option", REFUSED.strip().splitlines())
+def test_refused_option(option: str) -> None:
+    error = refusal("-DN=1", option)
+    assert error.reason is Reason.COMPILE_FAILED and error.fix
+    assert option in error.message and ALLOWED in error.message
+    assert error.details["option"] == option and option in error.details["log"]
+
+
+def test_table_is_complete() -> None:
+    """Each option that the module knows is tried above, in one of its spellings."""
+    tried = {text.split("=")[0].split(" ")[0].lstrip("-") for text, *_ in rows(ACCEPTED + REFUSED)}
+    tried |= {text[1] for text, *_ in rows(ACCEPTED + REFUSED) if text[1:2] in ("D", "U", "I")} | {"w"}
+    known = [*compile_options.ACCEPTED, *compile_options.REFUSED]
+    assert [option.long for option in known if not {option.long, option.short} & tried] == []
+
+
+def test_value_in_next_string() -> None:
+    options = ["-D", "N=4", "--std", "c++20", "-maxrregcount", "32", "-U", "M", "", " -dopt ", "-w"]
+    expected = ["-DN=4", "--std=c++20", "--maxrregcount=32", "-UM", "--dopt=on", "--disable-warnings"]
+    assert parse(options).for_nvrtc() == expected
+    assert "-arch sm_90" in refusal("-arch", "sm_90").message
+    assert "more than one line" in refusal("-D", "N=1\n#error").message
+
+
+def test_cpu_follows_options() -> None:
+    parsed = cpu_options.parse(
+        ["-DA", "-DB=", "-DA=2", "-UC", "--std=c++14", "-std=c++20", "-use_fast_math", "-device-int128", "-fmad=false"]
+    )
+    assert parsed.standard == "gnu++20" and parsed.arguments == ["-ffp-contract=off"] and not parsed.notes
+    assert parsed.prologue == [
+        "#define __USE_FAST_MATH__ 1", "#define __CUDACC_RTC_INT128__ 1", "#define A 1", "#define B ", "#undef A",
+        "#define A 2", "#undef C",
+    ]  # fmt: skip
+    assert cpu_options.parse(["-fmad=false", "-fmad=true"]).arguments == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda-bindings is not installed")
+def test_nvrtc_takes_accepted_options() -> None:
+    """The newest ones only where NVRTC knows them: an older one names them itself."""
+    from hearthd.device.cuda.nvrtc import NvrtcCompiler
+
+    compiler = NvrtcCompiler((9, 0), ())
+    code = 'extern "C" __global__ void f(int* x) { *x = 1; }'
+    late = ("-jtd", "-Ofc", "--device-stack-protector")
+    for text, *_ in rows(ACCEPTED):
+        try:
+            compiler.compile(Source(code, (text,)))
+        except Refusal as error:
+            assert text.startswith(late) and "refuses an option" in error.message, (text, error)
+    assert "has no effect here" in compiler.compile(Source(code, ("--split-compile=4",))).log
