@@ -247,6 +247,7 @@ extern "C" __global__ void handed_over(int* out, int fences) {
         while (atomicAdd(&ready, 0) == 0) {}
         __threadfence_block();
         *out = data;  // [takes]
+        if (fences == 1) *out += ready - 1;
     }
 }
 extern "C" __global__ void locked(int* out) {
@@ -271,7 +272,8 @@ extern "C" __global__ void from_header(int* out) {
     out[threadIdx.x] = s;
 }
 extern "C" __global__ void arrivals(int* x, int waits) {
-    __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
+    __shared__ cuda::barrier<cuda::thread_scope_block> pair[2];
+    auto& barrier = pair[1];
     __shared__ int s[96];
     int t = threadIdx.x;
     if (t == 0) init(&barrier, blockDim.x);

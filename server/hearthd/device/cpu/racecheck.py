@@ -30,6 +30,9 @@ _WRITE = 1
 _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
 _STT_TLS = 6
+_GUARD = ""
+"""In the place of the name of a variable's guard: whether its constructor, which does nothing, has run."""
+
 _PLAIN_NAME = re.compile(r"\d+")
 
 
@@ -121,7 +124,10 @@ class RaceReports:
             ]
             key = tuple(sorted((side.place, side.kind) for side in sides))
             x, y, z = report.block
-            race = Race(kernel, (x, y, z), sides[0], sides[1], self._memory(report), report.count, not report.across)
+            memory = self._memory(report)
+            if not memory:
+                continue
+            race = Race(kernel, (x, y, z), sides[0], sides[1], memory, report.count, not report.across)
             if key in found:
                 known = found[key]
                 one_warp = known.one_warp and race.one_warp
@@ -137,12 +143,15 @@ class RaceReports:
         return f"{frame.file}({frame.line})"
 
     def _memory(self, report: _Report) -> str:
+        """The variable; empty for what the compiler has added."""
         if not report.is_static:
             return f"dynamic shared memory + {report.offset} bytes"
         at = bisect.bisect_right(self._variables, (report.offset, "\U0010ffff", 0)) - 1
         if at >= 0:
             start, name, size = self._variables[at]
             if report.offset < start + size:
+                if name == _GUARD:
+                    return ""
                 return f"{name} + {report.offset - start} bytes" if size > 8 or report.offset > start else name
         return f"static shared memory + {report.offset} bytes"
 
@@ -168,6 +177,8 @@ class RaceReports:
 
 def plain_name(symbol: str) -> str:
     """The name of a variable in its mangled name: `_ZZ6reducePfE1s` is `s`."""
+    if symbol.startswith("_ZGV"):
+        return _GUARD
     if not symbol.startswith("_Z"):
         return symbol.split(".", maxsplit=1)[0]
     names: list[str] = []

@@ -21,16 +21,16 @@ inline __attribute__((always_inline)) void hook(Kind kind, const void *place, si
 inline void before_load(const volatile void *place, size_t bytes, const void *site) {
     hearth::race::Checker *const checker = hearth::race::running;
     if (checker == nullptr) return;
-    checker->access(hearth::race::atomic_read, const_cast<const void *>(place), bytes, site);
     checker->acquire(const_cast<const void *>(place));
+    checker->access(hearth::race::atomic_read, const_cast<const void *>(place), bytes, site);
 }
 
 inline void before_update(const volatile void *place, size_t bytes, int order, bool reads, const void *site) {
     hearth::race::Checker *const checker = hearth::race::running;
     if (checker == nullptr) return;
-    checker->access(hearth::race::atomic_update, const_cast<const void *>(place), bytes, site);
     if (reads) checker->acquire(const_cast<const void *>(place));
     checker->release(const_cast<const void *>(place), order);
+    checker->access(hearth::race::atomic_update, const_cast<const void *>(place), bytes, site);
 }
 
 inline void before_swap() {

@@ -249,6 +249,9 @@ void Checker::access(Kind kind, const void *place, size_t bytes, const void *sit
     settle();
     const uint32_t rank = hearth_tls.running;
     mine_ = Access{epoch_, time_[rank], static_cast<uint32_t>(static_cast<const unsigned char *>(site) - code_), rank};
+    // What the fence before an atomic operation orders holds for the operation itself.
+    const Clock &fence = fences_[rank];
+    if (kind == atomic_update && fence.epoch == epoch_ && fence.lanes[rank % 32] + 1 == mine_.time) --mine_.time;
     in_ = shadow;
     reported_ = false;
     const unsigned char *const end = address + std::min(bytes, shadow->left(address));
