@@ -91,6 +91,18 @@ def test_a_grid_is_valid_in_a_cooperative_launch_only(gpu: hearth.Device, kernel
     assert out.get().tolist() == [int(cooperative or BACKEND == "cuda")] * 3
 
 
+def test_cooperative_launch_stays_cooperative_when_its_geometry_repeats(gpu: hearth.Device, kernel: Kernel) -> None:
+    """A launch of a known geometry takes a shorter path through the daemon."""
+    meet, valid, outs = kernel("meet"), kernel("valid"), [gpu.zeros(2, np.int32) for _ in range(5)]
+    for out in outs:
+        meet((2,), (32,), (out,), 128, cooperative=True)
+        out.get()
+    assert [out.get().tolist() for out in outs] == [[1, 2]] * 5
+    for _ in range(5):
+        valid((2,), (32,), (outs[0],), cooperative=True)
+        assert outs[0].get().tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(("threads", "shared"), [(32, 0), (256, 0), (1024, 0), (64, 40 << 10)])
 def test_the_largest_grid_runs_and_one_block_more_is_refused_with_the_numbers(
     gpu: hearth.Device, kernel: Kernel, threads: int, shared: int

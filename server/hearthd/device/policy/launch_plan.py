@@ -61,7 +61,8 @@ class Plan:
         """Which of the pointers the kernel only reads through; empty where it is none."""
         if not any(self.readers):
             self.readers = ()
-        plain = extension is None and not record.flags & LaunchFlag.VALIDATE and not self._has_maps()
+        plain = extension is None and self.attributes is None
+        plain = plain and not record.flags & LaunchFlag.VALIDATE and not self._has_maps()
         self.length = self.params_at + padded(self.params_size) if plain else -1
         """Bytes of a record that may take the short way; -1: none may."""
 

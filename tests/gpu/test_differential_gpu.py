@@ -1,0 +1,41 @@
+"""Random CUDA kernels on a GPU, through a client and a daemon, against the reference that the CPU backend is held to.
+
+HEARTH_TEST_DIFFERENTIAL=200 is the number of programs (10).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import hearth
+from tests.daemon import harness
+from tests.unit.cpu.differential import clients
+from tests.unit.cpu.differential.programs import program
+
+BACKEND = "cuda"
+PROGRAMS = int(os.environ.get("HEARTH_TEST_DIFFERENTIAL", "10"))
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120 + 30 * PROGRAMS, method="thread")]
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hearth.Device]:
+    """A device of this module's own daemon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "BACKEND", BACKEND)
+        daemon = harness.DaemonProcess(tmp_path_factory.mktemp("compiled"))
+    try:
+        with daemon.connect() as node:
+            yield node.device(0)
+    finally:
+        daemon.stop()
+        daemon.remove()
+
+
+@pytest.mark.parametrize("seed", range(1, 1 + PROGRAMS))
+def test_random_kernels_equal_the_reference_on_a_gpu(gpu: hearth.Device, seed: int) -> None:
+    failures = clients.check(gpu, program(seed))
+    assert not failures, "\n\n".join(failure.report() for failure in failures)
