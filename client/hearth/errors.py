@@ -187,6 +187,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "LAUNCH_FAILED": LaunchError,
     "RESIDENCY_EXCEEDED": LaunchError,
     "OUT_OF_BOUNDS_WRITE": LaunchError,
+    "DATA_RACE": LaunchError,
     "TENSOR_MAP_INVALID": LaunchError,
     "CAPTURE_INVALID": LaunchError,
     "OUT_OF_MEMORY": OutOfMemoryError,

@@ -97,6 +97,7 @@ class Reason(enum.StrEnum):
     NOT_PUBLISHED = "NOT_PUBLISHED"
     NAME_IN_USE = "NAME_IN_USE"
     READ_ONLY = "READ_ONLY"
+    DATA_RACE = "DATA_RACE"
 
 
 CODES: Mapping[Reason, Code] = {
@@ -146,6 +147,7 @@ CODES: Mapping[Reason, Code] = {
     Reason.NOT_PUBLISHED: Code.NOT_FOUND,
     Reason.NAME_IN_USE: Code.ALREADY_EXISTS,
     Reason.READ_ONLY: Code.FAILED_PRECONDITION,
+    Reason.DATA_RACE: Code.DATA_LOSS,
 }
 
 

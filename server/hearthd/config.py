@@ -37,6 +37,8 @@ FOREIGN_VARIABLES = frozenset(
     }
 )
 """Variables of the clients, which share the prefix."""
+DEBUG_VARIABLES = frozenset({"HEARTH_CPU_RACECHECK"})
+"""Variables that a backend reads itself (docs/operations.md, "Finding races on a laptop")."""
 FILE_VARIABLE = "HEARTH_CONFIG"
 _PREFIX = "HEARTH_"
 
@@ -145,7 +147,7 @@ def _environment_layer(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]
     names = {_variable(where): where for where in settings()}
     layer: dict[tuple[str, ...], str] = {}
     for name, value in environ.items():
-        if not name.startswith(_PREFIX) or name in FOREIGN_VARIABLES or name == FILE_VARIABLE:
+        if not name.startswith(_PREFIX) or name in FOREIGN_VARIABLES | DEBUG_VARIABLES or name == FILE_VARIABLE:
             continue
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)

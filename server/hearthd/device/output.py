@@ -36,8 +36,9 @@ LOGGED_BYTES = 16 << 10
 PIPE_BYTES = 1 << 20
 STDOUT = 1
 
-_PRINTERS = (b"vprintf", b"printf\0", b"puts\0", b"putchar\0", b"printf_chk\0", b"fwrite\0")
-"""What code that prints refers to: PTX and CUBIN to `vprintf`, a shared object to what the compiler made of it."""
+_PRINTERS = (b"vprintf", b"printf\0", b"puts\0", b"putchar\0", b"printf_chk\0", b"fwrite\0", b"__tsan_init")
+"""What code that prints refers to: PTX and CUBIN to `vprintf`, a shared object to what the compiler made of it. The
+last is of kernels that are checked for races, which are reported among their output."""
 
 _FATBIN = b"\x50\xed\x55\xba"
 """Magic number of a fatbin; its code may be compressed, so that nothing can be read off it."""

@@ -63,6 +63,16 @@ class KeepsCrashRecord(Protocol):
 
 
 @runtime_checkable
+class ChecksRaces(Protocol):
+    """A backend that can find races in a kernel's shared memory (the CPU's, with HEARTH_CPU_RACECHECK)."""
+
+    def race_refusal(self, stream: Stream) -> Callable[[], Refusal | None]:
+        """The error of the launch that `stream` was given last, to be called once the stream has come to it: DATA_RACE,
+        or None where no race was found or the kernel is not checked."""
+        ...
+
+
+@runtime_checkable
 class ComputeServer(Protocol):
     """One device. Made, used and closed on the device-handle thread."""
 

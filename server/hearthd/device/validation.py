@@ -3,11 +3,13 @@
 The kernel runs on the copies; what it wrote inside them is copied back, and what it wrote beside them is reported with
 kernel and buffer. Nothing outside the buffers is touched, whatever the kernel does within the zones. Addresses that a
 kernel finds in memory (a buffer of pointers) are not replaced.
+
+A race in the kernel's shared memory fails the launch as well, where the backend looks for races.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from hearthd.device.operation import Origin
 from hearthd.device.policy.launch_plan import Q
 from hearthd.device.policy.red_zones import PATTERN, Damage, Shadow, damage, shadow
 from hearthd.device.resources import HostBuffer, Memory
+from hearthd.device.server import ChecksRaces
 
 
 class _Guarded(NamedTuple):
@@ -41,6 +44,7 @@ class Validation:
         self._origin = origin
         self._bound = bound
         self._buffers: list[Buffer] = []
+        self._race: Callable[[], Refusal | None] = lambda: None
         for pointer in pointers:
             if isinstance(pointer, TensorMapEntry):
                 raise Refusal(
@@ -71,6 +75,8 @@ class Validation:
         try:
             self._fill(guarded)
             self._binder.issue(self._origin.stream, self._onto(guarded))
+            if isinstance(device.server, ChecksRaces):
+                self._race = device.server.race_refusal(track.stream)
             self._bring_back(guarded, host)
         except Refusal:  # some of it may be under way
             device.staging.drop(track, host)
@@ -131,6 +137,8 @@ class Validation:
         self._device.staging.release(host)
         if found:
             self._origin.fail(refuse(self._bound.plan.name, found))
+        elif (race := self._race()) is not None:
+            self._origin.fail(race)
         else:
             self._origin.reply()
 

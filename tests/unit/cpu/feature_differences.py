@@ -42,7 +42,8 @@ DIFFERENCES = [
         "threads of a block run at the same time; a race gives a different result now and then",
         "one thread runs until its next meeting point (a barrier, a warp function, a group operation), then another; a "
         "race gives the same wrong, or by luck the right, result each time",
-        "a barrier between each write and the reads of other threads",
+        "a barrier between each write and the reads of other threads; "
+        "[`HEARTH_CPU_RACECHECK=1`](operations.md#finding-races-on-a-laptop) finds where one is missing",
     ),
     Differs(
         "races between blocks",

@@ -41,6 +41,7 @@ def test_file_then_environment_then_flags(tmp_path: Path) -> None:
         '[sessions]\nlease = "500ms"\nmax = 3\n',
     )
     environ = {"HEARTH_SESSIONS_MAX": "5", "HEARTH_DEVICES_VISIBLE": "1,3", "HEARTH_TARGET": "x", "PATH": "y"}
+    environ["HEARTH_CPU_RACECHECK"] = "1"
     config, origins = load(path, environ, {("sessions", "max"): 7, ("listen", "grpc"): None})
     assert config.devices.memory_limit == 8 << 30
     assert config.devices.visible == (1, 3)

@@ -200,7 +200,8 @@ def compile_image(
 
 def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
     """The image of the object file in `room`."""
-    done = toolchain.run(["-shared", "-s", "-o", "module.so", "module.o"], room, timeout_s=timeout_s)
+    link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
+    done = toolchain.run(link, room, timeout_s=timeout_s)
     if done.status != 0:
         raise _failure(done, Messages(done.log, {}, str(room)))
     return image.pack((room / "module.so").read_bytes(), static_shared_bytes((room / "module.o").read_bytes()))

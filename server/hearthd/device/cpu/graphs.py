@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from hearthd.device.cpu.racecheck import Race
 from hearthd.device.cpu.streams import CpuStream, Work
 from hearthd.device.nodes import GraphNode, KernelNode
 from hearthd.device.replay import Enqueues, replay
@@ -15,6 +16,7 @@ class Recorder:
 
     launched: Sequence[tuple[int, str, str]] = ()
     session = ""
+    races: Sequence[Race] = ()
 
     def __init__(self) -> None:
         self.work: list[Work] = []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Image
-from hearthd.device.cpu import occupancy
+from hearthd.device.cpu import occupancy, racecheck
 from hearthd.device.cpu.crash_keeping import CrashKeeping
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
@@ -17,6 +20,8 @@ from hearthd.device.nodes import Dim, LaunchAttributes
 from hearthd.device.policy import device_code, tensor_map
 from hearthd.device.resources import Function, FunctionAttributes, Module
 
+_STDOUT = 1
+_log = logging.getLogger("hearthd.racecheck")
 _OWN_SYMBOL = b"\0hearth_module\0"
 """In the symbol names of each image that the CPU backend's compiler makes."""
 
@@ -128,7 +133,7 @@ class LaunchOperations:
         attributes: LaunchAttributes | None = None,
     ) -> None:
         assert isinstance(function, LoadedFunction)
-        run = function.cpu.launch
+        run = _with_races_shown(function.cpu, stream) if function.cpu.checks_races else function.cpu.launch
         function.cpu.check(grid, block, shared_mem, params)  # here: on the stream's thread it would be a fault
         if shared_mem and not self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem):
             raise Refusal(
@@ -148,6 +153,12 @@ class LaunchOperations:
         if cooperative:
             self._check_resident(function, grid, block, shared_mem)
         stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters, cooperative))
+
+    def race_refusal(self, stream: CpuStream) -> Callable[[], Refusal | None]:
+        """`hearthd.device.server.ChecksRaces`."""
+        found: list[racecheck.Race] = []
+        stream.submit(lambda: found.extend(stream.races))
+        return lambda: racecheck.refusal(found) if found else None
 
     def blocks_per_multiprocessor(self, function: Function, threads: int, shared_mem: int) -> int:
         attributes = function.attributes
@@ -178,6 +189,18 @@ class LaunchOperations:
                 fix="launch fewer or smaller blocks, and let each do more",
                 details={"kernel": function.name, "blocks": blocks, "allowed": limit},
             )
+
+
+def _with_races_shown(function: CpuFunction, stream: CpuStream) -> Callable[..., object]:
+    """The launch of a kernel that is checked for races: they are shown as what the kernel prints is, and logged."""
+
+    def run(*arguments: Any) -> None:
+        races = stream.races = function.launch(*arguments)
+        for line in racecheck.text(races).splitlines(keepends=True):
+            os.write(_STDOUT, line.encode())  # shorter than what a pipe takes in one piece
+            _log.warning(line.rstrip())
+
+    return run
 
 
 def _no_clusters(kernel: str) -> Refusal:

@@ -11,12 +11,13 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.image import shared_bytes as kernels_shared_bytes
+from hearthd.device.cpu.racecheck import MARK, Race, RaceReports
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 
 
@@ -97,7 +98,14 @@ class _Code:
 class CpuFunction:
     """A kernel of a loaded module."""
 
-    def __init__(self, code: _Code, runtime: ctypes.CDLL, kernel: _Kernel, static_shared_bytes: int) -> None:
+    def __init__(
+        self,
+        code: _Code,
+        runtime: ctypes.CDLL,
+        kernel: _Kernel,
+        static_shared_bytes: int,
+        races: RaceReports | None = None,
+    ) -> None:
         self.name: str = kernel.name.decode()
         self.params: tuple[tuple[int, int], ...] = tuple(
             (kernel.params[i].offset, kernel.params[i].size) for i in range(kernel.param_count)
@@ -108,6 +116,7 @@ class CpuFunction:
         self._code = code  # it must stay loaded
         self._address = ctypes.addressof(kernel)
         self._launch = runtime.hearth_launch
+        self._races = races
 
     def launch(
         self,
@@ -116,17 +125,24 @@ class CpuFunction:
         shared_bytes: int,
         params: bytes | bytearray,
         cooperative: bool = False,
-    ) -> None:
+    ) -> Sequence[Race]:
         """Run the kernel and return when all its blocks have ended. Any number of threads may do so at once.
 
         A `cooperative` launch has all its blocks running at once, each on a thread of its own, so that they may wait
         for each other (`grid.sync()`); the caller keeps their number within what `occupancy` allows.
         `params` is the parameter block, laid out by C's rules (`self.params`). Raises `Refusal` as `check` does; what
         the kernel itself does wrong ends the process.
+
+        Returns the races in shared memory that the kernel had, where its module checks for them.
         """
         self.check(grid, block, shared_bytes, params)
         data = bytes(params) if isinstance(params, bytearray) else params
         self._launch(self._address, _Dim3(*grid), _Dim3(*block), shared_bytes, data, cooperative)
+        return () if self._races is None else self._races.take(self.name, block)
+
+    @property
+    def checks_races(self) -> bool:
+        return self._races is not None
 
     def check(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, params: bytes | bytearray
@@ -174,8 +190,9 @@ class CpuModule:
                 fix="Compile the source again.",
             )
         kernels = [table.kernels[i] for i in range(table.kernel_count)]
+        races = RaceReports(image, self.runtime) if MARK in image else None
         self.functions: Mapping[str, CpuFunction] = {
-            kernel.name.decode(): CpuFunction(self._code, self.runtime, kernel, shared)
+            kernel.name.decode(): CpuFunction(self._code, self.runtime, kernel, shared, races)
             for kernel, shared in zip(kernels, shared_bytes, strict=True)
         }
         self.globals: Mapping[str, tuple[int, int]] = {

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
+from hearthd.device.cpu.racecheck import Race
+
 Work = Callable[[], object]
 
 
@@ -41,6 +43,8 @@ class CpuStream:
         """(position, kernel, session) of the latest launches, that which is being handed over last."""
         self.session = ""
         """Whose launches it runs, by id, as far as it has been given work."""
+        self.races: Sequence[Race] = ()
+        """Races of the latest launch that was checked for them. The stream's thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,15 @@ _F_SETSIG = 10
 _REAP_S = 1.0
 """For what the compiler's driver has left to end."""
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
+RACECHECK = "HEARTH_CPU_RACECHECK"
+"""Environment variable: kernels are compiled with checks for races in shared memory (runtime/racecheck.h)."""
+
+# Little is optimised, so that the accesses are those of the source. Functions of the headers are inlined, so that the
+# debug information leads from an atomic function to the line that calls it.
+_RACECHECK_OPTIONS = ("-fsanitize=thread", "-DHEARTH_RACECHECK=1", "-g1", "-gdwarf-4", "-gz=none")
+_RACECHECK_GCC = ("-O1", "-finline-functions", "-finline-small-functions")
+_RACECHECK_CLANG = ("-O2", "-fno-vectorize", "-fno-slp-vectorize")
+_RACECHECK_LINK = ("-g1", "-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset")
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,14 @@ class Toolchain:
     version: str
     is_clang: bool
     cache_dir: Path
+    racecheck: bool = False
 
     @classmethod
     def made_from(cls, recipe: Mapping[str, Any]) -> Toolchain:
         """The toolchain of another process's `recipe`."""
         command = tuple(map(str, recipe["command"]))
-        return cls(command, str(recipe["version"]), bool(recipe["is_clang"]), Path(recipe["cache_dir"]))
+        is_clang, racecheck = bool(recipe["is_clang"]), bool(recipe["racecheck"])
+        return cls(command, str(recipe["version"]), is_clang, Path(recipe["cache_dir"]), racecheck)
 
     def recipe(self) -> Mapping[str, Any]:
         return {
@@ -78,6 +89,7 @@ class Toolchain:
             "version": self.version,
             "is_clang": self.is_clang,
             "cache_dir": str(self.cache_dir),
+            "racecheck": self.racecheck,
         }
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
@@ -104,7 +116,7 @@ class Toolchain:
     def identity(self) -> bytes:
         """32 bytes that change whenever the same source could give another image: compiler, processor, our files."""
         digest = hashlib.sha256()
-        for part in (*self.command, self.version, platform.machine(), _processor(), *self._options()):
+        for part in (*self.command, self.version, platform.machine(), _processor(), *self._kernel_options()):
             digest.update(part.encode() + b"\0")
         digest.update(_own_files())
         return digest.digest()
@@ -117,9 +129,18 @@ class Toolchain:
         native = ["-march=native"] if platform.machine() == "x86_64" else ["-mcpu=native"]
         return [*_OPTIONS, *(() if self.is_clang else _GCC_OPTIONS), *native]
 
+    def _kernel_options(self) -> list[str]:
+        if not self.racecheck:
+            return self._options()
+        return [*self._options(), *_RACECHECK_OPTIONS, *(_RACECHECK_CLANG if self.is_clang else _RACECHECK_GCC)]
+
+    def link_options(self) -> Sequence[str]:
+        """Options that make a module of an object file."""
+        return ("-shared", *(_RACECHECK_LINK if self.racecheck else ("-s",)))
+
     def compile_options(self, standard: str) -> list[str]:
         """Options for every step of a kernel's compile; makes the precompiled prelude if it is not there yet."""
-        options = [*self._options(), f"-std={standard}", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
+        options = [*self._kernel_options(), f"-std={standard}", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
         options += ["-I", str(INCLUDE)]  # ahead of the compiler's own headers, one or two of which it replaces
         return options
 
@@ -181,7 +202,8 @@ class Toolchain:
             if done.status != 0:
                 raise _broken(self, done)
 
-        return build_once(self.cache_dir, f"{name}-{self.identity().hex()[:24]}", build) / f"{name}.so"
+        identity = replace(self, racecheck=False).identity()  # one for modules of both kinds
+        return build_once(self.cache_dir, f"{name}-{identity.hex()[:24]}", build) / f"{name}.so"
 
     def run(
         self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None, life: int = -1
@@ -266,7 +288,11 @@ def find_toolchain(cache_dir: Path | None = None) -> Toolchain:
     """
     place = private_dir(cache_dir) if cache_dir is not None else default_cache_dir()
     chosen = os.environ.get("CXX", "").strip()
-    return _find(chosen, os.environ.get("PATH", ""), place)
+    return replace(_find(chosen, os.environ.get("PATH", ""), place), racecheck=_races_are_checked())
+
+
+def _races_are_checked() -> bool:
+    return os.environ.get(RACECHECK, "") not in ("", "0")
 
 
 @functools.lru_cache(maxsize=8)

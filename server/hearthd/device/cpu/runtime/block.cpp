@@ -5,6 +5,7 @@
 
 #include "faults.h"
 #include "grid.h"
+#include "racecheck.h"
 
 __thread hearth::Block *hearth::running_block = nullptr;
 
@@ -236,6 +237,7 @@ __attribute__((noinline)) void Block::release_barrier() {
         at_grid_ = 0;
         static_cast<Grid *>(hearth_tls.grid)->sync();
     }
+    if (race::running != nullptr) race::running->barrier();
     outcome_ = (count_ << 1) | (count_ == static_cast<int>(arrived_) ? 1 : 0);
     arrived_ = 0;
     count_ = 0;
@@ -279,6 +281,7 @@ __attribute__((noinline)) void Block::complete(unsigned w, unsigned meeting) {
     Warp &warp = warps_[w];
     const Rendezvous done = warp.rendezvous[meeting];
     warp.rendezvous[meeting] = warp.rendezvous[--warp.meetings];
+    if (race::running != nullptr) race::running->met(w * warp_lanes, done.arrived, done.finish);
     done.finish(warp.lanes, done.arrived);
     wake(w, done.arrived);
 }

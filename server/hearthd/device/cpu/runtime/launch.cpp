@@ -11,6 +11,7 @@
 #include "faults.h"
 #include "grid.h"
 #include "pool.h"
+#include "racecheck.h"
 #include "record.h"
 
 __thread hearth::Tls hearth_tls = {};
@@ -25,6 +26,7 @@ struct Launch {
     unsigned shared_bytes;
     Grid *together;  // the barrier of a cooperative launch, else null
     Slot *slot;      // where it is written down that it runs, else null
+    race::Findings *races;
 };
 
 // What a thread that runs blocks keeps between launches; freed when the thread ends.
@@ -65,8 +67,10 @@ void run_one(void *context, uint64_t index) {
     running_slot = launch.slot;
     in_kernel = true;
     running_block = mine.block.get();
+    race::findings = launch.races;
     running_block->run(*launch.kernel, launch.params);
     in_kernel = false;
+    if (race::running != nullptr) race::running->leave();
     if (launch.together != nullptr) launch.together->leave();
     running_slot = nullptr;
 }
@@ -91,14 +95,16 @@ void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const uns
     memcpy(copy, params, kernel->param_bytes);
     const uint64_t blocks = uint64_t{grid[0]} * grid[1] * grid[2];
     hearth::Grid together(blocks);
+    hearth::race::Findings races;
     hearth::Launch launch{kernel,       copy,
                           {grid[0], grid[1], grid[2]},
                           {block[0], block[1], block[2]},
                           shared_bytes, cooperative != 0 ? &together : nullptr,
-                          hearth::begin_launch(kernel->name)};
+                          hearth::begin_launch(kernel->name), &races};
     if (cooperative != 0) hearth::resident_for(blocks, hearth::run_one, &launch);
     else hearth::parallel_for(blocks, hearth::run_one, &launch);
     hearth::end_launch(launch.slot);
+    races.keep();
     if (copy != local) free(copy);
     if (__fpending(stdout) != 0) fflush(stdout);  // CUDA shows it at the next synchronisation; here it is now
 }

@@ -23,6 +23,7 @@ struct Tls {
     unsigned char *dynamic_shared;
     void *grid;          // the Grid of a cooperative launch, else null
     unsigned int spins;  // calls of relax() so far
+    uint32_t running;    // rank of the running thread; written in builds for the race check only
 };
 
 struct Param {

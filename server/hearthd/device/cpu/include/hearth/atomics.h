@@ -4,6 +4,7 @@
 // Where a program may be spinning, other threads of the block get a turn: a failed compare-and-swap, an exchange that
 // changes nothing, and an operation whose operand cannot change anything (the read-by-atomic idiom, atomicAdd(p, 0)).
 #pragma once
+#include "relaxed_begin.h"
 
 namespace hearth {
 
@@ -133,3 +134,4 @@ inline unsigned short atomicCAS(unsigned short *p, unsigned short compare, unsig
 #undef HEARTH_ATOMICS_FOR_ALL
 #undef HEARTH_ATOMIC_CAS
 #undef HEARTH_ATOMIC
+#include "relaxed_end.h"

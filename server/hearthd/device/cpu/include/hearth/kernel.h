@@ -43,6 +43,9 @@ struct Trampoline<F> {
             self.block_dim = dim;
             self.grid_dim = hearth_tls.grid_dim;
         }
+#ifdef HEARTH_RACECHECK
+        hearth_race_enter(&self, sizeof self, &finish_sync);
+#endif
         uint32_t rank = first.x + dim.x * (first.y + dim.y * first.z);
         for (; first.z < dim.z; ++first.z, first.y = 0) {
             for (; first.y < dim.y; ++first.y, first.x = 0) {
@@ -50,6 +53,7 @@ struct Trampoline<F> {
                     self.thread_idx = first;
                     self.rank = rank;
                     self.met = 0;
+                    race_thread(rank);
                     F(arguments...);
                     if (self.met != 0) return rank;
                 }

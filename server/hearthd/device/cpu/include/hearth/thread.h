@@ -5,6 +5,7 @@
 // kernel's leads to it: where the kernel's code is inlined, the record costs nothing.
 #pragma once
 #include "abi.h"
+#include "racecheck.h"
 
 namespace hearth {
 
@@ -27,6 +28,7 @@ public:
         self.thread_idx = index_;
         self.rank = rank_;
         self.met = 1;
+        race_thread(rank_);
     }
     Meeting(const Meeting &) = delete;
     Meeting &operator=(const Meeting &) = delete;

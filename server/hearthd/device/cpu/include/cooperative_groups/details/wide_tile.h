@@ -25,7 +25,7 @@ inline __thread LeadersMeetings leaders_meetings;
 
 // The leaders of `count` warps from `first` on wait for each other; the last to come hands out the elements of `size`
 // bytes.
-inline void meet_leaders(unsigned first, unsigned count, const Leader &own, size_t size) {
+HEARTH_UNCHECKED inline void meet_leaders(unsigned first, unsigned count, const Leader &own, size_t size) {
     LeadersMeetings &meetings = leaders_meetings;
     LeadersMeetings::Place &place = meetings.places[__builtin_ctz(count) - 1][first / count];
     meetings.leaders[hearth::thread_rank() / 32] = own;
@@ -66,8 +66,11 @@ public:
     static constexpr unsigned hearth_warps = Size / 32;
 
     static void sync() {
+        const void *const meeting = &leaders_meetings.leaders[first_warp()];
+        hearth::race_arrive(meeting);
         if (hearth::lane_id() == leader()) meet_leaders(first_warp(), hearth_warps, {}, 0);
         __syncwarp(whole_warp);
+        hearth::race_depart(meeting);
     }
     static int any(int predicate) {
         return combined(__any_sync(whole_warp, predicate), [](int *votes) {

@@ -1,0 +1,245 @@
+"""Races in shared memory that kernels compiled for the race check have had, as text: HEARTH_CPU_RACECHECK.
+
+The runtime finds them (runtime/racecheck.h) and knows places in the module's code; the debug information of the image
+leads from there to lines of the source, its symbols to the names of static shared variables.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.dwarf import Frame, Lines
+
+MARK = b"__tsan_init"
+"""Stands in the image of every module that is compiled for the race check, and in no other."""
+
+MOST = 16
+"""Races that are reported for one launch."""
+
+_ROOM = 64
+_DONE = ("read", "wrote", "read atomically", "updated atomically")
+_NOUNS = ("read", "write", "atomic read", "atomic update")
+_WRITE = 1
+_SHT_SYMTAB = 2
+_SHT_NOBITS = 8
+_STT_TLS = 6
+_GUARD = ""
+"""In the place of the name of a variable's guard: whether its constructor, which does nothing, has run."""
+
+_PLAIN_NAME = re.compile(r"\d+")
+
+
+class _Report(ctypes.Structure):
+    """runtime/racecheck.h's `Report`."""
+
+    _fields_ = (
+        ("block", ctypes.c_uint32 * 3),
+        ("rank", ctypes.c_uint32 * 2),
+        ("site", ctypes.c_uint32 * 2),
+        ("kind", ctypes.c_uint32 * 2),
+        ("is_static", ctypes.c_uint32),
+        ("offset", ctypes.c_uint32),
+        ("across", ctypes.c_uint32),
+        ("count", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two accesses of a race."""
+
+    thread: tuple[int, int, int]
+    kind: int
+    place: str
+    """File and line, as `kernel.cu(14)`."""
+
+    def __str__(self) -> str:
+        x, y, z = self.thread
+        return f"thread ({x},{y},{z}) {_DONE[self.kind]} at {self.place}"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to shared memory by threads of one block that nothing orders."""
+
+    kernel: str
+    block: tuple[int, int, int]
+    first: Side
+    second: Side
+    memory: str
+    """The variable, or the place in the dynamic shared memory."""
+
+    count: int
+    """Pairs of accesses from the same two lines."""
+
+    one_warp: bool
+    """Whether all of them are of two lanes of one warp."""
+
+    @property
+    def fix(self) -> str:
+        atomic = max(self.first.kind, self.second.kind) > _WRITE
+        barrier = "__syncwarp()" if self.one_warp else "__syncthreads()"
+        return f"add {barrier} between them" + (", or make both atomic" if atomic else "")
+
+    @property
+    def message(self) -> str:
+        x, y, z = self.block
+        kinds = "/".join(_NOUNS[kind] for kind in sorted({self.first.kind, self.second.kind}))
+        if self.first.kind == self.second.kind:
+            kinds = f"{kinds}/{kinds}"
+        return (
+            f"kernel {self.kernel}, block ({x},{y},{z}): {kinds} race in shared memory ({self.memory}): "
+            f"{self.first}, {self.second}"
+        )
+
+    def __str__(self) -> str:
+        again = f" (seen {self.count} times)" if self.count > 1 else ""
+        return f"hearth racecheck: {self.message}; {self.fix}{again}"
+
+
+class RaceReports:
+    """The races of one module's launches."""
+
+    def __init__(self, image: bytes, runtime: ctypes.CDLL) -> None:
+        self._image = image
+        self._take = runtime.hearth_race_reports
+        self._take.restype = ctypes.c_uint32
+        self._take.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+
+    def take(self, kernel: str, block: tuple[int, int, int]) -> list[Race]:
+        """Races of the calling thread's latest launch, which was of `kernel` with blocks of `block` threads; one for
+        each pair of lines."""
+        reports = (_Report * _ROOM)()
+        found: dict[tuple[object, ...], Race] = {}
+        for report in reports[: self._take(reports, _ROOM)]:
+            sides = [
+                Side(_thread(report.rank[i], block), report.kind[i], self._place(report.site[i])) for i in range(2)
+            ]
+            key = tuple(sorted((side.place, side.kind) for side in sides))
+            x, y, z = report.block
+            memory = self._memory(report)
+            if not memory:
+                continue
+            race = Race(kernel, (x, y, z), sides[0], sides[1], memory, report.count, not report.across)
+            if key in found:
+                known = found[key]
+                one_warp = known.one_warp and race.one_warp
+                race = replace(known, count=known.count + race.count, one_warp=one_warp)
+            found[key] = race
+        return list(found.values())
+
+    def _place(self, site: int) -> str:
+        """The line of the user's that an access stems from: not one of the backend's own headers."""
+        frames = self._lines.frames(site - 1)  # a call's return address may be the next line's
+        own = next((frame for frame in frames if not _is_ours(frame)), None)
+        frame = own or (frames[0] if frames else Frame("?", 0))
+        return f"{frame.file}({frame.line})"
+
+    def _memory(self, report: _Report) -> str:
+        """The variable; empty for what the compiler has added."""
+        if not report.is_static:
+            return f"dynamic shared memory + {report.offset} bytes"
+        at = bisect.bisect_right(self._variables, (report.offset, "\U0010ffff", 0)) - 1
+        if at >= 0:
+            start, name, size = self._variables[at]
+            if report.offset < start + size:
+                if name == _GUARD:
+                    return ""
+                return f"{name} + {report.offset - start} bytes" if size > 8 or report.offset > start else name
+        return f"static shared memory + {report.offset} bytes"
+
+    @cached_property
+    def _lines(self) -> Lines:
+        return Lines({name: data for name, _, data in _sections(self._image) if name.startswith(".debug_")})
+
+    @cached_property
+    def _variables(self) -> Sequence[tuple[int, str, int]]:
+        """Offset, name and bytes of the thread-local variables."""
+        sections = list(_sections(self._image))
+        strings = next((data for name, _, data in sections if name == ".strtab"), b"")
+        found = []
+        for _, kind, data in sections:
+            if kind != _SHT_SYMTAB:
+                continue
+            for name, info, _, section, value, size in struct.iter_unpack("<IBBHQQ", data):
+                if info & 0xF == _STT_TLS and section != 0:
+                    text = strings[name : strings.index(b"\0", name)].decode(errors="replace")
+                    found.append((value, plain_name(text), size))
+        return sorted(found)
+
+
+def plain_name(symbol: str) -> str:
+    """The name of a variable in its mangled name: `_ZZ6reducePfE1s` is `s`."""
+    if symbol.startswith("_ZGV"):
+        return _GUARD
+    if not symbol.startswith("_Z"):
+        return symbol.split(".", maxsplit=1)[0]
+    names: list[str] = []
+    at = 2
+    while match := _PLAIN_NAME.search(symbol, at):
+        end = match.end() + int(match[0])
+        if end <= len(symbol):
+            names.append(symbol[match.end() : end])
+            at = end
+        else:
+            at = match.end()
+        if at < len(symbol) and symbol[at] == "_":  # a discriminator: several variables of one name
+            break
+    return names[-1] if names else symbol
+
+
+def _sections(image: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Name, type and content of the sections of a shared object."""
+    (offset,) = struct.unpack_from("<Q", image, 40)
+    size, count, names_at = struct.unpack_from("<HHH", image, 58)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * size) for i in range(count)]
+    names = headers[names_at]
+    for header in headers:
+        start = names[4] + header[0]
+        name = image[start : image.index(b"\0", start)].decode(errors="replace")
+        content = b"" if header[1] == _SHT_NOBITS else image[header[4] : header[4] + header[5]]
+        yield name, header[1], content
+
+
+def _thread(rank: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
+    return rank % block[0], rank // block[0] % block[1], rank // (block[0] * block[1])
+
+
+def _is_ours(frame: Frame) -> bool:
+    return frame.file.startswith(("/", "<"))
+
+
+def text(races: Sequence[Race]) -> str:
+    """The lines that a client sees among its kernel's output."""
+    lines = [str(race) for race in races[:MOST]]
+    if len(races) > MOST:
+        lines.append(f"hearth racecheck: {len(races) - MOST} more races of this launch are not listed")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def refusal(races: Sequence[Race]) -> Refusal:
+    """The error of a validated launch that had `races`."""
+    first = races[0]
+    more = f" (and {len(races) - 1} more)" if len(races) > 1 else ""
+    return Refusal(
+        Reason.DATA_RACE,
+        f"{first.message}{more}",
+        fix=first.fix,
+        details={
+            "kernel": first.kernel,
+            "block": first.block,
+            "memory": first.memory,
+            "first_thread": first.first.thread,
+            "first_line": first.first.place,
+            "second_thread": first.second.thread,
+            "second_line": first.second.place,
+            "races": len(races),
+        },
+    )
