@@ -56,7 +56,7 @@ class Machine:
         }
 
     def full(self, value: int) -> U32:
-        """The same word in each thread."""
+        """One word, seen by every thread."""
         return np.full(self.shape, value & 0xFFFFFFFF, np.uint32)
 
     def assign(self, values: Values, name: str, new: U32) -> None:
