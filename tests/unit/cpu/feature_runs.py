@@ -420,7 +420,7 @@ RUNS = [
         if (threadIdx.x == 0) out[0] = all;
         """,
         [2016],
-        includes=("cub/cub.cuh",),
+        includes=("cub/block/block_reduce.cuh",),
         block=64,
     ),
     Runs(
