@@ -59,10 +59,19 @@ DIFFERENCES = [
         "`__syncwarp()` between write and read (see below)",
     ),
     Differs(
-        "spin-waits on plain reads",
-        "another thread of the block makes progress, and a `volatile` read sees its write",
-        "`while (flag == 0) {}` on a `volatile` variable does not let other threads of the block run, and never ends",
-        "`atomicCAS`, `atomicExch` or `__nanosleep` in the loop, or a barrier",
+        "spin-waits within a block",
+        "another thread of the block makes progress meanwhile",
+        "a thread runs until it meets others or yields: in atomic functions that change nothing, fences, "
+        "`__nanosleep`, `cuda::atomic` loads, and each turn of a `while`, `do` or `for` loop of a source that mentions `volatile`. A "
+        "loop made of `goto` that polls a `volatile` variable never ends",
+        "a loop, or a barrier",
+        """
+        __shared__ volatile int flag; if (threadIdx.x == 0) flag = 0; __syncthreads();
+        if (threadIdx.x == 31) flag = 7;
+        else while (flag == 0) {}
+        out[threadIdx.x] = flag;
+        """,
+        [7] * 32,
     ),
     Differs(
         "spin-waits between blocks",
@@ -95,7 +104,7 @@ DIFFERENCES = [
     Differs(
         "`__CUDA_ARCH__`",
         "of the device",
-        "700 unless `-arch` says otherwise, so that paths in PTX for later devices are left out; "
+        "700, so that paths in PTX for later devices are left out; "
         "`__HEARTH_CPU__` is defined",
         "`#ifdef __HEARTH_CPU__` around what has no form for the CPU",
         """
@@ -109,9 +118,9 @@ DIFFERENCES = [
     Differs(
         "compile options",
         "choose code generation",
-        "`--use_fast_math` defines `__USE_FAST_MATH__` and changes no result; `--fmad`, `--ftz`, `--prec-div`, "
-        "`--prec-sqrt`, `-G`, `-lineinfo`, `--maxrregcount`, `--restrict`, `--extra-device-vectorization` change "
-        "nothing",
+        "`-fmad=false` does; `--use_fast_math` defines `__USE_FAST_MATH__` and changes no result; `--ftz`, "
+        "`--prec-div`, `--prec-sqrt`, `-G`, `-lineinfo`, `--maxrregcount`, `--restrict`, `--extra-device-vectorization` change "
+        "nothing. What one backend refuses, the other does",
         "",
         "if (threadIdx.x == 0) out[0] = __USE_FAST_MATH__;",
         [1],
@@ -143,7 +152,7 @@ DIFFERENCES = [
     Differs(
         "stacks",
         "a thread's local memory: 512 KiB, of which a launch reserves what its kernels need",
-        "256 KiB for a thread that meets others; 8 MiB or the limit of the process for one that does not",
+        "580 KiB for a thread that meets others; 8 MiB or the limit of the process for one that does not",
         "large arrays in device memory",
         "float own[6000]; for (int i = 0; i < 6000; ++i) own[i] = i; __syncthreads(); out[threadIdx.x] = "
         "own[5999 - threadIdx.x];",

@@ -268,8 +268,8 @@ RUNS = [
     Runs(
         _THREADS,
         "spin-waits on atomic functions",
-        "a failed `atomicCAS` or an `atomicExch` that changes nothing lets other threads of the block run; so "
-        "does `__nanosleep`",
+        "an atomic function that changes nothing (a failed `atomicCAS`, `atomicAdd(p, 0)`) lets other threads of the "
+        "block run; so do fences, `__nanosleep` and loops in sources that mention `volatile`",
         """
         __shared__ int turn; if (threadIdx.x == 0) turn = 0; __syncthreads();
         const int t = threadIdx.x;
