@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu import shared_segment
-from hearthd.device.cpu.shared_exchange import SharedExchange
+from hearthd.device.cpu.collective import shared_segment
+from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.exchange import Exchange
 
 ARENA = 48 << 20

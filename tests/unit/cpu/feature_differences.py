@@ -62,8 +62,8 @@ DIFFERENCES = [
         "spin-waits within a block",
         "another thread of the block makes progress meanwhile",
         "a thread runs until it meets others or yields: in atomic functions that change nothing, fences, "
-        "`__nanosleep`, `cuda::atomic` loads, and each turn of a `while`, `do` or `for` loop of a source that mentions `volatile`. A "
-        "loop made of `goto` that polls a `volatile` variable never ends",
+        "`__nanosleep`, `cuda::atomic` loads, and each turn of a `while`, `do` or `for` loop of a source that mentions "
+        "`volatile`. A loop made of `goto` that polls a `volatile` variable never ends",
         "a loop, or a barrier",
         """
         __shared__ volatile int flag; if (threadIdx.x == 0) flag = 0; __syncthreads();
@@ -119,8 +119,8 @@ DIFFERENCES = [
         "compile options",
         "choose code generation",
         "`-fmad=false` does; `--use_fast_math` defines `__USE_FAST_MATH__` and changes no result; `--ftz`, "
-        "`--prec-div`, `--prec-sqrt`, `-G`, `-lineinfo`, `--maxrregcount`, `--restrict`, `--extra-device-vectorization` change "
-        "nothing. What one backend refuses, the other does",
+        "`--prec-div`, `--prec-sqrt`, `-G`, `-lineinfo`, `--maxrregcount`, `--restrict`, "
+        "`--extra-device-vectorization` change nothing. What one backend refuses, the other does",
         "",
         "if (threadIdx.x == 0) out[0] = __USE_FAST_MATH__;",
         [1],

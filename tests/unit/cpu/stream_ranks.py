@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from hearthd.device.cpu.collectives import CpuCommunicators
+from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.exchange import Exchange
 

@@ -10,9 +10,9 @@ import pytest
 from cpu_kernels import Kernels
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.collisions import CUDA_LIBRARY_FUNCTIONS
 from hearthd.device.cpu.compiler import compile_source, find_toolchain
 from hearthd.device.cpu.toolchain import INCLUDE
+from hearthd.device.cpu.translation.collisions import CUDA_LIBRARY_FUNCTIONS
 from tests.unit.cpu.differential import nvrtc
 
 with_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="nvidia-cuda-nvrtc is not installed")

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.collectives import REDUCING, ROOTED
+from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.cpu.exchange_kinds import DTYPES, OPS
-from hearthd.device.cpu.shared_exchange import SharedExchange
 from hearthd.device.exchange import Exchange
 
 COLLECTIVES = (

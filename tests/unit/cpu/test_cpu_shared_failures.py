@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.shared_exchange import SharedExchange
+from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.exchange import Exchange
 
 BARRIER = Exchange("barrier")

@@ -15,8 +15,8 @@ import pytest
 from cpu_ranks import address
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu import shared_segment
-from hearthd.device.cpu.shared_exchange import SharedExchange
+from hearthd.device.cpu.collective import shared_segment
+from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.exchange import Exchange
 
 
@@ -45,7 +45,7 @@ def test_a_process_that_is_no_relative_joins() -> None:
     descriptor = SharedExchange.create(2)
     program = """
         import sys, numpy
-        from hearthd.device.cpu.shared_exchange import SharedExchange
+        from hearthd.device.cpu.collective.shared_exchange import SharedExchange
         from hearthd.device.exchange import Exchange
         end = SharedExchange.attach(sys.argv[1].encode(), 1, 2)
         x = numpy.full(300_000, 2, numpy.int64)

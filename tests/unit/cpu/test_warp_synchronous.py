@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.declarations import scan
-from hearthd.device.cpu.tokens import SourceMap, tokenize
-from hearthd.device.cpu.warp_synchronous import Finding, check, warp_synchronous
+from hearthd.device.cpu.translation.declarations import scan
+from hearthd.device.cpu.translation.tokens import SourceMap, tokenize
+from hearthd.device.cpu.translation.warp_synchronous import Finding, check, warp_synchronous
 
 HEAD = '# 1 "kernel.cu"\n'
 KERNEL = """extern "C" __global__ void k(int* in, int* out, int n) {{

@@ -17,12 +17,15 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Assembly, Image, Source
-from hearthd.device.cpu import collisions, image, libraries, warp_synchronous
+from hearthd.device.cpu import libraries
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
 from hearthd.device.cpu.crashes import check_crash
-from hearthd.device.cpu.elf import static_shared_bytes
-from hearthd.device.cpu.messages import (
+from hearthd.device.cpu.images import image
+from hearthd.device.cpu.images.elf import static_shared_bytes
+from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
+from hearthd.device.cpu.translation import collisions, warp_synchronous
+from hearthd.device.cpu.translation.messages import (
     CLANG_OPTIONS,
     FILE,
     GCC_OPTIONS,
@@ -31,10 +34,9 @@ from hearthd.device.cpu.messages import (
     Messages,
     bounded,
 )
-from hearthd.device.cpu.mistakes import explain, place
-from hearthd.device.cpu.source import translate
-from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
-from hearthd.device.cpu.unsupported import MARK, refuse
+from hearthd.device.cpu.translation.mistakes import explain, place
+from hearthd.device.cpu.translation.source import translate
+from hearthd.device.cpu.translation.unsupported import MARK, refuse
 from hearthd.device.policy.includes import check_name
 
 _CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)

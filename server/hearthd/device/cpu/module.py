@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu.image import shared_bytes as kernels_shared_bytes
+from hearthd.device.cpu.images.image import shared_bytes as kernels_shared_bytes
 from hearthd.device.cpu.racecheck import MARK, Race, RaceReports
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.dwarf import Frame, Lines
+from hearthd.device.cpu.images.dwarf import Frame, Lines
 
 MARK = b"__tsan_init"
 """Stands in the image of every module that is compiled for the race check, and in no other."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hearth_proto.v1 import node_pb2
 from hearthd.device.cpu import occupancy
-from hearthd.device.cpu.collectives import CpuCommunicators
+from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.cpu.copies import CopyOperations
 from hearthd.device.cpu.graphs import GraphOperations

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu import collisions
-from hearthd.device.cpu.declarations import Declarations, Function
-from hearthd.device.cpu.tokens import Token, matching
+from hearthd.device.cpu.translation import collisions
+from hearthd.device.cpu.translation.declarations import Declarations, Function
+from hearthd.device.cpu.translation.tokens import Token, matching
 
 TABLE_FILE = "<kernels>"
 EXPRESSION_FILE = "<name expression {}>"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.tokens import SourceMap, Token, matching
+from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching
 
 _ASM = "inline PTX (asm)"
 _TEXTURE = "textures and surfaces"

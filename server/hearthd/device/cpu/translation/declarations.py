@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hearthd.device.cpu.tokens import Token, matching, matching_angle
+from hearthd.device.cpu.translation.tokens import Token, matching, matching_angle
 
 SPACE_MARKERS = frozenset({"__device__", "__constant__", "__managed__"})
 # Names followed by parentheses that are not what is being declared.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hearthd.device.cpu.declarations import Function, declarator_names
-from hearthd.device.cpu.tokens import OPENING, Token, matching
+from hearthd.device.cpu.translation.declarations import Function, declarator_names
+from hearthd.device.cpu.translation.tokens import OPENING, Token, matching
 
 MEETING = re.compile(
     r"\w*sync\w*|\w*barrier\w*|bar|shfl\w*|ballot|any|all|match_any|match_all|reduce|inclusive_scan|exclusive_scan"

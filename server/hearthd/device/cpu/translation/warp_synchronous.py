@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.declarations import Declarations
-from hearthd.device.cpu.shared_arrays import (
+from hearthd.device.cpu.translation.declarations import Declarations
+from hearthd.device.cpu.translation.shared_arrays import (
     MEETING,
     Arrays,
     calls,
@@ -31,7 +31,7 @@ from hearthd.device.cpu.shared_arrays import (
     shared_names,
     statement_end,
 )
-from hearthd.device.cpu.tokens import SourceMap, Token, matching
+from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching
 
 _WITHOUT_SYNC = re.compile(r"__(?:shfl(?:_up|_down|_xor)?|any|all|ballot)")
 _SPREAD = 3

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hearthd.device.cpu.declarations import Declarations, Function, scan
-from hearthd.device.cpu.tokens import OPENING, SourceMap, Token, matching, matching_angle, tokenize
+from hearthd.device.cpu.translation.declarations import Declarations, Function, scan
+from hearthd.device.cpu.translation.tokens import OPENING, SourceMap, Token, matching, matching_angle, tokenize
 
 PROGRAM = "hearth_program"
 OPEN = f"inline namespace {PROGRAM} {{ "

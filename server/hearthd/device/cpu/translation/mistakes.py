@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.declarations import Declarations, Function, scan
-from hearthd.device.cpu.tokens import OPENING, SourceMap, Token, matching, tokenize
+from hearthd.device.cpu.translation.declarations import Declarations, Function, scan
+from hearthd.device.cpu.translation.tokens import OPENING, SourceMap, Token, matching, tokenize
 
 Mistake = tuple[str, int, str]
 """File, line and the message."""

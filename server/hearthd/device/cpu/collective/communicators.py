@@ -22,7 +22,7 @@ _AT_ONCE = threading.BoundedSemaphore(2)
 """Compilers at once for what nobody waits for yet."""
 
 if TYPE_CHECKING:
-    from hearthd.device.cpu.shared_exchange import SharedExchange
+    from hearthd.device.cpu.collective.shared_exchange import SharedExchange
     from hearthd.device.cpu.toolchain import Toolchain
 
 
@@ -102,17 +102,17 @@ class CpuCommunicators:
                 libraries.exchange(toolchain)
 
     def unique_id(self, ranks: int) -> bytes:
-        from hearthd.device.cpu.shared_exchange import SharedExchange  # only where it is needed
+        from hearthd.device.cpu.collective.shared_exchange import SharedExchange  # only where it is needed
 
         return SharedExchange.create(ranks, self._toolchain())
 
     def forget(self, unique_id: bytes) -> None:
-        from hearthd.device.cpu.shared_exchange import SharedExchange
+        from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 
         SharedExchange.release(unique_id)
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> CpuCommunicator:
-        from hearthd.device.cpu.shared_exchange import SharedExchange
+        from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 
         return CpuCommunicator(SharedExchange.attach(unique_id, rank, ranks, self._toolchain()))
 

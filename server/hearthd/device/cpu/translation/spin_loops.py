@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hearthd.device.cpu.tokens import Token, matching
+from hearthd.device.cpu.translation.tokens import Token, matching
 
 _POLLING = frozenset({"volatile", "__ldcv"})
 _BEFORE_EQUALS = frozenset("=!<>+-*/%&|^")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hearthd.device.cpu import collisions
-from hearthd.device.cpu.declarations import Declarations
-from hearthd.device.cpu.tokens import SourceMap, Token
-from hearthd.device.cpu.unsupported import refuse
+from hearthd.device.cpu.translation import collisions
+from hearthd.device.cpu.translation.declarations import Declarations
+from hearthd.device.cpu.translation.tokens import SourceMap, Token
+from hearthd.device.cpu.translation.unsupported import refuse
 
 _QUERIES = frozenset({"__isConstant", "__isGlobal"})
 

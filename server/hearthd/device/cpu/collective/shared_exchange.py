@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from hearth_proto.collectives import NUMBERS, PEERED, REDUCING, ROOTED
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu import libraries, shared_segment
+from hearthd.device.cpu import libraries
+from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
 from hearthd.device.cpu.toolchain import Toolchain
 from hearthd.device.exchange import Exchange

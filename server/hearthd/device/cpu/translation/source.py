@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu import collisions, constants, mistakes, spin_loops, unsupported
-from hearthd.device.cpu.declarations import Declarations, Function, scan
-from hearthd.device.cpu.table import Table
-from hearthd.device.cpu.tokens import SourceMap, Token, matching, tokenize
-from hearthd.device.cpu.warp_synchronous import Finding, warp_synchronous
+from hearthd.device.cpu.translation import collisions, constants, mistakes, spin_loops, unsupported
+from hearthd.device.cpu.translation.declarations import Declarations, Function, scan
+from hearthd.device.cpu.translation.table import Table
+from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching, tokenize
+from hearthd.device.cpu.translation.warp_synchronous import Finding, warp_synchronous
 
 BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
 """The built-in variables, and the functions that stand for them (include/hearth/builtins.h)."""
