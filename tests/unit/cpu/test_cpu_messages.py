@@ -159,3 +159,13 @@ def test_log_of_clang() -> None:
         "    threadIdx = 1;",
     ]
     assert bounded(messages) == ["mine.h(1): warning: unused variable 'a' [-Wunused-variable]\n    int a;"]
+
+
+def test_a_mistake_ahead_of_a_function_without_sync_is_named_first() -> None:
+    source = 'extern "C" __global__ void k(int* p) {\n    int i = threadIdx.x%s\n    p[i] = __shfl_down(i, 1);\n}\n'
+    with pytest.raises(Refusal) as mistake:
+        compile_image(find_toolchain(), source % "")
+    assert mistake.value.reason is Reason.COMPILE_FAILED and "kernel.cu(2)" in mistake.value.message
+    with pytest.raises(Refusal) as refused:
+        compile_image(find_toolchain(), source % ";")
+    assert refused.value.reason is Reason.UNSUPPORTED and "__shfl_down_sync" in refused.value.fix

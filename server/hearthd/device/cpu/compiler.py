@@ -190,7 +190,9 @@ def compile_image(
         done = toolchain.run(arguments, room, text, _left(deadline))
         compiling = Messages(done.log, texts, str(room))
         if done.status != 0:
-            warp_synchronous.check(translation.findings)
+            # Only where that is what the compiler met first: the source may have another mistake before.
+            first = next((error.main.text for error in compiling.errors()), "")
+            warp_synchronous.check(finding for finding in translation.findings if f"'{finding.name}'" in first)
             raise _failure(done, compiling, expanded)
         log: list[str] = []
         if parsed.warnings:
