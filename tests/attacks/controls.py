@@ -1,0 +1,31 @@
+"""Control rows: what a daemon costs that is left alone, and one that strangers use as they may."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+from tests.attacks.rows import Row
+from tests.attacks.target import Target, Until
+
+
+def nothing(target: Target, seconds: float) -> dict[str, int]:
+    """No attack: what the measurement itself shows."""
+    Until(seconds).wait()
+    return {}
+
+
+def probes(target: Target, seconds: float) -> dict[str, int]:
+    """Probes of health, one after the other, as a load balancer sends them, only without a pause."""
+    until, answered, failed = Until(seconds), 0, 0
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while until:
+        try:
+            with opener.open(f"http://{target.http}/healthz", timeout=5) as answer:
+                answered += answer.status == 200
+        except (urllib.error.URLError, OSError):
+            failed += 1
+    return {"answered": answered, "failed": failed}
+
+
+ROWS = (Row("nothing", nothing), Row("probes", probes))

@@ -1,0 +1,302 @@
+"""One attack on one daemon, beside a well-behaved tenant."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hearth_proto.calls import socket_path
+from tests.attacks.rows import Budget, Row
+from tests.attacks.target import Target
+from tests.daemon.harness import DaemonProcess, environment
+from tests.daemon.tenants import tenants
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = 0.05
+"""Seconds between two samples of the front."""
+SETTLE = 10.0
+"""Seconds in which the front has to come back to what it was."""
+END = 60.0
+"""Seconds that processes have to end."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The cost of one attack."""
+
+    before_mib: float
+    growth_mib: float
+    kept_mib: float
+    descriptors: int
+    """The front's, at most, beyond those before."""
+    descriptors_kept: int
+    rate_before: float
+    """Steps of the tenant in a second."""
+    rate: float
+    p99_before_ms: float
+    p99_ms: float
+    longest_ms: float
+    errors: tuple[str, ...]
+    """The tenant's."""
+    counts: dict[str, int]
+    """The strangers' own, added up."""
+
+    def breaches(self, budget: Budget, *, timed: bool = True) -> list[str]:
+        """What is beyond the budget, as sentences. Without `timed`, the tenant's rate and latency are not judged: a
+        busy machine changes them."""
+        found = [f"the tenant had an error: {error}" for error in self.errors[:5]]
+        if not self.rate:
+            found.append("the tenant made no step during the attack")
+        if self.growth_mib > budget.growth_mib:
+            found.append(f"the front grew by {self.growth_mib:.0f} MiB; allowed are {budget.growth_mib:g}")
+        if self.kept_mib > budget.kept_mib:
+            found.append(f"the front kept {self.kept_mib:.0f} MiB; allowed are {budget.kept_mib:g}")
+        if self.descriptors_kept > budget.descriptors:
+            found.append(f"the front kept {self.descriptors_kept} descriptors; allowed are {budget.descriptors}")
+        if timed and self.p99_ms > budget.slower * self.p99_before_ms:
+            found.append(
+                f"the tenant's 99th percentile rose from {self.p99_before_ms:.1f} to {self.p99_ms:.1f} ms; "
+                f"allowed is a factor of {budget.slower:g}"
+            )
+        if timed and self.rate < budget.rate * self.rate_before:
+            found.append(
+                f"the tenant's rate fell from {self.rate_before:.0f} to {self.rate:.0f} steps/s; "
+                f"allowed is a factor of {budget.rate:g}"
+            )
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Trial:
+    """A daemon with a tenant that works, for attacks that ask for the same configuration. A context manager."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, open_files: int = 0, via: str = "unix") -> None:
+        """`open_files`: the daemon's limit of descriptors, 0 as it comes; `via`: the listener that the tenant uses."""
+        self._config = dict(config or {})
+        self._open_files = open_files
+        self._via = via
+        self._parts = contextlib.ExitStack()
+
+    @classmethod
+    def of(cls, row: Row) -> Trial:
+        return cls(row.config, row.open_files, row.via)
+
+    def __enter__(self) -> Trial:
+        sections, tokens = tenants("worker", "other", **self._config)
+        with contextlib.ExitStack() as parts:
+            cache = parts.enter_context(tempfile.TemporaryDirectory(prefix="hearth-attacks-"))
+            with _open_files(self._open_files):
+                self.daemon = DaemonProcess(Path(cache), sections, 1)
+            parts.callback(self._stop)
+            address = self.daemon.unix if self._via == "unix" else self.daemon.grpc
+            self.tokens = tokens
+            self.target = target_of(self.daemon)
+            self._tenant = parts.enter_context(_Tenant(address, tokens["worker"]))
+            self._front = parts.enter_context(_Front(self.target.pid))
+            self._parts = parts.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.close()
+
+    def _stop(self) -> None:
+        self.daemon.stop()
+        left = self.daemon.left_behind()
+        self.daemon.remove()
+        assert not left, f"left behind: {left}"
+
+    def run(self, row: Row, seconds: float, *, calm: float | None = None) -> Outcome:
+        """Runs `row` for `seconds`, after `calm` seconds (default: as many) without an attack."""
+        began = time.monotonic()
+        time.sleep(seconds if calm is None else calm)
+        attacked = time.monotonic()
+        counts = _strangers(row, self.target, seconds)
+        ended = time.monotonic()
+        before = self._front.most(began, attacked)
+        during = self._front.most(attacked, ended)
+        kept = self._front.settled(before, row.budget)
+        report = self._tenant.report()
+        calm_ms = [1000 * took for at, took in report["steps"] if began <= at < attacked]
+        loud_ms = [1000 * took for at, took in report["steps"] if attacked <= at < ended]
+        return Outcome(
+            before_mib=before.memory / 2**20,
+            growth_mib=(during.memory - before.memory) / 2**20,
+            kept_mib=(kept.memory - before.memory) / 2**20,
+            descriptors=during.descriptors - before.descriptors,
+            descriptors_kept=kept.descriptors - before.descriptors,
+            rate_before=len(calm_ms) / (attacked - began),
+            rate=len(loud_ms) / (ended - attacked),
+            p99_before_ms=percentile(calm_ms, 0.99),
+            p99_ms=percentile(loud_ms, 0.99),
+            longest_ms=max(loud_ms, default=0.0),
+            errors=tuple(text for at, text in report["errors"] if at >= began),
+            counts=counts,
+        )
+
+
+def target_of(daemon: DaemonProcess) -> Target:
+    """The addresses of a daemon that listens everywhere."""
+    path = str(daemon.socket)
+    return Target(
+        grpc=daemon.grpc,
+        http=daemon.http,
+        stripes=daemon.lanes,
+        unix=path,
+        calls=socket_path(path),
+        lanes=f"{path}.lane",
+        identity=str(daemon.socket.with_name("hearth-identity.sock")),
+        pid=daemon.process.pid,
+    )
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The value that `part` of `values` do not exceed; 0.0 where there are none."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
+
+
+def _strangers(row: Row, target: Target, seconds: float) -> dict[str, int]:
+    """Runs the attack's processes to their end; their counts."""
+    command = [sys.executable, "-m", "tests.attacks.stranger", row.module, row.attack.__name__]
+    command += [str(seconds), target.to_json()]
+    running = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=child_environment())
+        for _ in range(row.strangers)
+    ]
+    counts: dict[str, int] = {}
+    try:
+        for process in running:
+            text, _ = process.communicate(timeout=seconds + END)
+            assert process.returncode == 0, f"the attack {row.name} failed by itself"
+            for name, count in json.loads(text or "{}").items():
+                counts[name] = counts.get(name, 0) + count
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return counts
+
+
+def child_environment() -> dict[str, str]:
+    """That of processes which import this package and the client."""
+    return environment(PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
+
+@contextlib.contextmanager
+def _open_files(most: int) -> Iterator[None]:
+    """Children that are started inside have at most so many descriptors."""
+    if not most:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class _Tenant:
+    """The well-behaved tenant's process, from its first result on."""
+
+    def __init__(self, target: str, token: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.attacks.well_behaved", target, token],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment(),
+        )  # fmt: skip
+
+    def __enter__(self) -> _Tenant:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line == "ready\n", f"the tenant did not start: {line!r}"
+        return self
+
+    def report(self) -> dict[str, Any]:
+        """Its steps and errors since the last report. Blocks until its step under way has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("report\n")
+        self._process.stdin.flush()
+        overdue = threading.Timer(END, self._process.kill)
+        overdue.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            overdue.cancel()
+        assert line, f"the tenant ended by itself, or made no step for {END:g} s"
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._process.communicate("", timeout=END)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass(frozen=True)
+class _Reading:
+    memory: int
+    descriptors: int
+
+
+class _Front:
+    """Samples the front's resident memory and descriptors in a thread."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._readings: list[tuple[float, _Reading]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Front:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(SAMPLE):
+            with contextlib.suppress(OSError):
+                self._readings.append((time.monotonic(), self._read()))
+
+    def _read(self) -> _Reading:
+        folder = Path(f"/proc/{self._pid}")
+        return _Reading(
+            int((folder / "statm").read_text().split()[1]) * _PAGE, sum(1 for _ in (folder / "fd").iterdir())
+        )
+
+    def most(self, begin: float, end: float) -> _Reading:
+        """The highest of each within a time."""
+        inside = [reading for at, reading in self._readings if begin <= at <= end]
+        assert inside, "the front was not sampled"
+        return _Reading(max(each.memory for each in inside), max(each.descriptors for each in inside))
+
+    def settled(self, before: _Reading, budget: Budget) -> _Reading:
+        """The reading once it is within the budget of what was before, else the last of `SETTLE` seconds."""
+        deadline = time.monotonic() + SETTLE
+        while True:
+            now = self._read()
+            well = (
+                now.memory - before.memory <= budget.kept_mib * 2**20
+                and now.descriptors - before.descriptors <= budget.descriptors
+            )
+            if well or time.monotonic() > deadline:
+                return now
+            time.sleep(SAMPLE)
