@@ -116,6 +116,8 @@ class DaemonProcess:
         after: DaemonProcess | None = None,
     ) -> None:
         self.mark = uuid.uuid4().hex
+        self.token = ""
+        """Shown over HTTP where a call names no other; an operator's, for `status` and what uses it."""
         # A short path of its own: a Unix socket's has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="hearth-test-")) if after is None else after.folder
         self.socket = self.folder / "hearth.sock"
@@ -154,6 +156,7 @@ class DaemonProcess:
 
     def get(self, path: str, token: str = "") -> Page:
         """One page over HTTP, whatever its status."""
+        token = token or self.token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         request = urllib.request.Request(f"http://{self.http}{path}", headers=headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

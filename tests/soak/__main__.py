@@ -1,6 +1,8 @@
 """Runs the soak and writes its report: `python -m tests.soak --seconds 3600 --clients 16 --report soak.json`.
 
-HEARTH_TEST_BACKEND=cuda runs it against GPUs. The exit code says whether all was well.
+With `--strangers 4` every client is a tenant of its own, and four processes without a credential attack the daemon
+meanwhile, with one attack of `tests.attacks` after the other. HEARTH_TEST_BACKEND=cuda runs the soak against GPUs. The
+exit code says whether all was well.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.attacks import rows
+from tests.attacks.trial import target_of
 from tests.daemon.harness import BACKEND, DaemonProcess, environment, shared_memory
+from tests.daemon.tenants import tenant, tenants
 from tests.soak.sample import cpu
 from tests.soak.trouble import KILLED, KINDS
 from tests.soak.watch import Watch
@@ -34,13 +39,16 @@ CONFIG: dict[str, Any] = {
 KILL_S = (15.0, 45.0)
 """Between two kills of the same client."""
 LOUD = ("error", "critical", "exception")
+ATTACK_S = 10.0
+"""Of one attack of a stranger, before its next."""
 
 
 class Child:
     """One client's process, started again where it is killed or ends by itself."""
 
-    def __init__(self, kind: str, number: int, seed: int, target: str) -> None:
+    def __init__(self, kind: str, number: int, seed: int, target: str, token: str = "") -> None:
         self.kind = kind
+        self._credential = {"HEARTH_TOKEN": token} if token else {}
         self._arguments = [kind, str(number), str(seed), target]
         self.totals: collections.Counter[str] = collections.Counter()
         self.errors: list[str] = []
@@ -54,7 +62,9 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.soak.client", *self._arguments],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=environment(PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
+            env=environment(
+                PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **self._credential
+            ),
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
@@ -108,6 +118,48 @@ class Child:
         self._collect()
 
 
+class Stranger:
+    """A process without a credential that attacks the daemon; another one takes its place when it has ended."""
+
+    def __init__(self, target: str, seed: int) -> None:
+        self._target = target
+        self._random = random.Random(seed)
+        self.attacks: collections.Counter[str] = collections.Counter()
+        self.failed: list[str] = []
+        self._start()
+
+    def _start(self) -> None:
+        row = self._random.choice([row for row in rows.load() if not row.config and not row.open_files])
+        self.attacks[row.name] += 1
+        self._row = row.name
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.attacks.stranger", row.module, row.attack.__name__, str(ATTACK_S),
+             self._target],
+            cwd=ROOT, stdout=subprocess.DEVNULL,
+            env=environment(PYTHONPATH=os.pathsep.join(sys.path)),
+        )  # fmt: skip
+
+    def tend(self) -> None:
+        """Starts the next attack where the last one has ended."""
+        code = self.process.poll()
+        if code is not None:
+            if code:
+                self.failed.append(f"the attack {self._row} ended with {code}")
+            self._start()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def tenanted(clients: int) -> tuple[dict[str, Any], list[str], str]:
+    """The configuration with a tenant for each client, their tokens, and that of an operator."""
+    names = [f"soak-{number}" for number in range(clients)]
+    sections, tokens = tenants(tenant("operator", rights=["admin"]), *names)
+    devices = {**CONFIG["devices"], "max_processes": 2 * clients + 4}
+    return {**CONFIG, **sections, "devices": devices}, [tokens[name] for name in names], tokens["operator"]
+
+
 def trouble(log: str) -> list[str]:
     """Lines of the daemon's log that should not be there: tracebacks, and errors but the loss of devices that fault."""
     found = []
@@ -126,6 +178,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--strangers", type=int, default=0, help="processes that attack meanwhile")
     parser.add_argument("--devices", type=int, default=2, help="of the CPU backend")
     parser.add_argument("--cores", type=float, default=0.7, help="most processor time, clients and daemon together")
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between two samples")
@@ -134,10 +187,12 @@ def main() -> int:
     chosen = parser.parse_args()
     random.seed(chosen.seed)
     segments = shared_memory()
+    config, tokens, operator = tenanted(chosen.clients) if chosen.strangers else (CONFIG, [""] * chosen.clients, "")
     with tempfile.TemporaryDirectory(prefix="hearth-soak-") as cache:
-        daemon = DaemonProcess(Path(cache), CONFIG, chosen.devices)
+        daemon = DaemonProcess(Path(cache), config, chosen.devices)
+        daemon.token = operator
         try:
-            report = soak(daemon, chosen)
+            report = soak(daemon, chosen, tokens)
         finally:
             code = daemon.stop()
             log = daemon.log()
@@ -157,18 +212,23 @@ def main() -> int:
     return 0 if not problems else 1
 
 
-def soak(daemon: DaemonProcess, chosen: argparse.Namespace) -> dict[str, Any]:
+def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -> dict[str, Any]:
+    """`tokens`: one for each client, empty where the daemon has no tenants."""
     watch = Watch(daemon)
     kinds = list(KINDS)
-    children = [Child(kinds[n % len(kinds)], n, chosen.seed * 1000 + n, daemon.unix) for n in range(chosen.clients)]
+    children = [
+        Child(kinds[n % len(kinds)], n, chosen.seed * 1000 + n, daemon.unix, token) for n, token in enumerate(tokens)
+    ]
+    target = target_of(daemon).to_json()
+    strangers = [Stranger(target, chosen.seed * 1000 + n) for n in range(chosen.strangers)]
     began, factor, used_before, at = time.monotonic(), 20.0, 0.0, time.monotonic()
     problems: list[str] = []
     try:
         while (left := chosen.seconds - (time.monotonic() - began)) > 0 and daemon.process.poll() is None:
             time.sleep(min(left, chosen.interval))
             watch.take()
-            for child in children:
-                child.tend()
+            for each in (*children, *strangers):
+                each.tend()
             used = sum(child.cpu() for child in children) + sum(cpu(pid) for pid in watch.courses)
             rate = (used - used_before) / max(0.1, time.monotonic() - at)
             used_before, at = used, time.monotonic()
@@ -176,6 +236,8 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace) -> dict[str, Any]:
             for child in children:
                 child.pace(factor)
     finally:
+        for stranger in strangers:
+            stranger.stop()
         for child in children:
             child.stop()
     ended = daemon.process.poll()
@@ -190,11 +252,16 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace) -> dict[str, Any]:
         problems += [f"client {child.kind}: {error}" for error in child.errors[:10]]
         if child.ended_badly:
             problems.append(f"client {child.kind} ended by itself {child.ended_badly} times")
+    attacks: collections.Counter[str] = collections.Counter()
+    for stranger in strangers:
+        attacks.update(stranger.attacks)
+        problems += stranger.failed
     problems += [f"{totals[name]} results {name}" for name in ("lost", "duplicated", "wrong") if totals[name]]
     return {
         "backend": BACKEND,
         "seconds": chosen.seconds,
         "clients": chosen.clients,
+        "attacks": dict(attacks),
         "cpu_seconds": round(used_before, 1),
         "problems": problems + grown,
         "totals": dict(totals),
