@@ -20,7 +20,7 @@ import hearth
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 
-from .harness import BACKEND, MARK, DaemonProcess, command_of, environment, marked, shared_memory, wait_until
+from .harness import BACKEND, MARK, DaemonProcess, environment, marked, shared_memory, wait_until
 from .kernels import saxpy_works
 from .raw import Raw
 from .test_compile_limits import SLOW
@@ -67,15 +67,6 @@ def kill(daemon: DaemonProcess) -> float:
     began = time.monotonic()
     wait_until(lambda: not marked(daemon.mark), "the end of what the front had started", QUICKLY)
     return time.monotonic() - began
-
-
-def forks(daemon: DaemonProcess) -> list[int]:
-    """The forkserver, and what it has forked."""
-    return [pid for pid in marked(daemon.mark) if "multiprocessing.forkserver" in command_of(pid)]
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def busy(raw: Raw, node: hearth.Node) -> list[object]:
@@ -170,25 +161,6 @@ def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, se
         "s.call.lock",
     }
     assert all(name.startswith(CLEARED) for name in left), left
-
-
-def test_the_forkserver_is_killed(start: Start) -> None:
-    """Its device processes end with it, and all come back by themselves."""
-    daemon = start()
-    with daemon.connect() as node:
-        held = [gpu.ones(4) for gpu in node.devices]
-        for gpu in node.devices:
-            gpu.synchronize()
-        (pid,) = (pid for pid in forks(daemon) if parent(pid) == daemon.process.pid)
-        lost = [device["pid"] for device in daemon.status()["devices"]]
-        os.kill(pid, signal.SIGKILL)
-        for gpu, x in zip(node.devices, held, strict=True):
-            wait_until(lambda gpu=gpu: gpu.generation == 2 and gpu.state == "serving", "the device's return")
-            with pytest.raises((hearth.DeviceLostError, hearth.BufferLostError)):
-                x.get()
-            saxpy_works(gpu)
-        assert not set(lost) & set(marked(daemon.mark))
-    assert daemon.stop() == 0
 
 
 def test_a_daemon_is_not_driven_out(start: Start) -> None:

@@ -8,11 +8,9 @@ device process however that ends, and takes in what its compilers leave behind.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -26,11 +24,11 @@ from hearthd.device import sandbox
 from hearthd.device.compilation import Assembly, Compiler, Image, Job
 from hearthd.device.compile_limits import CompileLimits, CompilerEnded
 from hearthd.device.policy import includes
+from hearthd.lifeline import die_with
 
 OPEN_FILES = 512
 _LOOK_S = 0.05
 """How often it looks whether an orphan has ended, while there is one and nothing to do."""
-_F_SETSIG = 10
 
 _SYSTEM_READS = (
     "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom",
@@ -42,7 +40,8 @@ _SYSTEM_WRITES = ("/dev/null",)
 
 def main(link_descriptor: int, lifeline: int, backend: str) -> None:
     """Serves the device process on `link_descriptor` until that closes; `lifeline` is a pipe that it holds open."""
-    _die_with_the_device_process(lifeline)
+    if not die_with(lifeline, group=True):  # it had closed before
+        sys.exit(1)
     sandbox.adopt_orphans()
     with socket.socket(fileno=link_descriptor) as link:
         try:
@@ -153,17 +152,3 @@ def _empty(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _die_with_the_device_process(lifeline: int) -> None:
-    """The kernel kills this process's group when the other end of the pipe closes, whatever the process is doing.
-
-    Not by PR_SET_PDEATHSIG, which hangs on the thread that started the process and is not passed on to its children.
-    """
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(lifeline, 0)
-    if poll.poll(0):  # it had closed before
-        sys.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -9,6 +10,7 @@ import select
 import signal
 import socket
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -17,6 +19,7 @@ from hearthd.device.outbox import Outbox
 from hearthd.device.process import DeviceProcess, compile_workers, make_server
 from hearthd.device.sandbox import adopt_orphans
 from hearthd.device.server import DeviceFault
+from hearthd.lifeline import die_with
 from hearthd.log import configure
 from hearthd.malloc import keep_freed_memory
 from hearthd.spec import DeviceSpec
@@ -27,16 +30,20 @@ EXIT_FAULT = 70
 KEEP_BYTES = 1 << 30
 """Freed host memory that a device process keeps for its next copies."""
 
-PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
 
 SLACK_NS = 1000
 """How much later than it should a sleep may end; 50 us if nothing is said, more than most kernels take."""
 
 
-def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | None = None) -> None:
+def main(
+    link: socket.socket,
+    spec: DeviceSpec,
+    descriptors: socket.socket | None = None,
+    lifeline: Connection | None = None,
+) -> None:
     """Entry point of a device process."""
-    _die_with_parent(link)
+    _die_with_the_front(link, lifeline)
     adopt_orphans()
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # this thread's, which will be the device-handle thread
     keep_freed_memory(KEEP_BYTES)
@@ -66,17 +73,22 @@ def main(link: socket.socket, spec: DeviceSpec, descriptors: socket.socket | Non
     os._exit(0)
 
 
-def _die_with_parent(link: socket.socket) -> None:
-    """The kernel kills this process when the fork server ends, which it does when the front is gone.
+def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> None:
+    """The kernel kills this process when the front is gone, whatever it is doing; the end of the forkserver does not
+    concern it.
 
-    It lives as long as anybody has its "alive" pipe open, and hands that on to its children, who have no use for it: a
-    device process that is stuck would keep it, and so itself, alive for ever.
+    The forkserver lives as long as anybody has its "alive" pipe open, and hands that on to its children, who have no
+    use for it: a device process that is stuck would keep it alive.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     alive = getattr(forkserver, "_forkserver", None)
     if alive is not None and alive._forkserver_alive_fd is not None:
         os.close(alive._forkserver_alive_fd)
         alive._forkserver_alive_fd = None
+    if lifeline is not None:
+        os.set_inheritable(lifeline.fileno(), False)
+        with contextlib.suppress(OSError):  # the end of the link says the same to a process that is not stuck
+            if not die_with(lifeline.fileno()):
+                os._exit(0)
     poll = select.poll()
     poll.register(link, select.POLLHUP)
     if poll.poll(0):  # the front was gone before

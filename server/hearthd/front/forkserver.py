@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver as _forkserver
 from multiprocessing import resource_tracker
@@ -103,23 +105,107 @@ def pids() -> set[int]:
     return {pid for pid in owners if pid is not None}
 
 
+def pid() -> int | None:
+    """The forkserver; None where none has been started, or the last one has been waited for."""
+    found: int | None = _forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return found
+
+
+def suspended() -> bool:
+    """Whether it is stopped (SIGSTOP) and answers nobody until it is continued."""
+    server = pid()
+    return server is not None and state_of(server) in ("T", "t")
+
+
+def state_of(process: int) -> str:
+    """The state of a process, as in `ps`: one letter; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def gone(patience: float) -> bool:
+    """Whether it has ended, or does so within `patience` seconds. Blocks; it is not waited for yet."""
+    server = pid()
+    return server is None or _ended(server, patience)
+
+
+def collect() -> int | None:
+    """Waits for a forkserver that has ended, so that the next `run` starts another; its exit code, negative for a
+    signal. None where it still runs, or another caller was first."""
+    server: Any = _forkserver._forkserver
+    with server._lock:
+        number = server._forkserver_pid
+        if number is None or not _ended(number, 0):
+            return None
+        code = _wait(number)
+        if server._forkserver_alive_fd is not None:
+            os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = server._forkserver_pid = None
+    return code
+
+
+def kill() -> None:
+    """Ends it at once. Device processes live on, and the next `run` starts another."""
+    server = pid()
+    if server is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+
+
 def stop() -> None:
-    """Ends the forkserver and the resource tracker, and waits for them."""
-    address = _forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
-    for owner, name in ((_forkserver, "_forkserver"), (resource_tracker, "_resource_tracker")):
-        server: Any = getattr(owner, name, None)
-        stop = getattr(server, "_stop", None)
-        if stop is not None:
-            with contextlib.suppress(OSError, ValueError):
-                stop()
+    """Ends the forkserver and the resource tracker, and waits for them; one that does not end by itself, because it is
+    stopped for one, is killed."""
+    server: Any = _forkserver._forkserver
+    tracker: Any = resource_tracker._resource_tracker
+    with server._lock:
+        address, number = server._forkserver_address, server._forkserver_pid
+        if server._forkserver_alive_fd is not None:
+            os.close(server._forkserver_alive_fd)  # that asks it to end
+        server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None
     _leave(address)
-    _forkserver._forkserver._forkserver_address = None  # type: ignore[attr-defined]
+    with tracker._lock:
+        numbers = (number, tracker._pid)
+        if tracker._fd is not None:
+            os.close(tracker._fd)
+        tracker._fd = tracker._pid = None
+    deadline = time.monotonic() + _END_S
+    for each in numbers:
+        if each is not None:
+            stopped = state_of(each) in ("T", "t")
+            if not _ended(each, 0 if stopped else deadline - time.monotonic()):
+                os.kill(each, signal.SIGKILL)
+            _wait(each)
 
 
 def abandon() -> None:
     """The same, at once, where it has nothing to do after all."""
-    pid = _forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill()
     stop()
+
+
+_END_S = 2.0
+"""Seconds that the forkserver and the resource tracker have to end by themselves."""
+
+
+def _ended(child: int, patience: float) -> bool:
+    """Whether a child has ended, or does so within `patience` seconds; it stays to be waited for."""
+    try:
+        descriptor = os.pidfd_open(child)
+    except OSError:  # there is no such process, or no descriptor to be had
+        return state_of(child) in ("", "Z", "X")
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, patience) * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def _wait(child: int) -> int | None:
+    """The exit code of a child that has ended or is about to; None where it was waited for already."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:
+        return None

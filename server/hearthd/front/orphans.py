@@ -1,18 +1,22 @@
-"""Processes that the front inherits when it is the first of its namespace, as in a container: nobody else waits.
+"""Orphans: processes that the front has not started itself, and inherits when their parent ends.
 
-The forkserver forks a device process through a child of its own that ends, and a compiler outlives a device process
-that is killed: such orphans belong to process 1, and stay as zombies until it has waited for them.
+A compiler outlives a device process that is killed, and device processes outlive the forkserver: the front takes them
+in (`PR_SET_CHILD_SUBREAPER`; in a container it may be process 1, with nobody above it), and they stay as zombies until
+it has waited for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Collection, Iterator
 
 _TICK = 2.0
 """Seconds between looks: uvloop keeps SIGCHLD for itself, and a zombie costs nothing but its number."""
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def reap(ours: Collection[int]) -> None:
@@ -31,9 +35,11 @@ def reap(ours: Collection[int]) -> None:
 
 @contextlib.contextmanager
 def adopted(ours: Callable[[], Collection[int]], *, first: bool | None = None, tick: float = _TICK) -> Iterator[None]:
-    """Waits for orphans as long as the block runs; `first`: whether this process inherits any (None: where it is
-    process 1). `ours` says which processes it started itself. Inside the event loop."""
-    if not (os.getpid() == 1 if first is None else first):
+    """Waits for orphans as long as the block runs; `first`: whether this process inherits any (None: it does from now
+    on). `ours` says which processes are waited for elsewhere. Inside the event loop."""
+    if first is None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    elif not first:
         yield
         return
 

@@ -53,7 +53,7 @@ def serve(
     spans.switch_on()
 
     async def main() -> None:
-        with adopted(forkserver.pids):
+        with adopted(launcher.pids):
             await Daemon(config, backend, devices, launcher, read, hangup).run()
 
     try:
