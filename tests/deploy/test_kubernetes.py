@@ -18,8 +18,9 @@ import pytest
 import yaml
 
 from hearthd.config import Config, load
-from hearthd.front import device_service, http, node_service
+from hearthd.front import device_service, node_service
 from hearthd.front.addresses import parse_address
+from hearthd.front.http.server import PROBES
 from tests.programs import program
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +164,7 @@ def test_probes_ask_for_what_the_daemon_answers(variant: str) -> None:
             )
         else:
             get = probe["httpGet"]
-            assert get["path"] in http._HEALTH  # asked of nobody for a token
+            assert get["path"] in PROBES  # asked of nobody for a token
             assert get["port"] == "http"
             assert get.get("scheme", "HTTP") == ("HTTPS" if config.tls.certificate else "HTTP")
             assert (get["path"] == "/readyz") == (kind == "readiness")

@@ -24,7 +24,7 @@ from hearthd.front.peer_port import Admit, PeerPort
 from hearthd.front.tls import Certificates, TlsError
 
 if TYPE_CHECKING:
-    from hearthd.front.http import HttpServer
+    from hearthd.front.http.server import HttpServer
     from hearthd.front.link import DeviceLink
     from hearthd.front.metrics import Metrics
     from hearthd.front.sessions import SessionTable
@@ -100,7 +100,9 @@ class Access:
         self, address: Address, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics, status: NodeStatus
     ) -> HttpServer:
         """The HTTP server for an address: on loopback without TLS, and open unless it is configured otherwise."""
-        from hearthd.front.http import HttpServer  # not before it is wanted: aiohttp is a fifth of the front's imports
+        from hearthd.front.http.server import (
+            HttpServer,  # not before it is wanted: aiohttp is a fifth of the front's imports
+        )
 
         guarded, certificates = self._guards(address), None if address.loopback else self.certificates
         self._http_address = address

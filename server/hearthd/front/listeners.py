@@ -27,7 +27,7 @@ from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from hearthd.front.http import HttpServer
+    from hearthd.front.http.server import HttpServer
 
 _GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", 32 << 20),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import itertools
 import json
-import zlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.v1 import commands_pb2
 from hearthd.front.isolation import EVERYBODY, Key
-from hearthd.front.lately import Lately
 from hearthd.front.loss import Cause
 from hearthd.front.rates import LATE_S, WINDOW_S, Rates
 from hearthd.front.recent_faults import MOST, RecentFaults, seen_by
@@ -23,7 +18,6 @@ from hearthd.front.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, TENANT_BY
 from hearthd.front.tenant_memory import TenantMemory
 from hearthd.front.tenants import Right, Tenant
 from hearthd.front.totals import Totals
-from hearthd.front.trace_file import convert
 
 ALICE = Tenant("alice", rights=frozenset({Right.READ}))
 BOB = Tenant("bob", rights=frozenset({Right.READ}), devices=frozenset({1}))
@@ -200,59 +194,3 @@ def test_whose_a_trace_is_the_front_knows_and_not_the_device_process() -> None:
         with pytest.raises(ValueError):
             traces._traced(link, frame(bad))
     assert len(traces.seen_by(OPERATOR)) == 1
-
-
-def test_a_trace_becomes_a_chart_or_an_error() -> None:
-    result = commands_pb2.TraceResult(epoch_ns=5, dropped=1)
-    result.events.add(name="launch", kernel="k", started_ns=10, ended_ns=30, seq=1)
-    packed = zlib.compress(result.SerializeToString())
-    chart = json.loads(gzip.decompress(convert(packed, "device 0: x")))
-    assert {entry["name"] for entry in chart["traceEvents"] if entry["ph"] == "X"} == {"k"}
-    assert chart["otherData"] == {"epoch_unix_ns": "5", "dropped": 1, "device": "device 0: x"}
-    for bad in (b"", b"junk", packed[:-3], zlib.compress(b"\xff" * 50), zlib.compress(bytes(80 << 20), 9)):
-        with pytest.raises(Exception, match=r"trace|pars|wire"):
-            convert(bad, "x")
-
-
-# ---- one answer for many ----
-
-
-def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
-    async def scenario() -> None:
-        now, found = [0.0], itertools.count()
-
-        async def find() -> int:
-            await asyncio.sleep(0)
-            return next(found)
-
-        lately = Lately(find, lambda: now[0])
-        assert await asyncio.gather(*(lately.get(1.0) for _ in range(50))) == [0] * 50
-        now[0] = 0.9
-        assert await lately.get(1.0) == 0 and await lately.get(0.5) == 1
-        now[0] = 5.0
-        gone = asyncio.ensure_future(lately.get(1.0))
-        stays = asyncio.ensure_future(lately.get(1.0))
-        await asyncio.sleep(0)
-        gone.cancel()
-        assert await stays == 2, "who goes away takes it from nobody"
-        lately.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_failure_is_kept_for_nobody() -> None:
-    async def scenario() -> None:
-        outcomes = iter([OSError("no"), 7])
-
-        async def find() -> int:
-            outcome = next(outcomes)
-            if isinstance(outcome, OSError):
-                raise outcome
-            return outcome
-
-        lately = Lately(find)
-        with pytest.raises(OSError, match="no"):
-            await lately.get(60.0)
-        assert await lately.get(60.0) == 7
-
-    asyncio.run(scenario())

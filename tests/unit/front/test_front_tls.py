@@ -15,7 +15,7 @@ from front_fixture import Front, front, run
 from hearthd.front import tls
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address
-from hearthd.front.http import HttpServer
+from hearthd.front.http.server import HttpServer
 from hearthd.front.tenants import Credential, Directory, Right, Tenant, token_key
 from hearthd.front.tls import Certificates, TlsError
 

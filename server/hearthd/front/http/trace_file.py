@@ -1,8 +1,9 @@
-"""A process that turns a packed trace into Chrome's Trace Event Format: of 100,000 events that takes seconds, which the
-front, with its one event loop, has not.
+"""Converter process: turns a packed trace into Chrome's Trace Event Format.
 
-Run as ``python -m hearthd.front.trace_file TITLE``: reads a TraceResult compressed with zlib (as in `Kind.TRACED`) from
-standard input, and writes JSON compressed with gzip to standard output. Nothing is written unless all of it can be.
+A process of its own, because 100,000 events take seconds, which the front with its one event loop has not.
+
+Run as ``python -m hearthd.front.http.trace_file TITLE``: reads a TraceResult compressed with zlib (as in `Kind.TRACED`)
+from standard input, and writes JSON compressed with gzip to standard output, all of it or nothing.
 """
 
 from __future__ import annotations

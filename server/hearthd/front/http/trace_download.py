@@ -85,5 +85,5 @@ def _start(title: str, packed: bytes) -> subprocess.Popen[bytes]:
     with os.fdopen(os.memfd_create("hearth-trace"), "w+b") as file:
         file.write(packed)
         file.seek(0)
-        command = [sys.executable, "-m", "hearthd.front.trace_file", title]
+        command = [sys.executable, "-m", "hearthd.front.http.trace_file", title]
         return subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE)

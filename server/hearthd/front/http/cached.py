@@ -1,4 +1,7 @@
-"""An answer that many ask for: found out once, for all who can do with one that is some moments old."""
+"""Single-flight cached answer: computed once for all requests that accept one of a certain age.
+
+The pattern is that of Go's `singleflight`, with a bound on the age. Event loop only.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Lately(Generic[T]):
-    """Belongs to the event loop. `find` finds the answer out."""
+class CachedAnswer(Generic[T]):
+    """Caches what `find` answers. Belongs to the event loop."""
 
     def __init__(self, find: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:
         self._find = find
@@ -21,21 +24,22 @@ class Lately(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since it was asked for last."""
+        """Seconds since `find` was called last."""
         return self._clock() - self._asked
 
     async def get(self, max_age: float) -> T:
-        """One that is no older than so many seconds; found out now if there is none. Raises what `find` does."""
+        """Returns an answer no older than `max_age` seconds; calls `find` where there is none. Raises what `find`
+        raises, to all who wait for that call; a failure is not cached."""
         task = self._task
         if task is None or self.age > max_age or (task.done() and (task.cancelled() or task.exception() is not None)):
             self._asked = self._clock()
             task = self._task = asyncio.ensure_future(self._found())
-        return await asyncio.shield(task)  # who goes away takes it from nobody
+        return await asyncio.shield(task)  # a caller that is cancelled takes it from no other
 
     async def _found(self) -> T:
         return await self._find()
 
     def close(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancels a call of `find` that is under way."""
         if self._task is not None:
             self._task.cancel()

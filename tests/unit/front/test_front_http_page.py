@@ -16,7 +16,7 @@ from front_fixture import Front, front, run, until
 
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.front import page
+from hearthd.front.http import page
 
 
 @asynccontextmanager

@@ -16,18 +16,18 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import gauges, health
 from hearthd.front.addresses import Address
 from hearthd.front.auth import Authenticator
-from hearthd.front.lately import Lately
+from hearthd.front.http.cached import CachedAnswer
+from hearthd.front.http.page import Page
+from hearthd.front.http.trace_download import TraceDownload
 from hearthd.front.listen import listen_error
 from hearthd.front.metrics import Metrics
-from hearthd.front.page import Page
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
 from hearthd.front.supervisor import STATE_NAMES, Supervisor
 from hearthd.front.tenants import EVERYONE, Tenant
 from hearthd.front.tls import Certificates
-from hearthd.front.trace_download import TraceDownload
 
-_HEALTH = ("/healthz", "/readyz")
+PROBES = ("/healthz", "/readyz")
 _VIEWER: ContextVar[Tenant] = ContextVar("viewer", default=EVERYONE)
 """Who asks for the page."""
 _HEADERS = {
@@ -75,7 +75,7 @@ class HttpServer:
         self._status = status
         self._runner: web.AppRunner | None = None
         self._page = Page(guarded=guarded)
-        self._documents: dict[Tenant, Lately[bytes]] = {}
+        self._documents: dict[Tenant, CachedAnswer[bytes]] = {}
         self._downloads = TraceDownload()
 
     def application(self) -> web.Application:
@@ -118,14 +118,14 @@ class HttpServer:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
-        for lately in self._documents.values():
-            lately.close()
+        for answer in self._documents.values():
+            answer.close()
 
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Finds out who asks, unless everybody may."""
         if self._certificates is not None:
             self._certificates.look()
-        if self.guarded and request.path not in _HEALTH and request.path not in self._page.paths:
+        if self.guarded and request.path not in PROBES and request.path not in self._page.paths:
             try:
                 peer = f"http:{request.remote or ''}"
                 caller = await self._auth.bearer(request.headers.get("Authorization"), peer, request.path)
@@ -181,16 +181,16 @@ class HttpServer:
 
     async def _document(self, viewer: Tenant, max_age: float) -> bytes:
         """However many pages a tenant leaves open, its document is made once in `max_age` seconds."""
-        for other in [other for other, lately in self._documents.items() if lately.age > _MAX_AGE]:
+        for other in [other for other, answer in self._documents.items() if answer.age > _MAX_AGE]:
             del self._documents[other]
-        lately = self._documents.get(viewer)
-        if lately is None:
+        answer = self._documents.get(viewer)
+        if answer is None:
 
             async def find() -> bytes:
                 return json.dumps(await self._status.document(viewer)).encode()
 
-            lately = self._documents[viewer] = Lately(find)
-        return await lately.get(max_age)
+            answer = self._documents[viewer] = CachedAnswer(find)
+        return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         trace = self._status.traces.find(request.match_info["id"], _VIEWER.get())

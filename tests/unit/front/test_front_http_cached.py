@@ -1,0 +1,51 @@
+"""Single-flight cached answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from hearthd.front.http.cached import CachedAnswer
+
+
+def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
+    async def scenario() -> None:
+        now, found = [0.0], itertools.count()
+
+        async def find() -> int:
+            await asyncio.sleep(0)
+            return next(found)
+
+        answer = CachedAnswer(find, lambda: now[0])
+        assert await asyncio.gather(*(answer.get(1.0) for _ in range(50))) == [0] * 50
+        now[0] = 0.9
+        assert await answer.get(1.0) == 0 and await answer.get(0.5) == 1
+        now[0] = 5.0
+        gone = asyncio.ensure_future(answer.get(1.0))
+        stays = asyncio.ensure_future(answer.get(1.0))
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert await stays == 2, "who goes away takes it from nobody"
+        answer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_is_kept_for_nobody() -> None:
+    async def scenario() -> None:
+        outcomes = iter([OSError("no"), 7])
+
+        async def find() -> int:
+            outcome = next(outcomes)
+            if isinstance(outcome, OSError):
+                raise outcome
+            return outcome
+
+        answer = CachedAnswer(find)
+        with pytest.raises(OSError, match="no"):
+            await answer.get(60.0)
+        assert await answer.get(60.0) == 7
+
+    asyncio.run(scenario())
