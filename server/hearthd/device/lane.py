@@ -98,8 +98,8 @@ class Lane:
         """Bytes that wait to be written."""
         self._acked = self._told = 0
         """The last batch that has been executed, as far as is known here and as far as the client is told."""
-        self._last = 0
-        """The number of the last batch that has come."""
+        self._last = self._first = 0
+        """The number of the last batch that has come, and of the last one that came before this lane."""
         self._sizes: deque[int] = deque()
         """Of the batches that have come and are not acknowledged: those up to the last one."""
         self._repeated: deque[int] = deque()
@@ -114,9 +114,14 @@ class Lane:
     def begin(self, last: int) -> None:
         """All that came before has been looked at: the next batch is the one behind `last`."""
         if self._open:
-            self._last = last
+            self._last = self._first = last
             self._begun = True
             self._watch()
+
+    @property
+    def used(self) -> bool:
+        """Whether a batch has come over it."""
+        return self._last > self._first
 
     def close(self) -> None:
         """Writes what goes at once; nothing more is taken. A second call does nothing."""

@@ -129,6 +129,9 @@ class Lanes:
         """Its client has gone, or broken it."""
         if self._outbox.lanes.get(lane.channel) is lane:
             del self._outbox.lanes[lane.channel]
+            if not lane.used:  # its client may have gone back to its stream: the front has to know that nothing comes
+                body = json.dumps({"unused": True, "why": why}).encode()
+                self._outbox.put(Kind.LANE_ENDED, body, channel=lane.channel)
         if why:
             session = self._executor.session(lane.channel)
             who = session.id if session is not None else ""

@@ -49,6 +49,10 @@ class ResponseSink(Protocol):
     def on_room(self) -> None:
         """A message was no batch: its place in the window is free again."""
 
+    def on_lane_unused(self, why: str) -> None:
+        """The lane has ended before its client sent anything over it: the client goes by the stream, or will attach
+        again. `why` may be empty: the client has hung up."""
+
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
         """The channel is over: `event` (may be empty) is the last message, then the stream ends with `refusal`."""
 
@@ -196,6 +200,11 @@ class Channel:
         lane = Lane(self.link, self.number, self.batches, self.replies)
         self.link.give_lane(self.number, bounds, connection)
         self.lane = lane
+
+    def on_lane_unused(self, why: str) -> None:
+        """The device process has dropped the lane, over which no batch had come."""
+        if self.lane is not None and self.sink is not None:
+            self.sink.on_lane_unused(why)
 
     async def lane_ended(self) -> bool:
         """Has its lane ended, where there is one, and returns when all copies have come or the device process is lost;

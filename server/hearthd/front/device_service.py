@@ -19,6 +19,7 @@ from hearthd.front import attach, calls, execute, refusals, transfer_streams
 from hearthd.front.bulk_service import BulkService
 from hearthd.front.channel import Channel
 from hearthd.front.ipc_service import IpcService
+from hearthd.front.lane import Unused
 from hearthd.front.lanes import Lanes
 from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
@@ -38,6 +39,9 @@ class Traffic(CallObserver, Protocol):
     def execute_traffic(self, batches: int, received: int, sent: int) -> None: ...
 
     def transfer_traffic(self, received: int, sent: int) -> None: ...
+
+    def lane_unused(self) -> None:
+        """A lane ended before a batch came over it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class DeviceService:
         self._traffic = traffic
         self._lanes = lanes
         self._bulk = bulk
+        self._unused = Unused(traffic.lane_unused)
         self.attachments: set[execute.Attachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
         self._ipc = IpcService(sessions, supervisor, self._using, lanes)
@@ -184,7 +189,9 @@ class DeviceService:
                 channel = await device.channel(session, attaching=True)
                 await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
             window = self._limits.window
-            attachment = execute.Attachment(context, session, channel, window, self._traffic.execute_traffic)
+            attachment = execute.Attachment(
+                context, session, channel, window, self._traffic.execute_traffic, self._unused.add
+            )
             channel.taken_up(attachment)
             self.attachments.add(attachment)
             offer: device_pb2.LaneOffer | None = None
@@ -199,6 +206,7 @@ class DeviceService:
                     await attachment.prepare()
                 if self._may_have_lane(session, channel, context):
                     offer = self._lanes.offer(attachment)
+                    attachment.void_ticket = partial(self._lanes.withdraw, offer)
                 await context.write(
                     device_pb2.ExecuteResponse(
                         attached=device_pb2.Attached(

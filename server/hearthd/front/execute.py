@@ -16,6 +16,7 @@ from hearthd.front.attach import EOF, Window
 from hearthd.front.begun import Begun
 from hearthd.front.channel import Channel
 from hearthd.front.intake import Intake
+from hearthd.front.lane_tickets import check_open
 from hearthd.front.refusals import Context
 from hearthd.front.sessions import Session
 
@@ -39,12 +40,16 @@ class Attachment:
         channel: Channel,
         window: Window,
         on_traffic: Callable[[int, int, int], None] = lambda batches, received, sent: None,
+        on_lane_unused: Callable[[str, str], None] = lambda session, why: None,
     ) -> None:
         self._context = context
         self.session = session
         self._channel = channel
         self._window = window
         self._on_traffic = on_traffic
+        self._count_unused = on_lane_unused
+        self._taking_back: asyncio.Task[None] | None = None
+        """Has what waits at a lane that nobody has any more sent by this stream."""
         self._ack_sent = 0
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -59,6 +64,10 @@ class Attachment:
         self._last_words = _LAST_WORDS
         self._half_closed = False
         self._took = False
+        self._batched = False
+        """Whether a batch has come by this stream: its client waits for no lane any more."""
+        self.void_ticket: Callable[[], None] = lambda: None
+        """Makes the ticket of the lane that was offered worthless."""
 
     @property
     def kind(self) -> str:
@@ -111,6 +120,19 @@ class Attachment:
     def on_room(self) -> None:
         self._intake.advance()
         self._wake_writer()
+
+    def on_lane_unused(self, why: str) -> None:
+        self._count_unused(self.session.id, why)
+        if self._taking_back is None and self._end is None:
+            self._taking_back = asyncio.create_task(self._lane_unused(), name="execute-lane")
+
+    async def _lane_unused(self) -> None:
+        try:
+            await self._take_lane_back()
+        except Refusal as refusal:
+            self.on_lost(refusal, b"")
+        finally:
+            self._taking_back = None
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
         if self._end is not None:
@@ -182,11 +204,14 @@ class Attachment:
 
     async def hand_over(self, connection: int) -> None:
         """The client goes on by a lane, whose other end is `connection`. Raises OSError where the stream is not its
-        client's any more, or the device process takes none."""
+        client's any more, the client has given the lane up, or the device process takes none."""
         await self._rest()
         channel = self._channel
-        if self._end is not None or channel.sink is not self or self._half_closed or self._intake.held:
+        if self._end is not None or channel.sink is not self or self._half_closed:
             raise ConnectionError("the stream is not at rest")
+        if self._batched:  # answers to it would wait at a lane that the client does not have
+            raise ConnectionError("the client has sent work by its stream")
+        check_open(connection)
         channel.open_lane(self._window.of_a_lane(), connection)
 
     async def _rest(self) -> None:
@@ -231,9 +256,10 @@ class Attachment:
             if self._ack_timer is not None:
                 self._ack_timer.cancel()
             self._intake.stop()
-            for task in (reader, writer):
+            tasks = [task for task in (reader, writer, self._taking_back) if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self._begun is not None:
                 self._begun[0].close()
 
@@ -251,6 +277,9 @@ class Attachment:
             self._took = True
             if message[:1] == _RECEIVED_TAG and self._on_received(message):
                 continue
+            if not self._batched:
+                self._batched = True
+                self.void_ticket()
             if self._channel.lane is not None:
                 await self._take_lane_back()
                 if self._end is not None:

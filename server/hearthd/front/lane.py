@@ -7,13 +7,19 @@ did, and ends the lane: the client comes back for it.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from itertools import islice
+
+import structlog
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.batches import Batches
 from hearthd.front.replies import Replies
 from hearthd.front.wire import Link
+
+log = structlog.get_logger("hearthd.lanes")
 
 _AHEAD = 1 << 16
 """So many responses may be said to have come before their copies have: what a client says may overtake them."""
@@ -83,3 +89,30 @@ class Lane:
             return True
         self._batches.went_by(last)
         return last > self._first
+
+
+class Unused:
+    """Lanes that ended before their clients used them: each is counted, and the log has a line for all of some time.
+
+    A few are clients that ended just then. Many say that the front or a device process does not answer within the
+    second that clients wait for a lane.
+    """
+
+    EVERY_S = 10.0
+    """Seconds from one line to the next."""
+
+    def __init__(self, count: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """`count` is called for each."""
+        self._count = count
+        self._clock = clock
+        self._told = float("-inf")
+        self._untold = 0
+
+    def add(self, session: str, why: str) -> None:
+        """One more; `why`: what the device process says against its client, empty where the client has hung up."""
+        self._count()
+        self._untold += 1
+        now = self._clock()
+        if now - self._told >= self.EVERY_S:
+            log.warning("lane_unused", session=session, why=why or "its client has hung up", lanes=self._untold)
+            self._told, self._untold = now, 0

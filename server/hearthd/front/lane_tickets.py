@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -28,6 +29,19 @@ class Attachment(Protocol):
 
     async def hand_over(self, connection: int) -> None:
         """The device process gets `connection`. Raises OSError where that cannot be."""
+
+
+def check_open(connection: int) -> None:
+    """Raises `ConnectionError` where the client has closed the other end: a connection that waited for the front, which
+    may have been paused, is handed to a device process only while its client is there. Takes nothing from it."""
+    look = socket.socket(fileno=connection)
+    try:
+        if not look.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            raise ConnectionResetError("the client has closed its connection")
+    except BlockingIOError:
+        pass  # it waits for an answer
+    finally:
+        look.detach()
 
 
 class Tickets:

@@ -62,7 +62,7 @@ class DeviceLink(FrameSocket):
         self.descriptors: Descriptors | None = None
         """The socket beside the link, where open files are handed over."""
         self._chunks = ChunkMemory()
-        self._listeners: dict[int, list[Callable[[Frame], None]]] = {}
+        self._listeners: dict[int, list[Callable[[Frame], None]]] = {Kind.LANE_ENDED: [self._on_lane_ended]}
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.ACK: self._on_ack,
             Kind.RESPONSE: self._on_response,
@@ -209,6 +209,12 @@ class DeviceLink(FrameSocket):
         channel = self.channels.get(frame.channel)
         if channel is not None:
             channel.on_received(frame.payload)
+
+    def _on_lane_ended(self, frame: Frame) -> None:
+        """Of a lane that was asked to end, or of one that ended by itself before a batch came over it."""
+        channel, body = self.channels.get(frame.channel), json.loads(frame.payload)
+        if channel is not None and body.get("unused"):
+            channel.on_lane_unused(str(body.get("why", "")))
 
     def _on_chunk(self, frame: Frame) -> None:
         channel = self.channels.get(frame.channel)

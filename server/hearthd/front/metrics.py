@@ -62,6 +62,9 @@ class Metrics:
         self._lane_refusals = Counter(
             "hearth_lane_refusals", "Connections that became no lane.", ("reason",), registry=self.registry
         )
+        self._lanes_unused = Counter(
+            "hearth_lanes_unused", "Lanes that ended before a batch came over them.", registry=self.registry
+        )
         self._bulk = Counter(
             "hearth_bulk_connections", "Connections for bulk data that were handed over.", ("kind",),
             registry=self.registry,
@@ -91,6 +94,9 @@ class Metrics:
 
     def lane_refused(self, reason: str) -> None:
         self._lane_refusals.labels(reason).inc()
+
+    def lane_unused(self) -> None:
+        self._lanes_unused.inc()
 
     def execute_traffic(self, batches: int, received: int, sent: int) -> None:
         if batches:

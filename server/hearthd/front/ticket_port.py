@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from hearth_proto.frames import HEADER, Kind
-from hearthd.front.lane_tickets import TICKET_BYTES, Attachment, Tickets
+from hearthd.front.lane_tickets import TICKET_BYTES, Attachment, Tickets, check_open
 
 log = structlog.get_logger("hearthd.lanes")
 
@@ -117,6 +117,7 @@ class TicketPort:
 
     async def _hand_over(self, connection: socket.socket, attachment: Attachment) -> None:
         try:
+            check_open(connection.fileno())
             async with asyncio.timeout(_REST_WAIT):
                 await attachment.hand_over(connection.fileno())
         except TimeoutError:

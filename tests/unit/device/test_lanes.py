@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import random
 import select
 import socket
@@ -232,6 +233,18 @@ def test_a_client_that_vanishes_in_the_middle_of_a_batch_goes_on_over_the_link(r
     for number in range(1, 8):  # all of them again, as after a connection that broke
         rig.batch(add(number))
     assert rig.sum() == summed(*range(1, 8))
+
+
+def test_the_front_hears_of_a_lane_that_ends_unused(rig: Laned) -> None:
+    """And of none that was used: its client knows, and attaches again."""
+    client = rig.lane()
+    client.batch(sync(1))
+    client.response()
+    client.end.close()
+    rig.end_lane()
+    rig.lane().end.close()
+    told = rig.until(Kind.LANE_ENDED)  # the first that nobody asked for
+    assert (told.id, told.channel, json.loads(told.payload)) == (0, 1, {"unused": True, "why": ""})
 
 
 def test_batches_that_nobody_has_looked_at_count_as_well(rig: Laned) -> None:

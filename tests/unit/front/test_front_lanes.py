@@ -25,7 +25,7 @@ from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import ticket_port
 from hearthd.front.batches import Batches
 from hearthd.front.channel import Channel
-from hearthd.front.lane import Lane
+from hearthd.front.lane import Lane, Unused
 from hearthd.front.lane_tickets import Tickets
 from hearthd.front.listen import ListenError
 from hearthd.front.queues import Queue
@@ -317,9 +317,9 @@ def test_an_attachment_goes_on_after_its_lane(tmp_path: Path) -> None:
             assert await take(stream, 4) == [4, 5, 6, 7]
             await until(lambda: not channel(f).batches)
             assert not channel(f).batches.bytes and channel(f).batches.last == 7
-            client = await LaneClient.connect(attached.lane)
-            await stream.write(received(10))
-            assert (await client.read()).kind == Kind.LIVE
+            stream.cancel()
+            stream, attached = await resume(f, received=10, acked=7)
+            client = await LaneClient.live(attached.lane)
             client.send(batch(8, requests=1))
             assert await client.take(1, acked=8) == [8]
             client.send(received(11))
@@ -614,6 +614,98 @@ def test_a_stream_that_is_not_at_rest_gets_no_lane(tmp_path: Path, monkeypatch: 
             assert await take(stream, 1) == [1]
 
     run(scenario())
+
+
+def test_a_batch_on_the_stream_voids_the_ticket(tmp_path: Path) -> None:
+    """Its client waits for no lane any more: answers that went there would never come to it."""
+
+    async def scenario() -> None:
+        async with front(tmp_path, launcher(), devices=1) as f:
+            await f.open()
+            stream, attached = await attach(f)
+            f.launcher.hold_acks = True
+            await stream.write(batch(1, requests=1))
+            await until(lambda: device(f).batches)
+            await (await LaneClient.connect(attached.lane)).over()
+            assert refusals(f, "ticket") == 1 and not device(f).given
+            device(f).release_acks()
+            assert await take(stream, 1) == [1]
+
+    run(scenario())
+
+
+def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_port, "_REST_WAIT", 30.0)
+
+    async def scenario() -> None:
+        async with front(tmp_path, launcher(), devices=1) as f:
+            await f.open()
+            stream, attached = await attach(f)
+            device(f).send(Kind.RESPONSE, result(5), channel=1)
+            assert await take(stream, 1) == [5]
+            client = await LaneClient.connect(attached.lane)  # which waits until the client has said that it has 5
+            await until(lambda: not len(f.daemon.parts.lanes._tickets))
+            f.launcher.hold_acks = True
+            await stream.write(batch(1, requests=1))
+            await until(lambda: device(f).batches)
+            await stream.write(received(1))
+            await client.over()
+            assert refusals(f, "gone") == 1 and not device(f).given
+            device(f).release_acks()
+            assert await take(stream, 1) == [1]
+
+    run(scenario())
+
+
+def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -> None:
+    """As where the front was paused: ticket and end are there at once."""
+
+    async def scenario() -> None:
+        async with front(tmp_path, launcher(), devices=1) as f:
+            await f.open()
+            stream, attached = await attach(f)
+            with socket.socket(socket.AF_UNIX) as impatient:
+                impatient.connect(attached.lane.path)
+                impatient.sendall(frames.encode(Kind.TICKET, attached.lane.ticket))
+            await until(lambda: refusals(f, "gone") == 1)
+            assert not device(f).given and not channel(f).laned
+            await stream.write(batch(1, requests=1))
+            assert await take(stream, 1) == [1]
+
+    run(scenario())
+
+
+def test_a_lane_that_ends_unused_is_counted_and_left_for_the_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client gave up just as the lane was handed over: what came meanwhile comes by the stream, unasked."""
+
+    async def scenario() -> None:
+        async with front(tmp_path, launcher(), devices=1) as f:
+            await f.open()
+            stream, client = await enter(f)
+            client.close()
+            await until(lambda: not device(f).lanes)
+            device(f).send(Kind.RESPONSE, result(5), channel=1)
+            device(f).send(Kind.LANE_ENDED, b'{"unused": true, "why": ""}', channel=1)
+            assert await take(stream, 1) == [5]
+            assert channel(f).lane is None
+            assert f.daemon.metrics.registry.get_sample_value("hearth_lanes_unused_total") == 1
+            await stream.write(batch(1, requests=1))
+            assert await take(stream, 1) == [1]
+
+    run(scenario())
+    assert "lane_unused" in capsys.readouterr().out
+
+
+def test_unused_lanes_have_a_line_of_the_log_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now, counted = [0.0], [0]
+    unused = Unused(lambda: counted.__setitem__(0, counted[0] + 1), lambda: now[0])
+    for _ in range(25):
+        unused.add("one", "")
+        now[0] += 1.0
+    lines = capsys.readouterr().out.splitlines()
+    assert counted == [25] and len(lines) == 3 and "lanes=10" in lines[1]
 
 
 @pytest.mark.parametrize("said", [True, False])
