@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from hearth.errors import ClosedError, HearthError, TimeoutError
+from hearth.errors import ClosedError, HearthError, TimeoutError, broken
 from hearth.execute import Execute
 from hearth.lane_user import HELD_S
+from hearth.recovery.watchdog import Point, Watchdog
 from hearth.submitting import Submitting
 from hearth_proto.later import device_pb2
 
@@ -53,6 +54,7 @@ class Attachment(Submitting):
         self._on_end = on_end
         self._stream = 0
         self.execute: Execute | None = None
+        self._watchdog: Watchdog | None = None
 
     # ---- life ----
 
@@ -60,6 +62,7 @@ class Attachment(Submitting):
         """Attaches; `lease`: how long, in seconds, it may be away when the connection breaks. Raises what the daemon
         answers, or `TimeoutError`."""
         self.execute = execute = Execute(self, transport, token, device, lease)
+        self._watchdog = Watchdog(self._point, execute.status, self._take_up_again)
         execute.open()
         with self._lock:
             self._await(lambda: self.session.attached or self.session.error is not None, timeout)
@@ -162,6 +165,8 @@ class Attachment(Submitting):
                 idle = False
             except Empty:
                 idle = not away
+                if self._watchdog is not None:
+                    self._watchdog.tick()
 
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
         with self._lock:
@@ -180,6 +185,26 @@ class Attachment(Submitting):
                 self._wake_sender()
             self.changed()
         return True
+
+    def _point(self) -> Point | None:
+        """Where it stands; None while nothing is waited for, or no stream has it."""
+        session = self.session
+        with self._lock:
+            if not session.attached or session.error is not None or self._held:
+                return None
+            if not session.outstanding and session.acked == session.next_seq - 1:
+                return None
+            sent = session.next_seq - 1 if not session.again else session.again[0][0] - 1
+            return Point(session.acked, sent, session.receipts.responses, self._laned is not None)
+
+    def _take_up_again(self, why: str) -> None:
+        """Drops lane and stream, so that another stream goes on with what is missing."""
+        with self._lock:
+            laned = self._laned
+            if laned is not None:
+                laned.give_up(broken(f"{why}."))
+        if laned is None and self.execute is not None:
+            self.execute.reopen()
 
     def suspend(self, error: HearthError) -> None:
         with self._lock:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ATTACH_S = 3.0
 """A stream that was opened and is not attached by then is given up for another."""
+_STATUS_S = 5.0
+"""How long the daemon may take to say where an attachment stands."""
 _ABSENT_S = 1.0
 """How long a daemon may be certain to have ended before nobody waits for it any more: it might be another's turn."""
 _REMEMBERED = 1000
@@ -98,6 +100,20 @@ class Execute:
             responses = self._responses
         if responses is not None:
             responses.cancel()
+
+    def reopen(self) -> None:
+        """Drops the stream, so that another one goes on."""
+        self.cancel()
+
+    def status(self) -> device_pb2.AttachmentStatusResponse:
+        """Where the daemon thinks that the attachment stands. Raises `HearthError`."""
+        request = device_pb2.AttachmentStatusRequest(
+            session_token=self._token, device=self._device, generation=self._driver.session.generation
+        )
+        answer: device_pb2.AttachmentStatusResponse = self._transport.call_device(
+            "AttachmentStatus", request, device_pb2.AttachmentStatusResponse, _STATUS_S
+        )
+        return answer
 
     def _attach(self) -> Responses:
         """Opens a stream. Raises `HearthError`."""

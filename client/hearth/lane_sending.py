@@ -172,6 +172,10 @@ class Sending:
         self._sender_waits = False
         self._left.notify()
 
+    def give_up(self, error: HearthError) -> None:
+        """The lane is of no more use, for this reason: what was under way goes on without it."""
+        self._break(error)
+
     def _break(self, error: HearthError) -> None:
         if not self._over:
             self.error = error

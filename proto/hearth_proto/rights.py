@@ -96,6 +96,7 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "Execute": _NONE,  # its commands are checked one by one
     "Upload": (Right.WRITE,),
     "Download": (Right.READ,),
+    "AttachmentStatus": _NONE,
     "TransferStatus": _NONE,
     "OpenBulk": _NONE,  # what goes there is asked for by commands; somebody who may neither write nor read gets none
     "Publish": (Right.PUBLISH,),

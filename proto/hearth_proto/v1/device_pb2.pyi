@@ -104,6 +104,28 @@ class LaneOffer(_message.Message):
     valid_ns: int
     def __init__(self, path: _Optional[str] = ..., ticket: _Optional[bytes] = ..., valid_ns: _Optional[int] = ...) -> None: ...
 
+class AttachmentStatusRequest(_message.Message):
+    __slots__ = ("session_token", "device", "generation")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    generation: int
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class AttachmentStatusResponse(_message.Message):
+    __slots__ = ("known", "lane", "last_seq", "responses")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    lane: bool
+    last_seq: int
+    responses: int
+    def __init__(self, known: bool = ..., lane: bool = ..., last_seq: _Optional[int] = ..., responses: _Optional[int] = ...) -> None: ...
+
 class OpenBulkRequest(_message.Message):
     __slots__ = ("session_token", "device", "generation", "stripes")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_device__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.AttachmentStatus = channel.unary_unary(
+                '/hearth.v1.DeviceService/AttachmentStatus',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusResponse.FromString,
+                _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/hearth.v1.DeviceService/Upload',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.UploadRequest.SerializeToString,
@@ -307,6 +312,14 @@ class DeviceServiceServicer(object):
 
     def Execute(self, request_iterator, context):
         """Attach first, then batches. Answers Attached, then acks, results and events.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AttachmentStatus(self, request, context):
+        """Where a resumable attachment stands, for a client to whom nothing has come for a while: what it lacks comes when it
+        attaches again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -643,6 +656,11 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.ExecuteRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_device__pb2.ExecuteResponse.SerializeToString,
             ),
+            'AttachmentStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttachmentStatus,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusResponse.SerializeToString,
+            ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.UploadRequest.FromString,
@@ -931,6 +949,33 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/Execute',
             hearth__proto_dot_v1_dot_device__pb2.ExecuteRequest.SerializeToString,
             hearth__proto_dot_v1_dot_device__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachmentStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/AttachmentStatus',
+            hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,11 @@ class ResponseSink(Protocol):
         attached."""
         ...
 
+    @property
+    def holds(self) -> bool:
+        """Whether batches have come that the device process has not been given."""
+        ...
+
     def on_response(self, payload: bytes) -> None: ...
 
     def on_ack(self, seq: int) -> None:
@@ -179,6 +184,19 @@ class Channel:
         """The client is there, and hears what is kept."""
         self.sink = sink
         self._unheard.clear()
+
+    def status(self) -> device_pb2.AttachmentStatusResponse:
+        """Where its attachment stands, for a client that waits."""
+        sink, replies = self.sink, self.replies
+        if sink is None or replies is None or self.loss is not None:
+            return device_pb2.AttachmentStatusResponse()
+        exact = self.lane is None and not sink.holds
+        return device_pb2.AttachmentStatusResponse(
+            known=True,
+            lane=self.lane is not None,
+            last_seq=self.batches.last if exact else None,
+            responses=replies.made,
+        )
 
     async def settled(self) -> None:
         """Returns when all batches have been executed. Raises the loss."""

@@ -107,6 +107,11 @@ class DeviceService:
                 self._guard("Read", self._read), request_deserializer=decoder(device_pb2.ReadRequest)
             ),
         }
+        handlers["AttachmentStatus"] = grpc.unary_unary_rpc_method_handler(
+            self._guard("AttachmentStatus", self._attachment_status),
+            request_deserializer=decoder(device_pb2.AttachmentStatusRequest),
+            response_serializer=calls.serialize,
+        )
         handlers["TransferStatus"] = grpc.unary_unary_rpc_method_handler(
             self._guard("TransferStatus", self._transfer_status),
             request_deserializer=decoder(device_pb2.TransferStatusRequest),
@@ -237,6 +242,16 @@ class DeviceService:
             and not self._sessions.draining
             and context.peer().startswith("unix:")
         )
+
+    async def _attachment_status(
+        self, request: device_pb2.AttachmentStatusRequest, context: Context
+    ) -> device_pb2.AttachmentStatusResponse:
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        channel = session.channels.get(device.ordinal)
+        if channel is None or channel.link.generation != request.generation:
+            return device_pb2.AttachmentStatusResponse()
+        return channel.status()
 
     # ---- transfers ----
 

@@ -165,6 +165,11 @@ class Attachment:
         """See `ResponseSink`."""
         return not self._took and self._channel.lane is None
 
+    @property
+    def holds(self) -> bool:
+        """See `ResponseSink`."""
+        return bool(self._intake.held)
+
     def announce(self, event: bytes) -> None:
         """Sends an event of the front's own."""
         if self._channel.sink is self:

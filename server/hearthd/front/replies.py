@@ -39,6 +39,11 @@ class Replies:
         return self.received + len(self._kept)
 
     @property
+    def made(self) -> int:
+        """How many there have been, those that were put aside with them."""
+        return self.number + len(self._aside)
+
+    @property
     def all_came(self) -> bool:
         """Whether the client has said so."""
         return not self._kept

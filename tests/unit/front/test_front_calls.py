@@ -17,7 +17,7 @@ from hearthd.front.refusals import MAX_DETAILS, MAX_MESSAGE, fitted
 
 def test_the_table_covers_the_service() -> None:
     service = device_pb2.DESCRIPTOR.services_by_name["DeviceService"]
-    streams = {"Execute", "Upload", "Download", "TransferStatus", "Write", "Read", "OpenBulk"}
+    streams = {"Execute", "Upload", "Download", "AttachmentStatus", "TransferStatus", "Write", "Read", "OpenBulk"}
     published = {"Publish", "Unpublish", "AttachBuffer", "ListPublished", "ExportIpc", "ReleaseIpc"}
     assert {call.rpc for call in CALLS} | streams | published == {method.name for method in service.methods}
     fields = commands_pb2.Command.DESCRIPTOR.fields_by_name

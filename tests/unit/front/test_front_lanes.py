@@ -698,6 +698,41 @@ def test_a_lane_that_ends_unused_is_counted_and_left_for_the_stream(
     assert "lane_unused" in capsys.readouterr().out
 
 
+def test_a_client_may_ask_where_its_attachment_stands(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path, launcher(), devices=1) as f:
+            await f.open()
+
+            async def ask(generation: int = 1) -> tuple[bool, bool, int | None, int]:
+                asked = device_pb2.AttachmentStatusRequest(session_token=f.token, device=0, generation=generation)
+                said = await f.devices.AttachmentStatus(asked)
+                return said.known, said.lane, said.last_seq if said.HasField("last_seq") else None, said.responses
+
+            nothing = (False, False, None, 0)
+            assert await ask() == nothing
+            stream, attached = await attach(f)
+            assert await ask() == (True, False, 0, 0) and await ask(generation=2) == nothing
+            await stream.write(batch(1, requests=2))
+            assert await take(stream, 2) == [1, 1]
+            assert await ask() == (True, False, 1, 2)
+            stream.cancel()
+            await gone(f)
+            assert await ask() == nothing
+            stream, attached = await resume(f, received=2, acked=1)
+            client = await LaneClient.live(attached.lane)
+            client.send(batch(2, requests=1))
+            assert await client.take(1, acked=2) == [2]
+            await until(lambda: kept(f).number == 3)
+            assert await ask() == (True, True, None, 3)
+            device(f).drop()
+            await client.over()
+            device(f).send(Kind.RESPONSE, result(5), channel=1)  # put aside, for a client that attaches again
+            await until(lambda: kept(f).made == 4)
+            assert await ask() == (True, True, None, 4)
+
+    run(scenario())
+
+
 def test_unused_lanes_have_a_line_of_the_log_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now, counted = [0.0], [0]
     unused = Unused(lambda: counted.__setitem__(0, counted[0] + 1), lambda: now[0])
