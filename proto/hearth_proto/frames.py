@@ -119,6 +119,15 @@ class FrameError(ValueError):
     """The bytes are no frames: the link has to be given up."""
 
 
+class FrameTooLarge(FrameError):
+    """A frame is announced that is longer than the reader takes; `size` and `limit` are bytes of its payload."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a frame of {size} bytes is announced; the most is {limit}")
+        self.size = size
+        self.limit = limit
+
+
 class Frame(NamedTuple):
     kind: int
     flags: int
@@ -143,7 +152,8 @@ class FrameReader:
     """Turns a byte stream, cut anywhere, into frames. Each payload is copied once, however many pieces it came in."""
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
-        self._max_payload = max_payload
+        self.max_payload = max_payload
+        """Bytes that a payload may have; a change counts for frames whose header has not come."""
         self._head = b""  # of the next frame, while it is not whole
         self._frame: tuple[int, int, int, int, int] | None = None  # the header of the frame whose payload is on its way
         self._pieces: list[memoryview] = []
@@ -162,7 +172,7 @@ class FrameReader:
             data = bytes(data)  # pieces are kept, and the caller's buffer is used again
         if self._frame is None and not self._head and len(data) >= HEADER.size:
             length, kind, flags, channel, ident = HEADER.unpack_from(data)
-            if length == len(data) - HEADER.size and length <= self._max_payload:  # the rule where somebody waits
+            if length == len(data) - HEADER.size and length <= self.max_payload:  # the rule where somebody waits
                 return [Frame(kind, flags, channel, ident, data[HEADER.size :])]
         if self._head:
             data = self._head + data
@@ -179,8 +189,8 @@ class FrameReader:
                 self._frame = HEADER.unpack_from(data, position)
                 position += HEADER.size
                 self._missing = self._frame[0]
-                if self._missing > self._max_payload:
-                    raise FrameError(f"a frame of {self._missing} bytes is announced; the most is {self._max_payload}")
+                if self._missing > self.max_payload:
+                    raise FrameTooLarge(self._missing, self.max_payload)
             taken = min(self._missing, size - position)
             piece = view[position : position + taken]
             position += taken

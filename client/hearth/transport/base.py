@@ -57,7 +57,7 @@ class Transport(Protocol):
 
     target: str
     metadata: tuple[tuple[str, str], ...]
-    """What unary calls show of who makes them."""
+    """What calls show of who makes them."""
     session_id: str
     """The session that it is for, as in the daemon's logs; empty before there is one."""
     lanes: bool

@@ -35,7 +35,7 @@ class FramedTransport:
         """`target`: ``unix:`` and the path of gRPC's socket."""
         self.target = target
         self.metadata: Metadata = ()
-        """What unary calls show of who makes them."""
+        """What calls show of who makes them."""
         self.session_id = ""
         self.lanes = True
         self.stripes: int | None = 0
@@ -91,7 +91,7 @@ class FramedTransport:
 
     def execute(self, requests: Iterator[bytes], early: Early) -> _Responses:
         """Opens an Execute stream. Who iterates has each response first."""
-        call = self._start(_DEVICE + "Execute", next(requests), None, more=True)
+        call = self._start(_DEVICE + "Execute", next(requests), None, self.metadata, more=True)
         send_beside(call, requests, "hearth-send")
         return _Responses(self, call)
 
@@ -108,13 +108,13 @@ class FramedTransport:
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Sends serialized `UploadRequest` messages."""
-        call = self._start(_DEVICE + "Upload", next(requests), None, spans.context(), more=True)
+        call = self._start(_DEVICE + "Upload", next(requests), None, self.metadata + spans.context(), more=True)
         send_beside(call, requests, "hearth-upload")
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
         """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
-        call = self._start(_DEVICE + "Download", request.SerializeToString(), timeout, spans.context())
+        call = self._start(_DEVICE + "Download", request.SerializeToString(), timeout, self.metadata + spans.context())
         return _Chunks(self, call)
 
     # ---- life ----

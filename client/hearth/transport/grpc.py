@@ -63,7 +63,7 @@ class GrpcTransport:
     def __init__(self, target: str, *, loopback: bool, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.target = target
         self.metadata: tuple[tuple[str, str], ...] = ()
-        """What unary calls show of who makes them."""
+        """What calls show of who makes them."""
         self.session_id = ""
         self.lanes = target.startswith(reach.UNIX)
         self.stripes: int | None = 0 if self.lanes else None
@@ -143,7 +143,9 @@ class GrpcTransport:
             request_serializer=_identity,
             response_deserializer=partial(_read_early, early),
         )
-        return _Stream(self._start(stub, requests), self.target, partial(self._line.broke, channel))
+        return _Stream(
+            self._start(stub, requests, metadata=self.metadata), self.target, partial(self._line.broke, channel)
+        )
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
         """Opens a lane beside an Execute stream; None where that does not work."""
@@ -158,7 +160,7 @@ class GrpcTransport:
             response_deserializer=device_pb2.UploadResponse.FromString,
         )
         return _Upload(
-            self._start(stub.future, requests, metadata=spans.context()),
+            self._start(stub.future, requests, metadata=self._shown()),
             self.target,
             partial(self._bulk.broke, channel),
         )
@@ -172,7 +174,7 @@ class GrpcTransport:
             response_deserializer=_identity,
         )
         return _Stream(
-            self._start(stub, request, timeout, spans.context()), self.target, partial(self._bulk.broke, channel)
+            self._start(stub, request, timeout, self._shown()), self.target, partial(self._bulk.broke, channel)
         )
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:

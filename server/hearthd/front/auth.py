@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from hearth_proto.reasons import Reason, Refusal
-from hearthd.front import spans
+from hearth_proto.reasons import Refusal
 from hearthd.front.audit import Audit
 from hearthd.front.refusals import Context
 from hearthd.front.sessions import SessionTable
@@ -30,6 +29,7 @@ log = structlog.get_logger("hearthd.auth")
 AUTHORIZATION = "authorization"
 TICKET = "hearth-ticket"
 SESSION = "hearth-session"
+_SHOWN = frozenset((AUTHORIZATION, TICKET, SESSION))
 
 _WINDOW = 60.0
 _MOST_PEERS = 1024
@@ -89,18 +89,21 @@ class Authenticator:
         """What is counted stays counted."""
         self._failures.most, self._delay = max_failures, failure_delay
 
-    async def caller(self, context: Context, method: str, *, by_session: bool = True) -> Caller:
-        """Who makes this call. Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for a session that is not there."""
-        peer = context.peer()
-        if self.directory.open:
-            return spans.of_caller(Caller(EVERYONE, peer=peer))
+    def everyone(self, peer: str) -> Caller:
+        """The caller of a daemon without tenants."""
+        return Caller(EVERYONE, peer=peer)
+
+    def shows(self, context: Context) -> bool:
+        """Whether the headers of a call, or its connection, show a credential at all."""
+        if any(key in _SHOWN for key, _ in context.invocation_metadata() or ()):
+            return True
+        return bool(certificate_names(context.auth_context()))
+
+    def identify(self, context: Context, *, by_session: bool = True) -> Caller:
+        """The caller, by the headers of the call and its connection. Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for
+        a session that is not there."""
         shown = {str(key): value for key, value in context.invocation_metadata() or ()}
-        try:
-            return spans.of_caller(self._identify(shown, peer, context.auth_context, by_session))
-        except Refusal as refusal:
-            if refusal.reason == Reason.UNAUTHENTICATED:
-                await self._failed(peer, method, refusal)
-            raise
+        return self._identify(shown, context.peer(), context.auth_context, by_session)
 
     async def bearer(self, header: str | None, peer: str, page: str) -> Caller:
         """Who asks for a page over HTTP. Raises `UNAUTHENTICATED`."""
@@ -109,7 +112,7 @@ class Authenticator:
                 raise self._nothing()
             return self._token(header, peer)
         except Refusal as refusal:
-            await self._failed(peer, page, refusal)
+            await self.failed(peer, page, refusal)
             raise
 
     def _identify(
@@ -153,7 +156,8 @@ class Authenticator:
             '"authorization: Bearer <token>" in the metadata of the call.',
         )
 
-    async def _failed(self, peer: str, method: str, refusal: Refusal) -> None:
+    async def failed(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
+        """Counts a failure of a peer; returns late where there were many, if the caller can `wait`."""
         self._observer.authentication_failed()
         host = host_of(peer)
         count = self._failures.add(host, time.monotonic())
@@ -165,7 +169,7 @@ class Authenticator:
             log.warning("authentication_failures", peer=host, count=count, action="answered late, logged no more")
             self._audit.record("authentication_failures", peer=host, count=count)
         refusal.retry_after_s = self._delay
-        if self._late < _MOST_LATE:
+        if wait and self._late < _MOST_LATE:
             self._late += 1
             try:
                 await asyncio.sleep(self._delay)

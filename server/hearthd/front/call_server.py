@@ -12,17 +12,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import grpc
-import grpc.aio
 import structlog
 
 from hearth_proto import calls
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.attach import EOF
+from hearthd.front.admission.gate import Door, Gate, Service
+from hearthd.front.admission.limits import Credential
 from hearthd.front.auth import AUTHORIZATION, SESSION, TICKET
 from hearthd.front.call_context import Aborted, FramedCall
 from hearthd.front.listen import UnixSocket
-from hearthd.front.refusals import malformed
 
 log = structlog.get_logger("hearthd.calls")
 
@@ -44,11 +42,10 @@ class _Details(NamedTuple):
 class CallServer:
     """Of one daemon; belongs to the event loop."""
 
-    def __init__(
-        self, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]], ticket: Callable[[socket.socket], str]
-    ) -> None:
+    def __init__(self, services: Sequence[Service], ticket: Callable[[socket.socket], str], gate: Gate) -> None:
         """`ticket`: one that stands for the user at the other end of a socket; empty where none is needed."""
-        self._handlers = handlers
+        self._services = services
+        self._gate = gate
         self._ticket = ticket
         self._socket: UnixSocket | None = None
         self._server: asyncio.AbstractServer | None = None
@@ -64,9 +61,7 @@ class CallServer:
         place.claim()
         before = os.umask(0o111 if public else 0o177)
         try:
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: FramedCall(self._start, self._made), path, backlog=_BACKLOG
-            )
+            self._server = await asyncio.get_running_loop().create_unix_server(self._connected, path, backlog=_BACKLOG)
         except OSError as error:
             place.release()
             raise place.unusable(error) from None
@@ -93,6 +88,9 @@ class CallServer:
 
     # ---- one call ----
 
+    def _connected(self) -> FramedCall:
+        return FramedCall(self._start, self._made, self._gate.account, self._gate.limits.settings)
+
     def _made(self, call: FramedCall) -> bool:
         """Whether a connection is taken."""
         if len(self._waiting) >= _MOST_WAITING:
@@ -117,14 +115,17 @@ class CallServer:
             call.drop()
             return
         call.metadata = metadata
-        if not any(name in _SHOWN for name, _ in metadata):
-            call.identify = partial(self._user, call.transport.get_extra_info("socket"))
         handler = self._find(method, call.metadata)
         if handler is None:
-            call.end(_unknown(method).to_status())
+            self._gate.account.refused("unknown_method", call.peer(), method)
+            call.end(unknown(method).to_status())
             return
-        call.decode, call.encode = handler.request_deserializer, handler.response_serializer
-        call.task = asyncio.create_task(self._serve(call, handler, method), name=method)
+        behaviour = handler.stream_stream if handler.response_streaming else handler.stream_unary
+        call.encode = handler.response_serializer
+        self._admit(call, behaviour.door)
+        call.task = asyncio.create_task(
+            self._serve(call, behaviour, method, answers=not handler.response_streaming), name=method
+        )
         self._calls.add(call.task)
         call.task.add_done_callback(self._calls.discard)
 
@@ -136,29 +137,32 @@ class CallServer:
             return ()
         return ((TICKET, ticket),) if ticket else ()
 
+    def _admit(self, call: FramedCall, door: Door) -> None:
+        """Decides on the call before anything behind METHOD is looked at."""
+        shown = any(name in _SHOWN for name, _ in call.metadata)
+        if not shown and door.limit.credential in (Credential.HEADERS, Credential.LOGIN):
+            assert call.transport is not None
+            call.identify = partial(self._user, call.transport.get_extra_info("socket"))
+        context: Any = call
+        try:
+            call.admit(self._gate.decide(door, context), door)
+        except Refusal as refusal:
+            refusal.__traceback__ = None
+            call.admit(refusal, door)
+
     def _find(self, method: str, metadata: calls.Metadata) -> Any:
         details: Any = _Details(method, metadata)
-        for handlers in self._handlers:
-            handler: Any = handlers.service(details)
+        for service in self._services:
+            handler: Any = service.service(details)
             if handler is not None:
                 return handler
         return None
 
-    async def _serve(self, call: FramedCall, handler: Any, method: str) -> None:
-        context: Any = call
+    async def _serve(self, call: FramedCall, behaviour: Any, method: str, *, answers: bool) -> None:
+        """`answers`: what the behaviour returns is the response."""
         try:
-            request: Any = None
-            if not handler.request_streaming:
-                request = await call.read()
-                if request is EOF:
-                    raise malformed(f"{method} came without its request.", "Send one MESSAGE before END.")
-            behaviour = (
-                (handler.stream_stream if handler.request_streaming else handler.unary_stream)
-                if handler.response_streaming
-                else (handler.stream_unary if handler.request_streaming else handler.unary_unary)
-            )
-            answer = await behaviour(request, context)
-            if not handler.response_streaming:
+            answer = await behaviour(None, call)
+            if answers:
                 await call.write(answer)
             call.end()
         except Aborted as aborted:
@@ -175,7 +179,7 @@ class CallServer:
             call.task = None
 
 
-def _unknown(method: str) -> Refusal:
+def unknown(method: str) -> Refusal:
     return Refusal(
         Reason.UNSUPPORTED,
         f"There is no {method[:128]} here.",

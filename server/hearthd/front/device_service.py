@@ -16,6 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import attach, calls, execute, refusals, transfer_streams
+from hearthd.front.admission.gate import Gate, Service
 from hearthd.front.bulk_service import BulkService
 from hearthd.front.channel import Channel
 from hearthd.front.ipc_service import IpcService
@@ -74,7 +75,9 @@ class DeviceService:
         traffic: Traffic,
         lanes: Lanes,
         bulk: BulkService,
+        gate: Gate,
     ) -> None:
+        self._gate = gate
         self._sessions = sessions
         self._supervisor = supervisor
         self._limits = limits
@@ -88,7 +91,7 @@ class DeviceService:
         self.greeting: Callable[[], device_pb2.Event] | None = None
         """What every new Execute stream is told first: that the daemon drains."""
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handler(self) -> Service:
         """What the gRPC server registers. Execute, Upload, Download and Read travel as bytes, undecoded."""
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
@@ -127,7 +130,7 @@ class DeviceService:
         handlers.update(self.publishing.handlers(self._guard))
         handlers.update(self._bulk.handlers(self._guard))
         handlers.update(self._ipc.handlers(self._guard))
-        return grpc.method_handlers_generic_handler(NAME, handlers)
+        return self._gate.service(NAME, handlers)
 
     def announce(self, event: device_pb2.Event) -> None:
         """Sends an event on every Execute stream."""
@@ -140,7 +143,7 @@ class DeviceService:
             attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
 
     def _guard(self, method: str, behaviour: Any) -> Any:
-        return guarded(NAME, method, behaviour, self._traffic)
+        return guarded(NAME, method, behaviour, self._traffic, self._gate.door(NAME, method))
 
     async def _using(
         self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
@@ -177,8 +180,8 @@ class DeviceService:
 
     # ---- Execute ----
 
-    async def _execute(self, _: Any, context: Context) -> None:
-        request = attach.parse(await context.read())
+    async def _execute(self, first: bytes | None, context: Context) -> None:
+        request = attach.parse(first)
         session = self._sessions.find(request.session_token)
         device = self._supervisor.find(request.device, session.tenant)
         if not request.resume:
@@ -255,9 +258,8 @@ class DeviceService:
 
     # ---- transfers ----
 
-    async def _upload(self, _: Any, context: Context) -> device_pb2.UploadResponse:
+    async def _upload(self, first: bytes | None, context: Context) -> device_pb2.UploadResponse:
         messages = Requests(context)
-        first = await anext(messages, None)
         if first is None:
             raise refusals.malformed("The Upload has no message.", "Name session_token, device and transfer first.")
         head = transfer_streams.parse_upload(first)
@@ -300,9 +302,8 @@ class DeviceService:
         known, received, complete = channel.transfers.status(request.transfer)
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
-    async def _write(self, _: Any, context: Context) -> Any:
-        messages = Requests(context)
-        first = await anext(messages, None)
+    async def _write(self, first: device_pb2.WriteRequest | None, context: Context) -> Any:
+        messages = Requests(context, decoder(device_pb2.WriteRequest))
         if first is None or not first.HasField("command"):
             raise refusals.malformed(
                 "The Write has no command in its first message.", "Send target and command in the first message."

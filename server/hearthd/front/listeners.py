@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
@@ -17,10 +16,13 @@ from hearthd.config import Config
 from hearthd.front import device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
+from hearthd.front.admission import grpc_server
+from hearthd.front.admission.gate import Gate, Service
 from hearthd.front.call_server import CallServer
 from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
 from hearthd.front.reflection import Reflection
+from hearthd.front.rpc import guarded
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
 from hearthd.front.stripe_port import StripePort
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from hearthd.front.http.server import HttpServer
 
 _GRPC_OPTIONS = (
-    ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),  # else a second daemon would share the port in silence
     ("grpc.keepalive_time_ms", 20_000),
@@ -55,7 +56,9 @@ class Listeners:
         lanes: Lanes,
         stripes: StripePort,
         status: NodeStatus,
+        gate: Gate,
     ) -> None:
+        self._gate = gate
         self._config = config
         self._access = access
         self._supervisor = supervisor
@@ -70,16 +73,17 @@ class Listeners:
         self._server: grpc.aio.Server | None = None
         self._calls: CallServer | None = None
 
-    async def open(self, services: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> Addresses:
+    async def open(self, services: Sequence[Service]) -> Addresses:
         """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
         is open by then."""
         config = self._config.listen
-        server = grpc.aio.server(options=_GRPC_OPTIONS)
-        self._server = server
         self._health = health.Health(self._supervisor)
-        server.add_generic_rpc_handlers(services)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        server.add_generic_rpc_handlers((Reflection((node_service.NAME, device_service.NAME, health.NAME)),))
+        open_service = self._open_service(health_pb2_grpc.add_HealthServicer_to_server, self._health.servicer)
+        listed = (node_service.NAME, device_service.NAME, health.NAME)
+        reflection = Reflection(listed, self._gate, self._metrics).handler()
+        options = (*_GRPC_OPTIONS, *grpc_server.options(self._gate.limits.largest))
+        server = grpc_server.make((*services, open_service, reflection), self._gate.account, options)
+        self._server = server
         grpc_address = ""
         if config.grpc:
             grpc_address = str(self._listen_tcp(server, parse_address(config.grpc)))
@@ -87,7 +91,7 @@ class Listeners:
         if unix:
             self._listen_unix(server, unix)
             await self._access.listen_beside(unix)
-            self._calls = CallServer(services, self._access.ticket)
+            self._calls = CallServer(services, self._access.ticket, self._gate)
             await self._calls.open(socket_path(unix), public=self._access.by_user)
             if self._config.lane_path:
                 self._lanes.open(self._config.lane_path, public=self._access.by_user)
@@ -105,6 +109,25 @@ class Listeners:
         address = parse_address(self._config.listen.http)
         self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status)
         return str(await self._http.start(address))
+
+    def _open_service(self, add: Callable[[Any, Any], None], servicer: Any) -> Service:
+        """The service that a generated `add` would put on a server, for callers without a credential."""
+        found: list[tuple[str, Mapping[str, Any]]] = []
+
+        class Registry:
+            """A server, as far as generated code knows one."""
+
+            def add_generic_rpc_handlers(self, _: Any) -> None:
+                """The same handlers, to be looked up by path."""
+
+            def add_registered_method_handlers(self, name: str, handlers: Mapping[str, Any]) -> None:
+                found.append((name, handlers))
+
+        add(servicer, Registry())
+        [(name, handlers)] = found
+        return self._gate.open_service(
+            name, handlers, lambda method, serve, door: guarded(name, method, serve, self._metrics, door)
+        )
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         listen.check_free(address, "grpc")

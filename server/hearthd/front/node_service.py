@@ -16,7 +16,8 @@ from hearth_proto.rights import Right
 from hearth_proto.v1 import node_pb2
 from hearthd import version
 from hearthd.front import refusals
-from hearthd.front.auth import Authenticator
+from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.admission.gate import caller as admitted_caller
 from hearthd.front.calls import serialize
 from hearthd.front.device_service import Limits
 from hearthd.front.group_info import GroupInfo
@@ -44,7 +45,7 @@ class NodeService:
         limits: Limits,
         observer: CallObserver,
         on_drain: Callable[[], None],
-        auth: Authenticator,
+        gate: Gate,
         groups: GroupService,
         group_info: GroupInfo,
         status: NodeStatus,
@@ -57,10 +58,10 @@ class NodeService:
         self._limits = limits
         self._observer = observer
         self._on_drain = on_drain
-        self._auth = auth
+        self._gate = gate
         self._node = socket.gethostname()
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handler(self) -> Service:
         """What the gRPC server registers."""
         behaviours: dict[str, Any] = {
             "Describe": self.describe,
@@ -77,16 +78,16 @@ class NodeService:
         }
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
-                guarded(NAME, method, behaviour, self._observer),
+                guarded(NAME, method, behaviour, self._observer, self._gate.door(NAME, method)),
                 request_deserializer=decoder(getattr(node_pb2, f"{method}Request")),
                 response_serializer=serialize,
             )
             for method, behaviour in behaviours.items()
         }
-        return grpc.method_handlers_generic_handler(NAME, handlers)
+        return self._gate.service(NAME, handlers)
 
     async def describe(self, request: node_pb2.DescribeRequest, context: Context) -> node_pb2.DescribeResponse:
-        caller = await self._auth.caller(context, "Describe")
+        caller = admitted_caller()
         return node_pb2.DescribeResponse(
             node=self._node,
             server_version=version(),
@@ -97,7 +98,7 @@ class NodeService:
         )
 
     async def open_session(self, request: node_pb2.OpenSessionRequest, context: Context) -> Any:
-        caller = await self._auth.caller(context, "OpenSession", by_session=False)
+        caller = admitted_caller()
         protocol = negotiate(request.protocol.min, request.protocol.max)
         dedicated = _dedicated(request.isolation)
         try:
@@ -136,7 +137,7 @@ class NodeService:
         return node_pb2.CloseSessionResponse(running=await self._sessions.close(session, "its client closed it"))
 
     async def list_sessions(self, request: node_pb2.ListSessionsRequest, context: Context) -> Any:
-        caller = await self._auth.caller(context, "ListSessions")
+        caller = admitted_caller()
         return node_pb2.ListSessionsResponse(
             sessions=[
                 node_pb2.SessionInfo(
@@ -156,20 +157,20 @@ class NodeService:
         )
 
     async def get_status(self, request: node_pb2.GetStatusRequest, context: Context) -> node_pb2.GetStatusResponse:
-        caller = await self._auth.caller(context, "GetStatus")
+        caller = admitted_caller()
         return node_pb2.GetStatusResponse(json=json.dumps(await self._status.document(caller.tenant)))
 
     # ---- for operators ----
 
     async def drain(self, request: node_pb2.DrainRequest, context: Context) -> node_pb2.DrainResponse:
-        caller = await self._operator(context, "Drain")
+        caller = self._operator("Drain")
         self._sessions.audit.record("drain", caller=caller, sessions=len(self._sessions))
         self._on_drain()
         return node_pb2.DrainResponse(sessions=len(self._sessions))
 
     async def end_session(self, request: node_pb2.EndSessionRequest, context: Context) -> Any:
         """Somebody's own session needs no right; others' are as if they were not there without `Right.ADMIN`."""
-        caller = await self._auth.caller(context, "EndSession")
+        caller = admitted_caller()
         found = [session for session in self._sessions if session.id == request.session_id]
         if not found or not sees_tenant(caller.tenant, found[0].tenant.name):
             refusal = refusals.session_not_found(request.session_id)
@@ -181,15 +182,15 @@ class NodeService:
         return node_pb2.EndSessionResponse(running=running)
 
     async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:
-        caller = await self._operator(context, "RestartDevice")
+        caller = self._operator("RestartDevice")
         device = self._supervisor.find(request.device, caller.tenant)
         self._sessions.audit.record("restart_device", caller=caller, device=device.ordinal)
         device.restart()
         return node_pb2.RestartDeviceResponse()
 
-    async def _operator(self, context: Context, method: str) -> Caller:
+    def _operator(self, method: str) -> Caller:
         """Raises `PERMISSION_DENIED` where the caller may not do what operators do."""
-        caller = await self._auth.caller(context, method)
+        caller = admitted_caller()
         try:
             caller.tenant.require((Right.ADMIN,), method)
         except Refusal as refusal:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from hearthd.config import Config
 from hearthd.front import backends, device_service, node_service
 from hearthd.front.access import Access
+from hearthd.front.admission.account import Account
+from hearthd.front.admission.gate import Gate
+from hearthd.front.admission.limits import Limits
 from hearthd.front.attach import Window
 from hearthd.front.bulk_service import Bounds, BulkService
 from hearthd.front.changes import Changes
@@ -85,6 +88,8 @@ class Parts:
         self.access = Access(config, self.sessions, self.metrics)
         self.metrics.certificate_expires = lambda: self.access.certificate_expires
         self.supervisor.prepare.append(self.access.watch)
+        account = Account(config.admission.max_unauthenticated_bytes, self.metrics.registry)
+        self.gate = Gate(self.access.auth, Limits.of(config), account)
         self.credits = Credits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
         limits = device_service.Limits(
@@ -106,7 +111,7 @@ class Parts:
         )
         bulk = BulkService(self.sessions, self.supervisor, self.lanes, self.stripes, bounds)
         self.device_service = device_service.DeviceService(
-            self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk
+            self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk, self.gate
         )
         self.groups.port = self.access.peers(self.groups.admit)
         group_service = GroupService(
@@ -120,14 +125,22 @@ class Parts:
             limits,
             self.metrics,
             self._begin_drain,
-            self.access.auth,
+            self.gate,
             group_service,
             group_info,
             self.status,
         )
         self.notifier = Notifier()
         self.listeners = Listeners(
-            config, self.access, self.supervisor, self.sessions, self.metrics, self.lanes, self.stripes, self.status
+            config,
+            self.access,
+            self.supervisor,
+            self.sessions,
+            self.metrics,
+            self.lanes,
+            self.stripes,
+            self.status,
+            self.gate,
         )
         self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
         changes = Changes(

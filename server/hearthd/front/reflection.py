@@ -1,40 +1,56 @@
-"""Server reflection, imported when somebody asks for it: it costs the front four megabytes, and most daemons are never
+"""Server reflection, imported when it is asked for: it costs the front four megabytes, and most daemons are never
 asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
 
+from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.refusals import Context
+from hearthd.front.rpc import CallObserver, Requests, guarded
+
 NAME = "grpc.reflection.v1alpha.ServerReflection"
+_METHOD = "ServerReflectionInfo"
 
 
-class Reflection(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """The service. `services`: the names that it lists beside its own."""
+class Reflection:
+    """The service, for callers with a credential."""
 
-    def __init__(self, services: Iterable[str]) -> None:
+    def __init__(self, services: Iterable[str], gate: Gate, observer: CallObserver) -> None:
+        """`services`: the names that it lists beside its own."""
         self._services = (*services, NAME)
-        self._handlers: list[Any] = []
+        self._gate = gate
+        self._observer = observer
+        self._servicer: Any = None
 
-    def service(self, handler_call_details: Any) -> Any:
-        """The handler of a call that is one of its own."""
-        if not handler_call_details.method.startswith(f"/{NAME}/"):
-            return None
-        if not self._handlers:
-            from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+    def handler(self) -> Service:
+        """What the gRPC server registers."""
+        guard = guarded(NAME, _METHOD, self._info, self._observer, self._gate.door(NAME, _METHOD))
+        handler = grpc.stream_stream_rpc_method_handler(guard, response_serializer=_serialize)
+        return self._gate.service(NAME, {_METHOD: handler})
 
+    async def _info(self, first: bytes | None, context: Context) -> None:
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        if self._servicer is None:
             package: Any = reflection
-            servicer = package.aio.ReflectionServicer(self._services)
-            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, self)
-        return next(filter(None, (each.service(handler_call_details) for each in self._handlers)), None)
+            self._servicer = package.aio.ReflectionServicer(self._services)
+        request: Any = reflection_pb2
+        requests = _requests(first, Requests(context), request.ServerReflectionRequest.FromString)
+        async for response in self._servicer.ServerReflectionInfo(requests, context):
+            await context.write(response)
 
-    # ---- what the package takes for a server ----
 
-    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
-        """Called by the package, with what it would register."""
-        self._handlers.extend(handlers)
+async def _requests(first: bytes | None, others: Requests, decode: Any) -> AsyncIterator[Any]:
+    if first is not None:
+        yield decode(first)
+        async for message in others:
+            yield decode(message)
 
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """The same for servers that look methods up by themselves."""
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

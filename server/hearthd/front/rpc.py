@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
@@ -18,9 +18,14 @@ from hearthd.front import spans
 from hearthd.front.attach import EOF
 from hearthd.front.refusals import Context, abort, malformed
 
+if TYPE_CHECKING:
+    from hearthd.front.admission.gate import Door
+
 log = structlog.get_logger("hearthd.rpc")
 
 _CODE_NAMES = {int(code): code.name for code in Code}
+_OVER = (grpc.RpcError, grpc.aio.UsageError)
+"""The call was over before the answer was written: the client is gone."""
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
@@ -60,6 +65,7 @@ def decoder(message: type[Message]) -> Callable[[bytes], Message | Unreadable]:
             name = message.DESCRIPTOR.name
             return Unreadable(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
 
+    decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts its fields first
     return decode
 
 
@@ -71,8 +77,10 @@ class Requests:
     may be a megabyte, and the collector of cycles, which counts objects and not bytes, takes minutes to come by.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, decode: Callable[[bytes], Any] | None = None) -> None:
+        """`decode`: of each message; without it they are bytes."""
         self._context = context
+        self._decode = decode
 
     def __aiter__(self) -> Requests:
         return self
@@ -81,13 +89,18 @@ class Requests:
         message = await self._context.read()
         if message is EOF:
             raise StopAsyncIteration
+        if self._decode is not None:
+            message = self._decode(message)
         if isinstance(message, Unreadable):
             raise message.refusal
         return message
 
 
-def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObserver) -> Behaviour:
-    """`behaviour` with its errors turned into statuses, counted under its name."""
+def guarded(
+    service: str, method: str, behaviour: Behaviour, observer: CallObserver, door: Door | None = None
+) -> Behaviour:
+    """`behaviour` with its errors turned into statuses, counted under its name. `door`: admits the caller, and gives
+    `behaviour` the first message."""
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
@@ -96,6 +109,8 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
         code, reason = "OK", ""
         try:
             try:
+                if door is not None:
+                    request = await door.enter(context)
                 if isinstance(request, Unreadable):
                     raise request.refusal
                 return await behaviour(request, context)
@@ -121,28 +136,27 @@ def guarded(service: str, method: str, behaviour: Behaviour, observer: CallObser
                 # A message could not be sent: the client is gone, and gRPC has yet to say so.
                 code = "CANCELLED"
                 raise asyncio.CancelledError from None
-            except (grpc.RpcError, grpc.aio.UsageError):
-                # The call was over before the answer was written: the client is gone.
-                code = "CANCELLED"
-                raise
             except Exception as error:
-                if context.done() or context.cancelled():
+                if isinstance(error, _OVER) or context.done() or context.cancelled():
                     code = "CANCELLED"
                     raise
                 code = "INTERNAL"
                 log.exception("call_failed", service=service, method=method)
-                await abort(
-                    context,
-                    Refusal(
-                        Reason.INTERNAL,
-                        f"{method} failed inside the daemon: {type(error).__name__}: {error}",
-                        fix="This is a defect of the daemon; its log has the traceback.",
-                    ).to_status(),
-                )
+                await abort(context, _defect(method, error).to_status())
         finally:
             observer.call_handled(service, method, code, time.monotonic() - begin)
             if span is not None:
                 span.end(code, reason)
             del request, context  # gRPC keeps with the call what `abort` raises, and this frame with that
 
+    if door is not None:
+        serve.door = door  # type: ignore[attr-defined]  # for `Gate.service`
     return serve
+
+
+def _defect(method: str, error: Exception) -> Refusal:
+    return Refusal(
+        Reason.INTERNAL,
+        f"{method} failed inside the daemon: {type(error).__name__}: {error}",
+        fix="This is a defect of the daemon; its log has the traceback.",
+    )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
+from hearthd.front.admission.settings import Admission
 from hearthd.front.collective_settings import Collectives, refuse_clear_tickets
 from hearthd.front.section import Bytes, Seconds, Section
 from hearthd.front.tenant_settings import TenantSettings, check_distinct
@@ -201,6 +202,7 @@ class Config(Section):
     profile: Profile = Profile()
     log: Log = Log()
     limits: Limits = Limits()
+    admission: Admission = Admission()
     tls: Tls = Tls()
     auth: Auth = Auth()
     audit: AuditLog = AuditLog()

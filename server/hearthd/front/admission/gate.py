@@ -1,0 +1,258 @@
+"""The gate in front of every method: it finds the caller on the headers of a call, then reads its first message.
+
+Both transports go through it. Handlers are registered as streaming ones, whatever their method is: gRPC calls those
+when the headers have arrived, and buffers no more of the body than its flow-control window until it is asked for a
+message. A caller is looked up once a call, tickets being good for one; services ask `caller()` for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front import spans
+from hearthd.front.admission import wire
+from hearthd.front.admission.account import Account
+from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limit, Limits
+from hearthd.front.admission.turns import Turns
+from hearthd.front.attach import EOF
+from hearthd.front.auth import Authenticator, host_of
+from hearthd.front.refusals import Context, malformed
+from hearthd.front.tenants import Caller
+
+_caller: ContextVar[Caller] = ContextVar("caller")
+
+
+def caller() -> Caller:
+    """The caller of the call that this task serves, of a method that asks for a credential in the headers."""
+    return _caller.get()
+
+
+class Admitted(NamedTuple):
+    """The gate's decision on the headers of a call."""
+
+    caller: Caller | None
+    """None: the headers show no credential, and the method takes one in its first message, or none at all."""
+    max_bytes: int
+    """Of the first message."""
+
+
+class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """The methods of one service, by path."""
+
+    def __init__(self, name: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        self.name = name
+        self.methods = dict(methods)
+        """By name."""
+        self._paths = {f"/{name}/{method}": handler for method, handler in methods.items()}
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a call that is one of its own."""
+        return self._paths.get(handler_call_details.method)
+
+
+class Gate:
+    """Of one daemon. Belongs to the event loop."""
+
+    def __init__(self, auth: Authenticator, limits: Limits, account: Account) -> None:
+        self.auth = auth
+        self.limits = limits
+        self.account = account
+        self.turns = Turns()
+
+    def door(self, service: str, method: str, *, limit: Limit | None = None) -> Door:
+        """The gate of one method; `limit`: another than the table's."""
+        return Door(self, service, method, limit or self.limits.find(service, method))
+
+    def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> Service:
+        """The handlers of a service, each of them guarded by its door (see `rpc.guarded`), as streaming ones."""
+        return Service(name, {method: _streaming(handler) for method, handler in handlers.items()})
+
+    def open_service(self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, Door], Any]) -> Service:
+        """The handlers of a service by another package, for callers without a credential. `guard` makes a behaviour of
+        a method's name, what serves it and its door."""
+        limit = Limit(Credential.NONE, MAX_STRANGER_BYTES)
+        made = {}
+        for method, handler in handlers.items():
+            door = self.door(name, method, limit=limit)
+            guarded = guard(method, _served(handler), door)
+            made[method] = _streaming(_remade(handler, guarded))
+        return Service(name, made)
+
+    def decide(self, door: Door, context: Context) -> Admitted:
+        """On the headers of a call alone. Raises the refusal."""
+        auth, limit = self.auth, door.limit
+        if auth.directory.open:
+            return Admitted(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
+        if limit.credential is Credential.NONE:
+            return Admitted(None, limit.max_bytes)
+        if limit.credential is Credential.SESSION and not auth.shows(context):
+            return Admitted(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
+        found = auth.identify(context, by_session=limit.credential is not Credential.LOGIN)
+        return Admitted(found, limit.max_bytes)
+
+
+class Door:
+    """The gate of one method."""
+
+    def __init__(self, gate: Gate, service: str, method: str, limit: Limit) -> None:
+        self.method = method
+        self.limit = limit
+        self.decode: Callable[[bytes], Any] | None = None
+        """Of the first message; None: it stays as it came."""
+        self.message: type[Message] | None = None
+        """The type that `decode` makes."""
+        self.unary = True
+        """Whether the method takes one message, which has to come."""
+        self._gate = gate
+        self._path = f"/{service}/{method}"
+        self._seconds = gate.limits.seconds(limit)
+
+    async def enter(self, context: Context) -> Any:
+        """The first message of a call whose headers have arrived; `None` where a stream has none. Raises the refusal of
+        what is not admitted."""
+        admitted: Any = getattr(context, "admitted", None)  # framed calls are decided on when METHOD comes
+        try:
+            if admitted is None:
+                admitted = self._gate.decide(self, context)
+            elif isinstance(admitted, Refusal):
+                raise admitted
+        except Refusal as refusal:
+            if refusal.reason == Reason.UNAUTHENTICATED:
+                with self._gate.account.holding(MAX_STRANGER_BYTES) as room:
+                    await self._gate.auth.failed(context.peer(), self.method, refusal, wait=room)
+            raise
+        if admitted.caller is not None:
+            _caller.set(spans.of_caller(admitted.caller))
+        message = await self._read(context, admitted)
+        if message is EOF:
+            if not self.unary:
+                return None
+            raise malformed(f"{self._path} came without its request.", "Send one message before the end.")
+        return self._checked(message, context, admitted)
+
+    async def _read(self, context: Context, admitted: Admitted) -> Any:
+        """The message, undecoded, or `EOF`."""
+        try:
+            if admitted.caller is None and not hasattr(context, "admitted"):
+                return await self._read_in_turn(context)
+            async with asyncio.timeout(self._seconds if admitted.caller is not None else self._stranger_seconds):
+                return await context.read()
+        except TimeoutError:
+            self._gate.account.refused("request_timeout", context.peer(), self._path)
+            raise Refusal(
+                Reason.DEADLINE_EXCEEDED,
+                f"The first message of {self.method} did not come in time.",
+                fix="Send it with the call, and faster than admission.request_rate; long ones with the credential in "
+                "the metadata.",
+                details={"limit": "admission.request_timeout"},
+            ) from None
+
+    @property
+    def _stranger_seconds(self) -> float:
+        return self._gate.limits.settings.request_timeout
+
+    async def _read_in_turn(self, context: Context) -> Any:
+        peer = context.peer()
+        with self._gate.account.holding(MAX_STRANGER_BYTES) as room:
+            if not room:
+                self._gate.account.refused("unauthenticated_bytes", peer, self._path)
+                raise Refusal(
+                    Reason.QUEUE_FULL,
+                    "Too many calls without a credential in their metadata wait to be read.",
+                    fix='Show "authorization" or "hearth-session" in the metadata of the call, or try again.',
+                    details={"limit": "admission.max_unauthenticated_bytes", "allowed": self._gate.account.most},
+                    retry_after_s=1.0,
+                )
+            return await self._gate.turns.run(host_of(peer), context.read)
+
+    def _checked(self, message: Any, context: Context, admitted: Admitted) -> Any:
+        """The message, decoded where its size and the number of its fields allow."""
+        if isinstance(message, bytes):
+            size = len(message)
+            if size > admitted.max_bytes:
+                raise self.too_large(size, context.peer(), admitted)
+            settings = self._gate.limits.settings
+            if self.message is not None and wire.exceeds(message, self.message.DESCRIPTOR, settings.max_request_fields):
+                self._gate.account.refused("request_fields", context.peer(), self._path)
+                raise Refusal(
+                    Reason.MESSAGE_TOO_LARGE,
+                    f"The request of {self.method} has more than {settings.max_request_fields} fields.",
+                    fix="Send smaller messages; admission.max_request_fields says how many fields one may have.",
+                    details={"allowed": settings.max_request_fields, "limit": "admission.max_request_fields"},
+                )
+            if self.decode is not None:
+                message = self.decode(message)
+        return message
+
+    def too_large(self, size: int, peer: str, admitted: Admitted) -> Refusal:
+        """The refusal of a first message of `size` bytes."""
+        self._gate.account.refused("request_size", peer, self._path, size=size)
+        if admitted.caller is None:
+            return Refusal(
+                Reason.MESSAGE_TOO_LARGE,
+                f"The first message of {self.method} has {size} bytes; without a credential in the call's metadata the "
+                f"most is {admitted.max_bytes}.",
+                fix='Show "hearth-session: <session token>" or "authorization: Bearer <token>" in the metadata.',
+                details={"requested": size, "allowed": admitted.max_bytes},
+            )
+        return Refusal(
+            Reason.MESSAGE_TOO_LARGE,
+            f"The request of {self.method} has {size} bytes; the most is {admitted.max_bytes}.",
+            fix="Send smaller messages; admission.max_request_bytes says how large a request without bulk data may be.",
+            details={"requested": size, "allowed": admitted.max_bytes, "limit": "admission.max_request_bytes"},
+        )
+
+
+def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    """`handler` as one that is called before its first message is read; its door decodes."""
+    behaviour = _behaviour(handler)
+    door: Door = behaviour.door
+    door.decode, door.unary = handler.request_deserializer, not handler.request_streaming
+    door.message = getattr(door.decode, "message", None)
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+    return make(behaviour, response_serializer=handler.response_serializer)
+
+
+def _behaviour(handler: Any) -> Any:
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    return getattr(handler, kind)
+
+
+def _remade(handler: Any, behaviour: Any) -> Any:
+    """`handler` with another behaviour."""
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def _served(handler: Any) -> Any:
+    """What serves a method, called with the first message (streams: with all of them), as one coroutine."""
+    behaviour = _behaviour(handler)
+
+    async def serve(first: Any, context: Context) -> Any:
+        request = _messages(first, context, handler.request_deserializer) if handler.request_streaming else first
+        if inspect.isasyncgenfunction(behaviour):
+            async for response in behaviour(request, context):
+                await context.write(response)
+            return None
+        return await behaviour(request, context)
+
+    return serve
+
+
+async def _messages(first: Any, context: Context, decode: Any) -> AsyncIterator[Any]:
+    """The messages of a stream, from one that has been read on."""
+    message = first
+    while message is not None and message is not EOF:
+        yield message
+        raw: Any = await context.read()
+        message = raw if raw is EOF or decode is None else decode(raw)

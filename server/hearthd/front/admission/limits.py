@@ -1,0 +1,78 @@
+"""Limits of each method's request: where its credential is, and how many bytes its first message may have."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from hearthd.config import Config
+from hearthd.front.admission.settings import Admission
+
+MAX_STRANGER_BYTES = 64 << 10
+"""Bytes of a message from a caller whose headers show no credential; also the bytes that gRPC takes of a call before it
+is asked for its message (`grpc.http2.lookahead_bytes`)."""
+_HEADROOM = 1 << 20
+"""Bytes of a message beside its bulk data."""
+_SMALL = 64 << 10
+
+NODE = "hearth.v1.NodeService"
+DEVICE = "hearth.v1.DeviceService"
+
+
+class Credential(enum.Enum):
+    """Where a method's credential is."""
+
+    HEADERS = enum.auto()
+    """In the headers of the call, or its connection's certificate."""
+    LOGIN = enum.auto()
+    """The same, a session's token excepted: the call opens one."""
+    SESSION = enum.auto()
+    """In the headers, or a session's token in the first message, which is short then."""
+    NONE = enum.auto()
+    """None is asked for."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One method's."""
+
+    credential: Credential = Credential.HEADERS
+    max_bytes: int = _SMALL
+    """Of a message of a caller whose credential was accepted."""
+
+
+_IN_BODY = frozenset(
+    {"RenewSession", "CloseSession", "CreateGroup", "JoinGroup", "LeaveGroup", "DescribeGroups"}
+)  # fmt: skip
+_BULK = frozenset({"Execute", "Upload", "Write", "LoadModule", "Dispatch", "Prepare", "UpdateGraph"})
+"""Methods of DeviceService whose messages carry data, code or packed launches."""
+
+
+class Limits:
+    """The table, for one configuration."""
+
+    def __init__(self, settings: Admission, largest: int) -> None:
+        """`largest`: bytes of the longest message that any method takes."""
+        self.settings = settings
+        self.largest = max(largest, settings.max_request_bytes)
+
+    @classmethod
+    def of(cls, config: Config) -> Limits:
+        limits = config.limits
+        bulk = max(limits.max_batch_bytes, limits.max_code_bytes, limits.max_chunk_bytes, limits.max_inline_bytes)
+        return cls(config.admission, bulk + _HEADROOM)
+
+    def find(self, service: str, method: str) -> Limit:
+        """The limit of a method; of one that is not in the table, the strictest."""
+        if service == DEVICE:
+            most = self.largest if method in _BULK else self.settings.max_request_bytes
+            return Limit(Credential.SESSION, most)
+        if service == NODE:
+            if method == "OpenSession":
+                return Limit(Credential.LOGIN)
+            return Limit(Credential.SESSION if method in _IN_BODY else Credential.HEADERS)
+        return Limit()
+
+    def seconds(self, limit: Limit) -> float:
+        """How long the first message of an accepted caller may take."""
+        return self.settings.request_timeout + limit.max_bytes / self.settings.request_rate

@@ -1,0 +1,73 @@
+"""Counts the fields of a serialized protobuf message without decoding it.
+
+A field of two bytes can decode to an object of a hundred, so that the length of a message does not bound what it takes
+once it is decoded; the number of its fields does. Pure; reads no more of the message than it takes to reach the limit.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+_VARINT, _FIXED64, _BYTES, _START, _END, _FIXED32 = range(6)
+_DEEPEST = 64
+"""Messages within messages that are looked into; protobuf itself refuses more than 100."""
+
+
+def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
+    """Whether a message of type `descriptor` has more than `most` fields, those of messages within it included. Bytes
+    that are no such message are left to the decoder."""
+    if len(data) <= 2 * most:  # the shortest field has two bytes
+        return False
+    return _count(data, 0, len(data), descriptor, most, 0) < 0
+
+
+def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, depth: int) -> int:
+    """Fields that are left of the limit after those between `position` and `end`; negative: too many."""
+    nested = _nested(descriptor) if descriptor is not None and depth < _DEEPEST else {}
+    while position < end:
+        left -= 1
+        if left < 0:
+            return left
+        tag, position = _varint(data, position, end)
+        kind = tag & 7
+        if kind == _VARINT:
+            _, position = _varint(data, position, end)
+        elif kind == _BYTES:
+            length, position = _varint(data, position, end)
+            if length > end - position:
+                return left  # cut short: the decoder says so
+            inner = nested.get(tag >> 3)
+            if inner is not None and length:
+                left = _count(data, position, position + length, inner, left, depth + 1)
+                if left < 0:
+                    return left
+            position += length
+        elif kind == _FIXED64:
+            position += 8
+        elif kind == _FIXED32:
+            position += 4
+        elif kind not in (_START, _END):
+            return left
+    return left
+
+
+def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """A number, and where it ends; beyond `end` for one that is cut short."""
+    value = shift = 0
+    while position < end:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            break
+    return 0, end + 1
+
+
+@cache
+def _nested(descriptor: Any) -> dict[int, Any]:
+    """Types of the messages within a message, by field number."""
+    return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
