@@ -7,6 +7,10 @@ from typing import TypeVar
 
 Measured = TypeVar("Measured")
 
+LATE = 15.0
+"""Seconds by which other work may hold up what is due at once. It tells this from what waits for a timeout of its own,
+which has to be twice as long."""
+
 
 def steady(measure: Callable[[], Measured], good: Callable[[Measured], bool], times: int = 4) -> Measured:
     """The first that is good, else the last of `times`. Somebody else's work spoils one stretch; what is built wrongly

@@ -13,8 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 import hearth
-
-from .collective_ranks import LATE
+from tests.steady import LATE
 
 SEED = int(os.environ.get("HEARTH_TEST_SEED", "1"))
 HEALED_S = 30.0

@@ -22,8 +22,6 @@ FLOATS = 64
 """Elements of each rank's two buffers."""
 A, B = 1, 2
 """The buffers: A holds the rank's number plus one in every element, B holds -1."""
-LATE = 1.0
-"""Seconds beyond its timeout within which a rank has to be told."""
 
 
 @contextlib.contextmanager

@@ -81,6 +81,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def short_folder() -> Path:
+    """A directory for sockets, whose paths have at most 107 bytes: not below a `TMPDIR` that is long itself."""
+    return Path(tempfile.mkdtemp(prefix="hearth-test-", dir="/tmp" if len(tempfile.gettempdir()) > 60 else None))
+
+
 def marked(mark: str) -> list[int]:
     """Processes that carry the mark."""
     wanted = f"{MARK}={mark}".encode()
@@ -118,8 +123,7 @@ class DaemonProcess:
         self.mark = uuid.uuid4().hex
         self.token = ""
         """Shown over HTTP where a call names no other; an operator's, for `status` and what uses it."""
-        # A short path of its own: a Unix socket's has at most 107 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="hearth-test-")) if after is None else after.folder
+        self.folder = short_folder() if after is None else after.folder
         self.socket = self.folder / "hearth.sock"
         self.log_path = self.folder / "log"
         settings = {"cache": {"dir": str(cache)}, "drain_timeout": "0s", **(config or {})}
@@ -237,6 +241,12 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return "gone"
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def shared_memory() -> set[str]:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import io
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -209,14 +208,12 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess, monkeypatch: pytes
             x = gpu.zeros(1, np.int32)
             await gpu.synchronize()
             spin((1,), (1,), (np.int64(300_000_000),))
-            launched, longest = 0, 0.0
+            launched = 0  # were one to wait for room, none would be refused
             with pytest.raises(hearth.QuotaExceededError, match="ready") as caught:
                 while launched < 200_000:
-                    began = time.monotonic()
                     add_one((1,), (1,), (x, np.int32(1)))
                     launched += 1
-                    longest = max(longest, time.monotonic() - began)
-            assert caught.value.reason == "QUEUE_FULL" and longest < 0.2
+            assert caught.value.reason == "QUEUE_FULL"
             waiting = asyncio.ensure_future(gpu.ready())
             await asyncio.sleep(0)
             assert not waiting.done()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from hearth import opening
 from hearth.cli import main
+from tests.privileges import obeying
 
 from .harness import DaemonProcess
 from .tenants import new_token, tenant, tenants, token_hash
@@ -155,27 +155,14 @@ def test_another_version(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch,
     told(status, 1, capsys.readouterr(), "The client speaks protocol versions 98 to 99", "Upgrade the daemon")
 
 
-LOCKED = """
-import os, sys
-import __future__, encodings.idna, errno, grp, json, pwd, socket, ssl, stat, grpc
-import hearth.asking, hearth.diagnosis, hearth.transport.framed, hearth.transport.grpc, hearth_proto.reasons
-from hearth.cli import main
-if os.geteuid() == 0:  # root may use any socket
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-sys.exit(main.main(sys.argv[1:]))
-"""
-
-
 def test_a_socket_that_one_may_not_use(places: Places) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(places.locked)
         listener.listen()
         Path(places.locked).chmod(0)
         done = subprocess.run(
-            [sys.executable, "-c", LOCKED, "status", f"unix:{places.locked}"],
-            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            obeying(sys.executable, "-m", "hearth.cli.main", "status", f"unix:{places.locked}", reads=True),
+            capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and "may not be used by user" in line and "permission denied" in line, line

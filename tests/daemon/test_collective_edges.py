@@ -14,8 +14,9 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from tests.steady import LATE
 
-from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of
+from .collective_ranks import FLOATS, A, B, Ranks, collective, operation, refusal_of
 from .harness import DaemonProcess, wait_until
 from .kernels import common, gated
 
@@ -188,7 +189,7 @@ def test_large_batches(ranks: Ranks, many: int) -> None:
     if not many:
         assert present(allowed) == [[]] * 3
         assert ranks.data(0, 8, allowed) == [6.0] * allowed
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 20 + LATE
     assert all(len(each.what) < 4096 for group in ranks.groups() for each in group.operations)
     ranks.work()
 
@@ -248,7 +249,6 @@ def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
                 np.testing.assert_array_equal(array.get(), expected)
         return turn
 
-    began = time.monotonic()
     nodes = [three.connect() for _ in range(4)]
     try:
         with ThreadPoolExecutor(8) as pool:
@@ -260,7 +260,6 @@ def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
     finally:
         for node in nodes:
             node.close()
-    assert time.monotonic() - began < 30
 
 
 def test_what_stands_behind_a_group_that_is_late_holds_up_nobody(three: DaemonProcess) -> None:

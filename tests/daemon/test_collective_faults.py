@@ -14,6 +14,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from tests.steady import LATE
 
 from .harness import DaemonProcess, wait_until
 from .kernels import saxpy_works
@@ -92,7 +93,7 @@ def test_a_missing_rank_is_named_in_time_and_the_daemon_lives(ranks: list[Execut
     began = time.monotonic()
     ranks[0].batch(part(1, timeout=0.3))
     refusal = failure(ranks[0])
-    assert 0.25 < time.monotonic() - began < 10
+    assert 0.25 < time.monotonic() - began < LATE
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert refusal.details["missing"] == "1" and "devices 1" in refusal.message
     ranks[1].batch(part(1, timeout=20))  # too late, and told so at once

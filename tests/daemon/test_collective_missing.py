@@ -10,8 +10,9 @@ import pytest
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
+from tests.steady import LATE
 
-from .collective_ranks import FLOATS, LATE, A, B, Ranks, collective, operation, refusal_of
+from .collective_ranks import FLOATS, A, B, Ranks, collective, operation, refusal_of
 from .conftest import StartDaemon
 from .harness import DaemonProcess
 from .raw import TIMEOUT, Raw, refused

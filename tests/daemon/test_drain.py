@@ -23,6 +23,7 @@ import hearth
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
+from tests.steady import LATE
 
 from .conftest import StartDaemon
 from .harness import BACKEND, MARK, DaemonProcess, environment, marked, wait_until
@@ -30,10 +31,8 @@ from .kernels import gated, saxpy_works
 from .raw import Raw, refusal_of, refused
 from .test_compile_limits import SLOW, processes
 
-SOON = 3.0
+SOON = LATE
 """Seconds within which a daemon that has nothing to wait for is gone, on a machine that has other things to do."""
-AT_ONCE = 1.5
-"""The same after a second signal: a second, and the machine's other work."""
 ENDLESS = 'extern "C" __global__ void endless(volatile int* x) { while (x[0] == 0) {} }'
 SAME_SIGNAL_S = 0.3
 """A signal that comes sooner after another is taken for the same one."""
@@ -63,7 +62,7 @@ def endless(gpu: hearth.Device) -> hearth.DeviceArray:
 
 
 def test_clients_are_told_and_go_on(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=2, drain_timeout="20s")
+    daemon = start_daemon(cpu_count=2, drain_timeout="60s")
     node = daemon.connect()
     gpu = node.device(0)
     x = gpu.full(1 << 21, 7, np.uint8)
@@ -80,12 +79,12 @@ def test_clients_are_told_and_go_on(start_daemon: StartDaemon) -> None:
     assert (x.get() == 7).all()  # over a stream of its own
     saxpy_works(node.devices[-1])
     node.close()
-    assert ended(daemon, began) < 15
+    assert ended(daemon, began) < SOON
 
 
 def test_the_event_on_every_stream(start_daemon: StartDaemon) -> None:
     """Those that are open, and those that are opened from then on."""
-    daemon = start_daemon(cpu_count=2, drain_timeout="20s")
+    daemon = start_daemon(cpu_count=2, drain_timeout="60s")
     with Raw(daemon.unix) as raw:
         with raw.execute() as early:
             began = terminate(daemon)
@@ -97,11 +96,11 @@ def test_the_event_on_every_stream(start_daemon: StartDaemon) -> None:
             assert event.WhichOneof("kind") == "draining" and event.draining.deadline_ns <= 20e9
         told = refused(raw.node.OpenSession, node_pb2.OpenSessionRequest(), timeout=10)
         assert told.reason == "DRAINING" and told.code == grpc.StatusCode.UNAVAILABLE.value[0] and told.retry_after_s
-    assert ended(daemon, began) < 15
+    assert ended(daemon, began) < SOON
 
 
 def test_an_operator_drains_and_a_signal_ends_it(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(drain_timeout="20s")
+    daemon = start_daemon(drain_timeout="60s")
     with Raw(daemon.unix) as raw, raw.execute() as stream:
         assert raw.node.Drain(node_pb2.DrainRequest(), timeout=10).sessions == 1
         assert raw.node.Drain(node_pb2.DrainRequest(), timeout=10).sessions == 1
@@ -109,8 +108,8 @@ def test_an_operator_drains_and_a_signal_ends_it(start_daemon: StartDaemon) -> N
         assert daemon.get("/readyz").status == 503
         assert refused(raw.node.OpenSession, node_pb2.OpenSessionRequest(), timeout=10).reason == "DRAINING"
         began = terminate(daemon)
-        assert 15e9 < stream.receive().event.draining.deadline_ns <= 20e9
-    assert ended(daemon, began) < 15
+        assert 45e9 < stream.receive().event.draining.deadline_ns <= 60e9
+    assert ended(daemon, began) < SOON
 
 
 def frames(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
@@ -151,7 +150,7 @@ def test_an_idle_connection_is_sent_away(start_daemon: StartDaemon) -> None:
 
 
 def test_work_under_way_ends_in_peace(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(drain_timeout="20s")
+    daemon = start_daemon(drain_timeout="60s")
     node = daemon.connect()
     gpu = node.device(0)
     with gated(gpu) as gate:
@@ -162,7 +161,7 @@ def test_work_under_way_ends_in_peace(start_daemon: StartDaemon) -> None:
         gate.open()
         assert x.get()[0] == 1
     node.close()
-    assert ended(daemon, began) < 15
+    assert ended(daemon, began) < SOON
 
 
 def test_a_session_that_does_nothing_has_the_same_time(start_daemon: StartDaemon) -> None:
@@ -246,7 +245,7 @@ def test_a_second_signal_while_it_drains(start_daemon: StartDaemon) -> None:
     terminate(daemon)
     wait_until(lambda: node.draining)
     time.sleep(SAME_SIGNAL_S)
-    assert ended(daemon, terminate(daemon)) < AT_ONCE
+    assert ended(daemon, terminate(daemon)) < SOON
     assert not daemon.left_behind()
     del x
     node.close()
@@ -261,7 +260,7 @@ def test_a_second_signal_while_it_stops(start_daemon: StartDaemon) -> None:
     terminate(daemon)
     time.sleep(1.0)
     assert daemon.process.poll() is None, "it waits"
-    assert ended(daemon, terminate(daemon)) < AT_ONCE
+    assert ended(daemon, terminate(daemon)) < 4, "it waits for five seconds otherwise"
     node.close()
 
 
@@ -291,7 +290,7 @@ def test_a_signal_while_it_starts(cache: Path, tmp_path: Path, seed: int) -> Non
     began = time.monotonic()
     _, said = process.communicate(timeout=30)
     assert process.returncode in (0, -signal.SIGTERM), said  # -15: it had not begun yet
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < LATE
     wait_until(lambda: not marked(mark), "the end of what it had started", 5)
     assert not (tmp_path / "s").exists() and "Traceback" not in said
 

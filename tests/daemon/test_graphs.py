@@ -247,13 +247,15 @@ def test_ten_thousand_launches_hold_up_nobody(gpu: hearth.Device, daemon: Daemon
     thread = threading.Thread(target=other)
     thread.start()
     ready.wait()
+    began = time.monotonic()
     graph.launch(10_000)
     result = x.get()
+    took = time.monotonic() - began
     over.set()
     thread.join()
     assert (result == 100_000).all()
     # Answered all the while, and by far not at the end only.
-    assert len(waits) >= 5 and sorted(waits)[len(waits) // 2] < 0.05, waits
+    assert len(waits) >= 5 and sorted(waits)[len(waits) // 2] < took / 5, (took, waits)
 
 
 # ---- update ----

@@ -18,6 +18,7 @@ import pytest
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
+from tests.steady import LATE
 
 from .collective_ranks import FLOATS, A, B, operation
 from .group_nodes import LentNodes, Rank, form, members, nodes, on_device, over, ranks, under_way, work
@@ -27,7 +28,6 @@ from .raw import refused
 from .tenants import tenant, tenants
 from .test_tls import Authority
 
-LATE = 1.0
 """Seconds beyond its timeout within which a rank has to be told."""
 
 
@@ -179,7 +179,7 @@ def test_a_device_process_is_killed_in_mid_operation(lent_nodes: LentNodes, lost
         os.kill(victim.daemon.device_pid(), signal.SIGKILL)
         began = time.monotonic()
         refusal = survivor.failure()
-        assert time.monotonic() - began < 5, "it does not take the timeout to notice"
+        assert time.monotonic() - began < LATE, "it does not take the timeout to notice"
         assert refusal.reason == Reason.COMMUNICATOR_FAILED and "SIGKILL" in refusal.message
         assert "all_reduce" in refusal.details["recorder"]
         assert set(survivor.data(A)) == {survivor.rank + 1.0}, "the survivor keeps its data"
@@ -205,13 +205,13 @@ def test_a_daemon_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int, l
         victim.abandon()
         began = time.monotonic()
         refusal = survivor.failure()
-        assert time.monotonic() - began < 5, "a broken link is noticed at once"
+        assert time.monotonic() - began < LATE, "a broken link is noticed at once"
         assert refusal.reason == Reason.COMMUNICATOR_FAILED and f"node {lost}" in refusal.message.lower()
         assert set(survivor.data(A)) == {survivor.rank + 1.0}, "the survivor keeps its data"
         began = time.monotonic()
         survivor.present(group, 3, timeout=30)
         refusal = survivor.failure()
-        assert time.monotonic() - began < 5 and over(refusal)
+        assert time.monotonic() - began < LATE and over(refusal)
         with Rank(lent_nodes.one(lost), lost) as fresh:
             again = sorted([survivor, fresh], key=lambda rank: rank.rank)
             work(again, form(again), 1)
@@ -234,7 +234,7 @@ def test_who_leaves_ends_it_for_all(two: list[DaemonProcess], who: int, how: str
             goes.close()
         assert stays.failure().reason == Reason.COMMUNICATOR_FAILED
         stays.present(group, 3, timeout=30)
-        assert over(stays.failure()) and time.monotonic() - began < 5
+        assert over(stays.failure()) and time.monotonic() - began < LATE
         stays.call("LeaveGroup", group=group)
         stays.present(group, 4)
         assert stays.failure().reason == Reason.INVALID_HANDLE

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import hearth
+from tests.steady import LATE
 
 from .conftest import StartDaemon
 from .harness import BACKEND, DaemonProcess, marked, wait_until
@@ -114,7 +115,7 @@ def test_a_hang_of_a_dedicated_session_ends_with_its_own_limit(lenient: DaemonPr
         begin = time.monotonic()
         with pytest.raises(hearth.DeviceLostError, match=r"longer than its limit of 0\.3 s") as caught:
             own.gpu.synchronize()
-        assert time.monotonic() - begin < 5 and "endless" in str(caught.value)
+        assert time.monotonic() - begin < LATE and "endless" in str(caught.value)
         shared.works()
         own.again()
         shared.works()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -198,10 +197,8 @@ def test_pinned_uploads_do_not_wait_long_for_anything(gpu: hearth.Device) -> Non
     gpu.synchronize()
     with gated(gpu) as gate:
         gate.hold(order)
-        began = time.monotonic()
-        for row in range(200):
+        for row in range(200):  # were one to wait for the device, it would wait for the gate
             x[row].set(host)
-        assert time.monotonic() - began < 10
         gate.open()
         got = x.get()
     assert all((row == host).all() for row in got)

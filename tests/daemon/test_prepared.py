@@ -155,12 +155,14 @@ def test_a_big_count_holds_up_nobody(gpu: hearth.Device, daemon: DaemonProcess) 
     thread = threading.Thread(target=other)
     thread.start()
     ready.wait()
+    began = time.monotonic()
     prepared.launch(4_000)
     result = x.get()
+    took = time.monotonic() - began
     over.set()
     thread.join()
     assert (result == 40_000).all()
-    assert len(waits) >= 3 and sorted(waits)[len(waits) // 2] < 0.05, waits
+    assert len(waits) >= 3 and sorted(waits)[len(waits) // 2] < took / 3, (took, waits)
 
 
 def test_a_list_inside_a_graph_becomes_its_nodes(gpu: hearth.Device) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -88,12 +86,10 @@ def test_a_tenants_batches_wait_for_room(start_daemon: StartDaemon) -> None:
     with daemon.connect(token=tokens["small"]) as one, daemon.connect(token=tokens["small"]) as two:
         arrays = [node.device(0).zeros(64, np.int32) for node in (one, two) for _ in range(2)]
         kernels = [node.device(0).RawModule(code=COMMON).get_function("add_one") for node in (one, two)]
-        begin = time.monotonic()
         for _ in range(50):
             for index, array in enumerate(arrays):
                 kernels[index // 2]((1,), (64,), (array, np.int32(64)))
         for array in arrays:
             assert (array.get() == 50).all()
-        assert time.monotonic() - begin < 30
         (entry,) = daemon.status()["tenants"]
         assert entry["queued_commands"] == 0 and entry["queued_bytes"] == 0

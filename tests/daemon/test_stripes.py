@@ -25,6 +25,7 @@ from hearth.stripes import Stripes
 from hearth.transport import grpc as transport
 from hearth.transport.stripe import Stripe
 from hearth_proto.v1 import device_pb2
+from tests.steady import LATE
 
 from .conftest import StartDaemon
 from .cutter import Budget, Cutter, random_cuts
@@ -291,7 +292,7 @@ def test_a_download_in_time_or_not_at_all(lossy: DaemonProcess, by_way_of: Any) 
         began = time.monotonic()
         with pytest.raises(hearth.TimeoutError):
             x.get(timeout=0.5)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < LATE
         cutter.cut()
         with contextlib.suppress(hearth.TransferError):  # that read's own answer, for which nobody waited
             gpu.synchronize()

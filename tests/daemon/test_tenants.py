@@ -19,6 +19,7 @@ from hearth.credentials import identity_path
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
+from tests.steady import steady
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, hearthd, toml
@@ -112,12 +113,14 @@ def test_failing_often_is_answered_late(guarded: DaemonProcess) -> None:
     with pytest.raises(hearth.AuthenticationError) as error:
         by_tcp(guarded, "hearth_wrong")
     assert time.monotonic() - begin >= 0.3 and error.value.retry_after == 0.3
-    took = []
-    for _ in range(5):  # on a busy machine some take as long by themselves
+
+    def comes() -> float:
         begin = time.monotonic()
         by_tcp(guarded, WHOLE).close()
-        took.append(time.monotonic() - begin)
-    assert min(took) < 0.3
+        return time.monotonic() - begin
+
+    # On a busy machine some take as long by themselves.
+    assert steady(comes, lambda seconds: seconds < 0.3, times=30) < 0.3
 
 
 def test_a_session_cannot_open_another(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
@@ -234,13 +237,16 @@ def test_another_user_is_not(guarded: DaemonProcess) -> None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # in the child: only system calls, and one way out
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(identity_path(path))
-            os.write(write, connection.recv(4096))
-        os._exit(0)
+        try:
+            os.chdir(Path(path).parent)  # what is above it may be closed to others
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(Path(identity_path(path)).name)
+                os.write(write, connection.recv(4096))
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
     shown = (("hearth-ticket", os.read(read, 4096).decode().strip()),)
     os.close(read)

@@ -45,7 +45,8 @@ def test_it_needs_grpc_protobuf_and_numpy_only() -> None:
 
 
 def test_it_is_quick() -> None:
-    code = "import time; t = time.perf_counter(); import hearth; print(time.perf_counter() - t)"
+    """In processor time, which other work on the machine changes little."""
+    code = "import time; t = time.process_time(); import hearth; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.2
 
 

@@ -32,6 +32,7 @@ from hearth.transport import grpc as transports
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
+from tests.steady import LATE
 
 wait_for = partial(waits.wait_for, seconds=5.0)
 
@@ -280,7 +281,7 @@ def test_who_submits_never_waits_for_a_device_that_does_not_read(daemon: LaneDae
     for _ in range(10):
         work.submit(commands_pb2.Command(write=commands_pb2.Write(buffer=x._memory.handle, data=data)))
         replies.append(work.request(ask()))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < LATE
     with pytest.raises(hearth.TimeoutError):
         replies[0].wait(0.05)
     daemon.gate.set()
@@ -413,7 +414,7 @@ def test_a_lane_does_not_keep_a_process(daemon: LaneDaemon) -> None:
     started = time.monotonic()
     code = f"import hearth; g = hearth.connect({daemon.target!r}).device(0); x = g.zeros(3); g.synchronize(); x.fill(1)"
     assert _run(code) == ""
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < LATE
     assert daemon.count("fill") == 2 and daemon.closed_tokens == ["t"] and not daemon.over_grpc
 
 

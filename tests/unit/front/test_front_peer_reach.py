@@ -17,9 +17,9 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front import peer_targets
 from hearthd.front.group_tickets import Member
 from hearthd.front.peer_frames import encode
+from tests.steady import LATE
 
 WINDOW = 0.3
-LATE = 2.0
 """What a busy machine may add; who is told too early tells something."""
 MEMBERS = (Member(0, 0), Member(1, 0))
 

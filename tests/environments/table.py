@@ -1,0 +1,179 @@
+"""The environments: how each is entered, and which tests it concerns.
+
+An environment is a copy of the working tree somewhere, a command that stands before the tests' own, variables, and
+options of pytest. Nothing outside of a scratch directory is changed: mounts and network settings live in namespaces of
+their own, and end with the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+STRANGER = 64023
+"""The user and group of `user`; no account of the host has it, as in most containers."""
+
+SMOKE = (
+    "tests/daemon/test_launch.py",
+    "tests/daemon/test_transfers.py",
+    "tests/daemon/test_first_process.py",
+    "tests/daemon/test_client_process.py",
+    "tests/daemon/test_collectives.py",
+)
+"""The daemon's main paths."""
+
+PATHS = (
+    "tests/unit/front/test_front_process.py",
+    "tests/unit/front/test_front_config.py",
+    "tests/unit/front/test_front_identity.py",
+    "tests/unit/front/test_front_bulk.py",
+    "tests/unit/front/test_front_lanes.py",
+    "tests/unit/client/test_client_import.py",
+    "tests/unit/device/test_compile_cache.py",
+    "tests/unit/device/test_compile_workers.py",
+    "tests/unit/device/test_sandbox.py",
+    "tests/unit/test_scratch.py",
+    "tests/daemon/test_cli_mistakes.py",
+    "tests/daemon/test_cli_trace.py",
+    "tests/daemon/test_framed_calls.py",
+    "tests/daemon/test_lanes.py",
+    "tests/daemon/test_tenants.py",
+    "tests/daemon/test_client_process.py",
+    "tests/daemon/test_docs.py",
+    "tests/daemon/test_examples.py",
+    "tests/daemon/test_durable.py",
+    "tests/daemon/test_segments.py",
+    "tests/deploy",
+)
+"""Tests that start programs, make sockets, files and directories, or become another user."""
+
+NETWORK = (
+    "tests/unit/client",
+    "tests/unit/front",
+    "tests/daemon/test_cli_doctor.py",
+    "tests/daemon/test_cli_mistakes.py",
+    "tests/daemon/test_group_targets.py",
+    "tests/daemon/test_groups_over_daemons.py",
+    "tests/daemon/test_stripes.py",
+    "tests/daemon/test_tls.py",
+    "tests/deploy",
+)
+"""Tests that listen on addresses, or connect to them."""
+
+COMPILERS = (
+    "tests/unit/device/test_compile_cache.py",
+    "tests/unit/device/test_compile_workers.py",
+    "tests/unit/device/test_nvrtc_worker.py",
+    "tests/unit/device/test_sandbox.py",
+    "tests/unit/cpu/test_cpu_compile.py",
+    "tests/daemon/test_compile_limits.py",
+    "tests/daemon/test_modules.py",
+)
+"""Tests of compile workers and their sandbox."""
+
+SHARED_MEMORY = (
+    "tests/unit/cpu",
+    "tests/unit/device",
+    "tests/daemon/test_collectives.py",
+    "tests/daemon/test_durable.py",
+    "tests/daemon/test_ipc.py",
+    "tests/daemon/test_memory.py",
+    "tests/daemon/test_oversubscription.py",
+    "tests/daemon/test_pinned.py",
+    "tests/daemon/test_published.py",
+    "tests/daemon/test_segments.py",
+    "tests/daemon/test_transfers.py",
+)
+"""Tests that share memory between processes, or take much of it."""
+
+CLOCKS = (
+    "tests/unit/device",
+    "tests/unit/front",
+    "tests/daemon/test_sharing.py",
+    "tests/daemon/test_drain.py",
+    "tests/daemon/test_deadlines.py",
+    "tests/daemon/test_endless.py",
+    "tests/daemon/test_leases.py",
+    "tests/daemon/test_collective_missing.py",
+    "tests/daemon/test_conformance_waits.py",
+    "tests/daemon/test_group_of_nodes.py",
+    "tests/daemon/test_groups_over_daemons.py",
+    "tests/daemon/test_retries.py",
+    "tests/daemon/test_resume.py",
+)
+"""Tests of deadlines, leases and shares."""
+
+WHOLE = ("tests",)
+
+_REACHABLE = """
+set -e
+# The interpreter may lie in a home directory that others may not enter. In this mount namespace, and nowhere else, the
+# directories above it are empty ones that others may enter.
+if [ -n "$HIDDEN" ]; then
+    stage=$(mktemp -d)
+    mount --bind "$PREFIX" "$stage"
+    mount -t tmpfs -o mode=755 tmpfs "$HIDDEN"
+    mkdir -p "$PREFIX"
+    mount --move "$stage" "$PREFIX"
+    rmdir "$stage"
+fi
+exec setpriv --reuid="$STRANGER" --regid="$STRANGER" --clear-groups "$@"
+"""
+_SMALL_SHM = 'set -e; mount -t tmpfs -o size=64m,mode=1777 tmpfs /dev/shm; exec "$@"'
+_NO_IPV6 = 'set -e; ip link set lo up; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One condition, or several that go together."""
+
+    name: str
+    says: str
+    """A line for the list."""
+    tests: tuple[str, ...]
+    """Those that it concerns."""
+    folder: str = "clone"
+    """The copy's path below the scratch directory."""
+    mode: int = 0o755
+    """Of the directory above the copy."""
+    stranger: bool = False
+    """Whether the copy, its home and its temporary files belong to `STRANGER`."""
+    enter: tuple[str, ...] = ()
+    """Stands before the command."""
+    root: bool = False
+    """Whether only the superuser can enter it."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """`{scratch}` is the scratch directory."""
+    options: tuple[str, ...] = ()
+    """Of pytest."""
+    beside: int = 0
+    """Busy loops that run meanwhile."""
+    module: str = ""
+    """A module of the copy that enters it: it runs the command that it is given."""
+
+
+ENVIRONMENTS = (
+    Environment("plain", "a copy of the working tree, as it is", PATHS + SMOKE),
+    Environment(
+        "user", "an ordinary user, without an account or groups", PATHS + SMOKE,
+        stranger=True, root=True, enter=("unshare", "--mount", "sh", "-c", _REACHABLE, "sh"),
+    ),
+    Environment("private", "below a directory that other users may not enter", PATHS, "private/clone", mode=0o700),
+    Environment("space", "in a folder with a space and an accent", PATHS + SMOKE, "a folder of é/the clone"),
+    Environment(
+        "shm", "/dev/shm of 64 MiB, as in a container", SHARED_MEMORY + SMOKE,
+        root=True, enter=("unshare", "--mount", "sh", "-c", _SMALL_SHM, "sh"),
+    ),
+    Environment(
+        "landlock", "a kernel without Landlock", COMPILERS + SMOKE, module="tests.environments.without_landlock",
+    ),
+    Environment(
+        "ipv6", "no IPv6, and no network but the loopback interface", NETWORK + SMOKE,
+        root=True, enter=("unshare", "--net", "sh", "-c", _NO_IPV6, "sh"),
+    ),
+    Environment(
+        "tmpdir", "a temporary directory with a long path", PATHS + SMOKE,
+        variables={"TMPDIR": "{scratch}/" + "temporary-files-of-this-run/" * 4},
+    ),
+    Environment("busy", "two busy loops beside it", CLOCKS, beside=2),
+    Environment("five", "five workers", CLOCKS + SMOKE, options=("-n", "5")),
+)  # fmt: skip
