@@ -32,6 +32,9 @@ on_gpu = pytest.mark.skipif(BACKEND != "cuda", reason="only the CUDA backend has
 MARK = "DAEMON_TEST_MARK"
 """A variable in the environment of every process that a daemon here starts: finds those that stayed behind."""
 
+MOST_DEVICES = int(os.environ.get("HEARTH_TEST_DEVICES", "64"))
+"""Devices of a daemon here on the CPU backend: 1 runs the tests as on a host with one GPU."""
+
 START_S = 120.0
 STOP_S = 20.0
 
@@ -130,7 +133,8 @@ class DaemonProcess:
         settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
         self.config_path = self.folder / "hearth.toml"
         self.config_path.write_text(toml(settings))
-        arguments = ["--config", str(self.config_path), "--backend", BACKEND, "--cpu-count", str(cpu_count)]
+        arguments = ["--config", str(self.config_path), "--backend", BACKEND]
+        arguments += ["--cpu-count", str(min(cpu_count, MOST_DEVICES))]
         grpc, http = ("127.0.0.1:0",) * 2 if after is None else (after.grpc, after.http)
         arguments += ["--grpc", grpc, "--http", http, "--unix", str(self.socket)]
         with self.log_path.open("w") as log:

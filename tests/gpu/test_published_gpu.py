@@ -100,7 +100,10 @@ def attach(file: int, size: int, write: int = 0) -> list[str]:
 
 
 def settled(server: CudaServer, free: int) -> None:
-    """Waits until so much of the device is free again: a process's end is seen a little later."""
+    """Waits until so much of the device is free again: a process's end is seen a little later. Beside other workers of
+    the run, which take and give back memory of the same device, nothing can be said of it."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     deadline = time.monotonic() + 20
     while server.memory_info().free < free:
         assert time.monotonic() < deadline, (server.memory_info().free, free)
@@ -149,7 +152,8 @@ def test_it_outlives_the_process_that_made_it(server: CudaServer, stream: Any) -
     in_use = server.memory_info().in_use
     server.own_shared(memory)
     assert server.memory_info().in_use == in_use + memory.reserved
-    assert server.memory_info().free <= free - size
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        assert server.memory_info().free <= free - size
     server.release_shared(memory)
     assert server.memory_info().in_use == in_use
     settled(server, free)

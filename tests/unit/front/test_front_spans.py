@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+
+pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # the extra otel
+
 import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
