@@ -92,14 +92,14 @@ def _print_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json:
 def _print_token(name: str, expires: str | None) -> None:
     """A token of 256 random bits, and what the configuration keeps of it."""
     import hashlib
-    import secrets
 
     from pydantic import ValidationError
 
+    from hearthd.front.tenancy import tokens
     from hearthd.front.tenant_settings import TokenSettings
     from hearthd.show import inline
 
-    token = f"hearth_{secrets.token_urlsafe(32)}"
+    token = tokens.make()
     entry = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"}
     entry |= {"name": name} if name else {}
     entry |= {"expires": expires} if expires else {}

@@ -12,6 +12,7 @@ quotas={"sessions": 2}))``.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -43,3 +44,8 @@ def tenants(*who: str | Mapping[str, Any], **sections: Any) -> tuple[dict[str, A
             table["tokens"] = [token_hash(token)]
         tables.append(table)
     return {"tenants": tables, **sections}, tokens
+
+
+def filled(text: str) -> str:
+    """A sample configuration with a hash in place of each placeholder."""
+    return re.sub(r"sha256:PUT[-A-Za-z]*HERE", lambda found: token_hash(found[0]), text)

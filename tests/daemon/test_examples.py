@@ -16,7 +16,7 @@ from hearthd.config import load, settings
 
 from .harness import BACKEND, DaemonProcess, hearthd
 from .kernels import saxpy_works
-from .tenants import new_token, token_hash
+from .tenants import filled, new_token, token_hash
 from .test_tls import Authority
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -71,7 +71,9 @@ def start(cache: Path, authority: Authority, tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_each_is_read_as_it_is(path: Path) -> None:
+def test_each_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
+    sample, path = path, tmp_path / path.name
+    path.write_text(filled(sample.read_text()))
     config, origins = load(path, {})
     assert origins and set(origins.values()) == {str(path)}
     written = tomllib.loads(path.read_text())
@@ -79,6 +81,19 @@ def test_each_is_read_as_it_is(path: Path) -> None:
     assert config.insecure is False, "no example is one of carelessness"
     printed = hearthd("print-config", str(path), "--json")
     assert printed.returncode == 0 and len(json.loads(printed.stdout)) == len(list(settings()))
+
+
+def test_no_sample_s_token_is_accepted(tmp_path: Path) -> None:
+    """A placeholder that is left is named; a configuration is never taken over with a token that others know."""
+    for path in (DEPLOY / "kubernetes" / "base" / "hearth.toml", *EXAMPLES):
+        if "tokens" in path.read_text():
+            done = hearthd("check-config", str(path))
+            assert done.returncode == 2 and "hash: a placeholder" in done.stderr and "hearthd token" in done.stderr
+    path = tmp_path / "hearth.toml"
+    for word in ("foo", "test", "hearth_changeme", ""):
+        path.write_text(f'[[tenants]]\nname = "a"\ntokens = ["{token_hash(word)}"]\n')
+        done = hearthd("check-config", str(path))
+        assert done.returncode == 2 and "tenants[0].tokens[0].hash" in done.stderr and repr(word) in done.stderr
 
 
 def test_one_user(start: Callable[..., DaemonProcess]) -> None:

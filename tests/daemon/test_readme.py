@@ -18,6 +18,7 @@ from tests.programs import program
 
 from .conftest import StartDaemon
 from .harness import BACKEND, DaemonProcess, environment, on_cpu
+from .tenants import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -164,7 +165,7 @@ def test_the_configuration_it_shows_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "tls.key").chmod(0o600)
     text = text.replace('"alice"', f'"{getpass.getuser()}"')  # who is not known here is refused
     file = tmp_path / "hearth.toml"
-    file.write_text(text)
+    file.write_text(filled(text))
     for path in (file, ROOT / "deploy" / "hearth.toml"):
         command = [sys.executable, "-m", "hearthd", "check-config", "--config", str(path)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)

@@ -336,17 +336,17 @@ def test_tokens_are_made_and_kept_as_hashes(start_daemon: StartDaemon) -> None:
         ({"name": "a", "users": [1], "devices": [-1]}, "ordinals"),
         ({"name": "a", "users": [1], "weight": 0}, "greater than 0"),
         ({"name": "a", "tokens": ["hearth_plain"]}, "by its hash"),
-        ({"name": "a", "tokens": [{"hash": token_hash("x"), "expires": "later"}]}, "no date"),
+        ({"name": "a", "tokens": [{"hash": token_hash("good enough"), "expires": "later"}]}, "no date"),
         ({"name": "a", "certificates": ["x"]}, "tls.client_ca"),
         ({"name": "b", "users": [1]}, "given twice"),
-        ({"name": "a", "tokens": [token_hash("b")]}, "'b' as well"),
+        ({"name": "a", "tokens": [token_hash("b's token")]}, "'b' as well"),
     ],
 )
 def test_a_wrong_tenant_is_explained(tmp_path: Path, table: dict[str, object], told: str) -> None:
     from hearthd.config import ConfigError, load
 
     path = tmp_path / "hearth.toml"
-    path.write_text(toml({"tenants": [{"name": "b", "tokens": [token_hash("b")]}, table]}))
+    path.write_text(toml({"tenants": [{"name": "b", "tokens": [token_hash("b's token")]}, table]}))
     with pytest.raises(ConfigError) as error:
         load(path, {})
     assert told in str(error.value) and "hearth_plain" not in str(error.value)

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hearth_proto.rights import ORDINARY
 from hearthd.front.section import Bytes, Seconds, Section
+from hearthd.front.tenancy import tokens
 from hearthd.front.tenants import Credential, Directory, Quotas, Right, Tenant
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -46,6 +47,16 @@ class TokenSettings(Section):
     @field_validator("hash")
     @classmethod
     def _form(cls, value: str) -> str:
+        if tokens.is_placeholder(value):
+            raise ValueError(
+                "a placeholder of the sample configuration stands here, and no token's hash; run `hearthd token` and "
+                "put the entry that it prints in its place, or remove it"
+            )
+        if (word := tokens.weak_word(value)) is not None:
+            raise ValueError(
+                f"this is the hash of {word!r}, which anybody can guess; run `hearthd token` and put the entry that it "
+                "prints in its place"
+            )
         if _HASH.fullmatch(value) is None:
             # What stands here may be a token, by mistake: it must not be shown.
             raise ValueError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import EVERYTHING, Right
+from hearthd.front.tenancy import tokens
 
 __all__ = [
     "ALL", "ANYBODY", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
@@ -154,7 +155,13 @@ class Directory:
         return " or ".join(name for known, name in kinds if known)
 
     def token(self, token: str, now: float) -> tuple[Tenant, Credential]:
-        """Raises `UNAUTHENTICATED`, with the same words whatever is wrong with the token but its date."""
+        """Raises `UNAUTHENTICATED`, with the same words whatever is wrong with the token but its form and its date."""
+        if not tokens.well_formed(token):
+            raise unauthenticated(
+                f'The token is not known here: it has not the form of a token, "{tokens.PREFIX}" and at least '
+                f"{tokens.MIN_RANDOM} letters, digits, - and _.",
+                "Use the token that the daemon's operator gave you; `hearthd token` makes one.",
+            )
         return self._token(token_key(token), now)
 
     def _token(self, key: bytes, now: float) -> tuple[Tenant, Credential]:

@@ -22,7 +22,7 @@ from hearthd.front.tenant_settings import QuotaSettings, TenantSettings
 from hearthd.show import as_json, as_toml
 
 REFERENCE = Path(__file__).parents[3] / "deploy" / "hearth.toml"
-HASH = "sha256:" + "0" * 63
+HASH = "sha256:" + "e" * 63
 NOW = 1_800_000_000.0
 CPU = {"backend": "cpu"}
 OPEN = {"insecure": True, "listen": {"grpc": ":0"}, "devices": {**CPU, "cpu_on_network": True}}

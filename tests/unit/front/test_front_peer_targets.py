@@ -132,7 +132,7 @@ def test_what_auto_stands_for(settings: dict[Any, Any], networks: Any) -> None:
     if flags.pop(("tls",), False):
         flags |= {("tls", "certificate"): "/c.pem", ("tls", "key"): "/k.pem"}
     if flags.pop(("tenants",), False):
-        flags[("tenants",)] = [{"name": "alice", "tokens": ["sha256:" + "0" * 64]}]
+        flags[("tenants",)] = [{"name": "alice", "tokens": ["sha256:" + "e" * 64]}]
     assert auto_networks(load(environ={}, flags=flags)[0]) == networks
 
 

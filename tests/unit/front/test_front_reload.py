@@ -40,7 +40,8 @@ from hearthd.front.reload_plan import (
 from hearthd.front.tenants import Caller, Credential, Directory, Quotas, Tenant, User, token_key
 
 ROOT = Path(__file__).parents[3]
-A, B = ("sha256:" + hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b"))
+TOKEN_A, TOKEN_B = ("hearth_" + name * 22 for name in ("a", "b"))
+A, B = ("sha256:" + hashlib.sha256(token.encode()).hexdigest() for token in (TOKEN_A, TOKEN_B))
 ALICE = {"name": "alice", "tokens": [A]}
 BOB = {"name": "bob", "tokens": [B]}
 
@@ -110,7 +111,10 @@ SETS = st.sets(st.sampled_from([path for path in paths() if path != ("tenants",)
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(SETS, SETS, st.lists(st.sampled_from(["alice", "bob", "carol"]), min_size=1, max_size=3, unique=True))
 def test_a_plan_is_what_can_be_changed_and_no_more(one: set[Any], two: set[Any], names: list[str]) -> None:
-    tables = [{"name": name, "tokens": ["sha256:" + hashlib.sha256(name.encode()).hexdigest()]} for name in names]
+    tables = [
+        {"name": name, "tokens": ["sha256:" + hashlib.sha256(f"hearth_{name:-<22}".encode()).hexdigest()]}
+        for name in names
+    ]
     before = Config.model_validate({**with_settings(one).model_dump(), "tenants": [ALICE]})
     after = Config.model_validate({**with_settings(two).model_dump(), "tenants": tables})
     planned = plan(before, after)
@@ -288,7 +292,7 @@ def test_what_device_processes_are_told(tmp_path: Path) -> None:
             reloader = served.daemon.reloader
             reloader.open()
             opened = await served.node.OpenSession(
-                node_pb2.OpenSessionRequest(), metadata=(("authorization", "Bearer a"),)
+                node_pb2.OpenSessionRequest(), metadata=(("authorization", f"Bearer {TOKEN_A}"),)
             )
             session = next(iter(served.daemon.sessions))
             device = served.daemon.supervisor.devices[0]

@@ -14,7 +14,7 @@ from hearth_proto.reasons import Reason
 from hearth_proto.v1 import node_pb2
 from hearthd.config import Config, load
 
-TOKENS = "uvwxyz"
+TOKENS = [f"hearth_{letter:-<22}" for letter in "uvwxyz"]
 
 
 class Course:

@@ -17,14 +17,15 @@ from hearth_proto.rights import ORDINARY
 from hearthd.config import ConfigError, load, tenants
 from hearthd.front.tenants import Credential, Directory, Quotas, Right, Tenant, User, sees_tenant, token_key
 
+ONE, OLD = ("hearth_" + word.ljust(22, "-") for word in ("one", "old"))
 A, B, C = Tenant("a"), Tenant("b", devices=frozenset({1}), rights=frozenset({Right.READ})), Tenant("c")
-HASH = "sha256:" + "0" * 63
+HASH = "sha256:" + "e" * 63
 
 
 def directory() -> Directory:
     return Directory(
         [A, B, C],
-        tokens={Credential(token_key("one"), "one"): A, Credential(token_key("old"), "old", 1000.0): B},
+        tokens={Credential(token_key(ONE), "one"): A, Credential(token_key(OLD), "old", 1000.0): B},
         certificates={"a.example": A, "b.example": B},
         users={1: A},
         groups={10: B, 11: C},
@@ -40,16 +41,18 @@ def refused(call: Any, *arguments: Any) -> Refusal:
 
 def test_tokens() -> None:
     known = directory()
-    assert known.token("one", 0)[0] is A and known.token("old", 999.9)[0] is B
-    assert "expired" in refused(known.token, "old", 1000.0).message
-    unknown = {str(refused(known.token, wrong, 0)) for wrong in ("", "One", "one ", "x" * 9999, "\ud800", "sha256:")}
+    assert known.token(ONE, 0)[0] is A and known.token(OLD, 999.9)[0] is B
+    assert "expired" in refused(known.token, OLD, 1000.0).message
+    unknown = {str(refused(known.token, ONE[:-1] + end, 0)) for end in ("x", "xx", "x" * 9999)}
     assert len(unknown) == 1
+    malformed = {str(refused(known.token, wrong, 0)) for wrong in ("", "foo", ONE + " ", "\ud800", "sha256:", ONE[:-1])}
+    assert len(malformed) == 1 and "hearth_" in malformed.pop()
     assert not known.open and Directory().open
 
 
 @given(st.text(max_size=8))
 def test_no_other_token_is_known(text: str) -> None:
-    if text not in ("one", "old"):
+    if text not in (ONE, OLD):
         refused(directory().token, text, 0)
 
 

@@ -126,7 +126,8 @@ async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientS
     certificate, key = issue(folder, "http")
     auth = f.daemon.access.auth
     auth.directory = Directory(
-        [ALICE, OPERATOR], {Credential(token_key("a")): ALICE, Credential(token_key("o")): OPERATOR}
+        [ALICE, OPERATOR],
+        {Credential(token_key("hearth_" + "a" * 22)): ALICE, Credential(token_key("hearth_" + "o" * 22)): OPERATOR},
     )
     server = HttpServer(
         f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, f.daemon.status, guarded=True,
@@ -156,7 +157,7 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
                         async with client.get(base + path, headers=headers) as answer:
                             assert answer.status == 401 and answer.headers["WWW-Authenticate"].startswith("Bearer")
                             assert set(await answer.json()) == {"error", "fix"}
-                for token, sees in (("a", False), ("o", True)):
+                for token, sees in (("hearth_" + "a" * 22, False), ("hearth_" + "o" * 22, True)):
                     async with client.get(base + "/status", headers={"Authorization": f"Bearer {token}"}) as answer:
                         body = await answer.json()
                     assert bool(body["sessions"]) is sees and len(body["devices"]) == 2
