@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hearthd.config import Config, ConfigError
 from hearthd.front.addresses import parse_address
+from hearthd.front.tenancy import exposure
 
 SOON_S = 14 * 86400
 """What expires within this time is warned of."""
@@ -32,6 +33,7 @@ def advise(config: Config, path: Path | None = None, now: float | None = None) -
     return [
         *_file(path),
         *_exposure(config),
+        *_logins(config),
         *_reach(config),
         *_backend(config),
         *_tls(config, now),
@@ -59,6 +61,14 @@ def _exposure(config: Config) -> Iterator[Advice]:
         yield Advice("insecure", f"listen.{', listen.'.join(open_ones)}: other hosts reach it, with {lacking}")
     elif config.insecure:
         yield Advice("insecure", "is true and nothing needs it; leave it out, so that a later mistake is an error")
+
+
+def _logins(config: Config) -> Iterator[Advice]:
+    address = exposure.unguarded(config)
+    if address and not exposed(address):
+        yield Advice(
+            "tenants", f"there are none, so {exposure.who(address)} may do everything by {address}; {exposure.FIX}"
+        )
 
 
 def _reach(config: Config) -> Iterator[Advice]:

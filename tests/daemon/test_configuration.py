@@ -16,6 +16,7 @@ import hearth
 from .conftest import StartDaemon
 from .harness import BACKEND, environment, hearthd, on_cpu
 from .kernels import saxpy_works
+from .tenants import tenants
 
 
 def refused_start(*arguments: str) -> str:
@@ -119,7 +120,7 @@ def test_the_environment_configures_and_is_checked(tmp_path: Path) -> None:
 def test_what_check_config_says(tmp_path: Path) -> None:
     """A file in either place, flags and environment with it; warnings as errors on request, and all of it as JSON."""
     path = tmp_path / "hearth.toml"
-    path.write_text("[devices]\nbackend = 'cpu'\n[sessions]\nlease = '5s'\n")
+    path.write_text("[listen]\ngrpc = ''\n[devices]\nbackend = 'cpu'\n[sessions]\nlease = '5s'\n")
     assert hearthd("check-config", str(path)).stdout == "ok\n" == hearthd("check-config", "-c", str(path)).stdout
     done = hearthd("check-config", str(path), "--config", str(tmp_path / "other.toml"))
     assert done.returncode == 2 and "two files" in done.stderr
@@ -163,3 +164,9 @@ def test_a_client_only_install_says_what_the_daemon_needs(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert "hearth-gpu[server]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_daemon_without_tenants_warns_that_its_port_is_open(start_daemon: StartDaemon) -> None:
+    """At the start, once: every login of the host may do everything by the TCP port; with tenants it may not."""
+    assert start_daemon().log().count("open_to_everybody") == 1
+    assert "open_to_everybody" not in start_daemon(**tenants("alice")[0]).log()

@@ -181,7 +181,7 @@ def _asked(
         findings.skip(_SESSION[3:], "the daemon comes first")
         return
     info = node.describe()
-    findings.look("identity", seconds, lambda: daemon.identity(node, shown.shown))
+    findings.look("identity", seconds, lambda: daemon.identity(node, shown.shown, target))
     findings.look("clock", seconds, lambda: daemon.clock(node, before, after))
     findings.look("faults", seconds, lambda: daemon.faults(node.status(), time.time()))
     findings.look("devices", seconds, lambda: daemon.devices(info))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from hearth.device import Device
     from hearth.node import Node
     from hearth.properties import DeviceInfo, NodeInfo
+    from hearth.target import Target
 
 SKEW_S = 5.0
 """Clocks further apart than that make logs hard to read together, and certificates valid too late or too early."""
+OPEN_TENANT = "default"
+"""The tenant of everybody at a daemon without tenants."""
 _RECENT_S = 3600.0
 _SLOW_S = 10.0
 _SOURCE = """
@@ -111,9 +116,26 @@ def faults(document: Mapping[str, Any], now: float) -> Check:
     return Check("faults", "warning", detail, fix)
 
 
-def identity(node: Node, shown: str) -> Check:
-    """Who this client is."""
-    return Check("identity", "ok", f"tenant {node.tenant!r}, {node.isolation} device processes; shown: {shown}")
+def identity(node: Node, shown: str, target: Target) -> Check:
+    """Who this client is, and whether anybody else of this host is the same."""
+    detail = f"tenant {node.tenant!r}, {node.isolation} device processes; shown: {shown}"
+    if node.tenant == OPEN_TENANT and open_to_every_login(target):
+        return Check(
+            "identity", "warning", f"{detail}; the daemon asks for no credential here, so every login of this host may "
+            "do everything", 'configure [[tenants]], or set listen.grpc = "" and use the Unix socket',
+        )  # fmt: skip
+    return Check("identity", "ok", detail)
+
+
+def open_to_every_login(target: Target) -> bool:
+    """Whether every user of this host can connect there: a port of loopback, or a socket that others may write."""
+    if not target.address.startswith("unix:"):
+        return target.loopback
+    try:
+        mode = os.stat(target.address.removeprefix("unix:")).st_mode  # noqa: PTH116
+    except OSError:
+        return False
+    return bool(mode & stat.S_IWOTH)
 
 
 def clock(node: Node, before: float, after: float) -> Check:

@@ -20,6 +20,7 @@ from hearthd.front.parts import Parts
 from hearthd.front.reload import Read
 from hearthd.front.summary import summary
 from hearthd.front.supervisor import SERVING
+from hearthd.front.tenancy import exposure
 from hearthd.front.thrift import Thrift
 from hearthd.hangup import Hangup
 from hearthd.malloc import give_back
@@ -90,6 +91,7 @@ class Daemon:
             asyncio.create_task(GpuWatch(self.supervisor, self.status.readings).run(), name="gpus"),
             asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
         ]
+        self._warn_of_exposure()
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
         settled = asyncio.create_task(self.supervisor.settled())
         try:
@@ -98,6 +100,15 @@ class Daemon:
                 await asyncio.wait({settled}, timeout=_WORD)
         finally:
             settled.cancel()
+
+    def _warn_of_exposure(self) -> None:
+        if exposure.unguarded(self.config) and self.addresses.grpc:
+            log.warning(
+                "open_to_everybody",
+                listen=self.addresses.grpc,
+                may=f"{exposure.who(exposure.unguarded(self.config))} may do everything: there are no tenants",
+                fix=exposure.FIX,
+            )
 
     # ---- life ----
 

@@ -53,8 +53,14 @@ def pems(tmp_path: Path) -> dict[str, str]:
     return {"certificate": str(certificate), "key": str(key)}
 
 
-def test_the_defaults_need_no_warning() -> None:
-    assert warnings() == {}
+SOCKET_ALONE = {"listen": {"grpc": "", "lanes": ""}}
+
+
+def test_the_defaults_are_warned_of_for_being_open_to_every_login() -> None:
+    assert warnings(**SOCKET_ALONE) == {}
+    found = warnings()
+    assert list(found) == ["tenants"] and "every login of this host" in found["tenants"]
+    assert "every login" not in str(warnings(tenants=[tenant()], audit={"path": "/tmp/audit.log"}))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,7 @@ def test_files(tmp_path: Path, pems: dict[str, str]) -> None:
     file = tmp_path / "hearth.toml"
     file.touch()
     file.chmod(0o646)
-    (found,) = advise(Config.model_validate({"devices": CPU}), file)
+    (found,) = advise(Config.model_validate({"devices": CPU, **SOCKET_ALONE}), file)
     assert found.setting == str(file) and "everybody may write it" in found.text
 
 
@@ -115,7 +121,8 @@ def test_a_certificate_that_is_about_to_expire(tmp_path: Path) -> None:
     certificate.write_bytes(issued.cert_chain_pems[0].bytes())
     key.touch(mode=0o600)
     key.write_bytes(issued.private_key_pem.bytes())
-    config = Config.model_validate({"devices": CPU, "tls": {"certificate": str(certificate), "key": str(key)}})
+    tls = {"certificate": str(certificate), "key": str(key)}
+    config = Config.model_validate({"devices": CPU, "tls": tls, **SOCKET_ALONE})
     (found,) = advise(config)
     assert found.setting == "tls.certificate" and f"{soon:%Y-%m-%d}" in found.text
 
