@@ -113,26 +113,6 @@ def _print_token(name: str, expires: str | None) -> None:
     print(inline(entry))
 
 
-def _verify_audit(path: Path) -> None:
-    """Says whether the chain of an audit log holds; ends with 1 where it does not."""
-    from hearthd.front.audit import GENESIS, verify
-
-    try:
-        with path.open("rb") as file:
-            verdict = verify(file)
-    except OSError as error:
-        _fail(f"hearthd: {path}: {error.strerror or error}", USAGE_ERROR)
-    for problem in verdict.problems:
-        print(f"hearthd: {path}: {problem}", file=sys.stderr)
-    print(f"{verdict.lines} lines, last hash {verdict.head or 'none'}")
-    if verdict.begins not in ("", GENESIS):
-        print(f"goes on from a file whose last hash is {verdict.begins}")
-    if verdict.missing:
-        print(f"{verdict.missing} events are missing: the daemon could not write them")
-    if verdict.problems:
-        raise SystemExit(RUNTIME_ERROR)
-
-
 FLAGS: dict[str, tuple[tuple[str, ...], type, str]] = {
     "grpc": (("listen", "grpc"), str, 'Address for gRPC, "host:port"; empty: none.'),
     "http": (("listen", "http"), str, 'Address for HTTP, "host:port"; empty: none.'),
@@ -172,7 +152,7 @@ def build_app() -> Any:
     """The typer application."""
     import typer
 
-    from hearthd import health_check
+    from hearthd import audit_commands, health_check
 
     app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
@@ -221,15 +201,7 @@ def build_app() -> Any:
 
     health_check.add_to(app)
 
-    audit = typer.Typer(no_args_is_help=True, help="Look at the audit log.")
-    app.add_typer(audit, name="audit")
-
-    @audit.command("verify")
-    def verify_audit(
-        file: Annotated[Path, typer.Argument(help="The log, or one of its older files.", show_default=False)],
-    ) -> None:
-        """Check that no line of an audit log was changed or removed."""
-        _verify_audit(file)
+    audit_commands.add_to(app)
 
     @app.command()
     def version() -> None:

@@ -51,6 +51,8 @@ def resolved(config: Config, where: tuple[str, ...]) -> str:
         ("listen", "unix"): (config.listen.unix, config.unix_path),
         ("cache", "dir"): (config.cache.dir, config.cache_dir),
         ("lanes", "path"): (config.lanes.path, config.lane_path),
+        ("audit", "key"): (config.audit.key, config.audit.key_path),
+        ("audit", "anchor"): (config.audit.anchor, config.audit.anchor_path if config.audit.path else ""),
     }
     written, meant = paths.get(where, ("", ""))
     return meant if written == "auto" else ""

@@ -140,7 +140,8 @@ class DaemonProcess:
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hearthd", "serve", *arguments],
-                stdout=subprocess.PIPE, stderr=log, text=True, env=environment(**{MARK: self.mark}),
+                stdout=subprocess.PIPE, stderr=log, text=True,
+                env=environment(**{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")}),
             )  # fmt: skip
         overdue = threading.Timer(START_S, self.process.kill)
         overdue.start()

@@ -129,3 +129,33 @@ def test_a_log_that_cannot_be_opened(tmp_path: Path) -> None:
     arguments = ["--backend", BACKEND, "--grpc", "", "--http", "", "--lanes", "", "--unix", str(tmp_path / "h.sock")]
     done = hearthd("serve", "--config", str(path), *arguments, "--log-level", "error")
     assert done.returncode == 1 and "audit.path" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_verifying_can_show(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A daemon's log is signed and anchored; `audit verify` says what that shows, and ends accordingly."""
+    (tmp_path / "logs").mkdir()
+    path, key, anchor = tmp_path / "logs" / "audit.log", tmp_path / "audit.key", tmp_path / "audit.anchor"
+    daemon = start_daemon(**tenants("alice", audit={"path": str(path), "key": str(key), "anchor": str(anchor)})[0])
+    assert daemon.stop() == 0
+    options = ("--key", str(key), "--anchor", str(anchor))
+    last = events(path)[-1]["seq"]
+
+    def verify(*arguments: str) -> tuple[int, str]:
+        done = hearthd("audit", "verify", str(path), *arguments)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    code, told = verify(*options, "--require", "anchored")
+    assert code == 0 and f"anchored up to entry {last} of {last}" in told
+    code, told = verify("--config", str(daemon.config_path), "--json")
+    assert code == 0 and json.loads(told)["guarantee"] == "anchored" and json.loads(told)["signed"] == last
+    code, told = verify("--key", str(key), "--require", "anchored")
+    assert code == 3 and "guarantee: keyed" in told and "less than" in told
+    code, told = verify()
+    assert code == 0 and "guarantee: chain only" in told and "keys that are not known" in told
+    assert verify("--require", "much")[0] == verify("--key", "/nowhere")[0] == verify("--anchor", "/nowhere")[0] == 2
+    assert hearthd("audit", "rotate-key", str(key)).returncode == 0
+    assert verify(*options)[0] == 0, "what the older key signed stays good"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    code, told = verify(*options)
+    assert code == 1 and "its end is missing" in told and "does not hold" in told

@@ -39,7 +39,7 @@ class Access:
     """Made with the daemon, opened before it listens, closed when it is over."""
 
     def __init__(self, config: Config, sessions: SessionTable, observer: FailureObserver) -> None:
-        self.audit = sessions.audit = Audit(config.audit.path)
+        self.audit = sessions.audit = Audit(config.audit)
         self.auth = Authenticator(
             tenants(config),
             sessions,

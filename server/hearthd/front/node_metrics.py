@@ -38,6 +38,12 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
     yield CounterMetricFamily(
         "hearth_audit_lost_events", "Events that the audit log could not take.", value=sessions.audit.lost
     )
+    entries, anchored = sessions.audit.entries
+    yield GaugeMetricFamily("hearth_audit_entries", "Number of the audit log's last entry.", value=entries)
+    yield GaugeMetricFamily(
+        "hearth_audit_anchored_entries", "Number of the last entry whose head is anchored elsewhere (audit.anchor).",
+        value=anchored,
+    )  # fmt: skip
     yield from _devices(supervisor)
 
 

@@ -48,6 +48,7 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _MADE),
     **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _MADE),
     "audit.path": "its chain would be cut without a word; what is in the files of [tls] is read again by itself",
+    **dict.fromkeys(("audit.key", "audit.anchor", "audit.anchor_interval"), "keys in the file are read again"),
     "insecure": "it decides where the daemon may listen",
     "devices.cpu_on_network": "it decides where the daemon may listen",
     **dict.fromkeys(("devices.backend", "devices.visible", "devices.cpu_count"), _MADE),

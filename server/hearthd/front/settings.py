@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
 from hearthd.front.admission.settings import Admission
+from hearthd.front.auditing.settings import AuditLog
 from hearthd.front.collective_settings import Collectives, refuse_clear_tickets
 from hearthd.front.section import Bytes, Seconds, Section
 from hearthd.front.tenant_settings import TenantSettings, check_distinct
@@ -173,19 +174,6 @@ class Auth(Section):
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
     ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)  # of what a Unix socket's user is identified by
     http_on_loopback: bool = True  # whether /metrics and /status are free for all of this host
-
-
-class AuditLog(Section):
-    """Who did what, one JSON object a line, chained by hashes (`hearthd audit verify`)."""
-
-    path: str = ""  # "": none
-
-    @field_validator("path")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        if value and not Path(value).is_absolute():
-            raise ValueError(f"{value!r} is no absolute path")
-        return value
 
 
 class Config(Section):

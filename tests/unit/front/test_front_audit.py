@@ -13,19 +13,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front import audit as audits
-from hearthd.front.audit import GENESIS, Audit, AuditError, verify
+from hearthd.front.audit import GENESIS, Audit, AuditError
+from hearthd.front.auditing import log_file
+from hearthd.front.auditing.settings import AuditLog
+from hearthd.front.auditing.verify import verify
 from hearthd.front.sessions import SessionTable
 from hearthd.front.tenants import Caller, Tenant
 
 CALLER = Caller(Tenant("alice"), "token ci", "ipv4:10.0.0.1:5", uid=7)
 
 
+def unsigned(path: Path) -> Audit:
+    """A log with the chain alone."""
+    return Audit(AuditLog(path=str(path), key="", anchor=""))
+
+
 def written(path: Path, *events: str, **fields: Any) -> list[dict[str, Any]]:
     """A log of these events."""
 
     async def scenario() -> None:
-        audit = Audit(str(path))
+        audit = unsigned(path)
         audit.open()
         for event in events:
             audit.record(event, caller=CALLER, **fields)
@@ -100,7 +107,7 @@ def test_a_line_that_broke_off_is_gone_on_from(tmp_path: Path) -> None:
     written_more = tmp_path / "audit.log"
 
     async def scenario() -> None:
-        audit = Audit(str(written_more))
+        audit = unsigned(written_more)
         audit.open()
         audit.record("c")
         audit.record("d")
@@ -129,11 +136,11 @@ def test_a_full_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return real(handle, data)
 
     async def scenario() -> None:
-        audit = Audit(str(path))
+        audit = unsigned(path)
         audit.open()
         audit.record("before")
         await audit._settle()
-        monkeypatch.setattr(audits.os, "write", full)
+        monkeypatch.setattr(log_file.os, "write", full)
         audit.record("lost")
         await audit._settle()
         room[0] = 20  # a part of a line
@@ -141,7 +148,7 @@ def test_a_full_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         audit.record("lost as well")
         await audit._settle()
         assert audit.lost == 3
-        monkeypatch.setattr(audits.os, "write", real)
+        monkeypatch.setattr(log_file.os, "write", real)
         audit.record("after")
         audit.record("and after")
         await audit.close()
@@ -157,7 +164,7 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
     path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
 
     async def scenario() -> None:
-        audit = Audit(str(path))
+        audit = unsigned(path)
         audit.open()
         audit.record("a")
         await audit._settle()
@@ -169,14 +176,14 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
 
     run(scenario())
     first, second = verify(old.read_bytes().splitlines()), verify(path.read_bytes().splitlines())
-    assert first.lines == 2 and second.lines == 1 and second.begins == first.head
+    assert first.lines == 3 and first.goes_on and second.lines == 1 and second.begins == first.head
     assert not problems(old.read_bytes() + path.read_bytes())
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match=r"audit\.path.*missing.*No such file"):
-        Audit(str(tmp_path / "missing" / "audit.log")).open()
-    first, second = Audit(str(tmp_path / "log")), Audit(str(tmp_path / "log"))
+        unsigned(tmp_path / "missing" / "audit.log").open()
+    first, second = unsigned(tmp_path / "log"), unsigned(tmp_path / "log")
     first.open()
     with pytest.raises(AuditError, match="another process"):
         second.open()
@@ -195,7 +202,7 @@ def test_sessions_and_refusals(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         sessions = SessionTable(30, 8)
-        sessions.audit = audit = Audit(str(path))
+        sessions.audit = audit = unsigned(path)
         audit.open()
         session, _ = sessions.open("me", "1", CALLER)
         denied = Refusal(Reason.PERMISSION_DENIED, "no", details={"right": "launch"})

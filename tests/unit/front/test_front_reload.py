@@ -65,6 +65,7 @@ OTHER: dict[str, Any] = {
     "listen.grpc": "127.0.0.1:1", "listen.http": "", "listen.lanes": "", "listen.unix": "/x.sock",
     "devices.backend": "cpu", "devices.visible": [1], "devices.isolation": "shared",
     "log.level": "error", "log.format": "json", "lanes.path": "/y.sock", "cache.dir": "/z", "audit.path": "/audit.log",
+    "audit.key": "/k/key", "audit.anchor": "log",
     "collectives.listen": "127.0.0.1:7424", "collectives.advertise": ["gpu1:7"], "collectives.peers": ["gpu1"],
     "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "tls.require_client_certificate": True,
     "tenants": [ALICE],

@@ -1,0 +1,185 @@
+"""`hearthd audit`: verifies an audit log, and gives it a new key.
+
+Exit status of `verify`: 0 where everything holds, 1 where something is wrong with the log, 2 where a file cannot be
+used, 3 where the log holds and the guarantee is weaker than `--require`.
+
+typer reads annotations at run time, so they are not postponed in this file.
+"""
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+_WRONG, _USAGE, _WEAK = 1, 2, 3
+_TELLS = {
+    "chain": "chain only: shows a changed line; whoever may write the file could have written it anew, or cut its end",
+    "keyed": "keyed: shows what was written without the key; the end could have been cut",
+    "anchored": "anchored: shows what was written without the key, changed or cut",
+}
+
+
+def add_to(app: Any) -> None:
+    """Adds the group of commands to the typer application."""
+    import typer
+
+    audit = typer.Typer(no_args_is_help=True, help="Look at the audit log.")
+    app.add_typer(audit, name="audit")
+    File = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file: names the log, its key and anchor.")]
+
+    @audit.command("verify")
+    def verify(
+        files: Annotated[
+            Optional[list[Path]],  # noqa: UP045
+            typer.Argument(
+                help="The log; with those that were moved away before it, oldest first.", show_default=False
+            ),
+        ] = None,
+        key: Annotated[
+            Optional[Path],  # noqa: UP045
+            typer.Option(help="The file of keys; without, the daemon's usual one where it can be read."),
+        ] = None,
+        anchor: Annotated[
+            Optional[list[Path]],  # noqa: UP045
+            typer.Option(
+                help="A file with anchors in it: of audit.anchor, of a journal, of a log; - for standard input."
+            ),
+        ] = None,
+        require: Annotated[
+            str, typer.Option(help="chain, keyed or anchored: end with 3 where less is shown.")
+        ] = "chain",
+        config: File = None,
+        json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    ) -> None:
+        """Check that no line of an audit log was changed, removed or made up, and say what that check can show."""
+        _verify(files or [], key, anchor or [], require, config, json)
+
+    @audit.command("rotate-key")
+    def rotate_key(
+        file: Annotated[Optional[Path], typer.Argument(help="The file of keys.", show_default=False)] = None,  # noqa: UP045
+        config: File = None,
+    ) -> None:
+        """Add a key, which signs from the daemon's next reload on; older ones stay, to verify what they signed."""
+        from hearthd.front.auditing.keys import KeyFileError, rotate
+
+        path = str(file) if file is not None else _settings(config).key_path
+        try:
+            made = rotate(path)
+        except KeyFileError as error:
+            _fail(str(error))
+        print(f"{path}: key {made.id} was added; it signs from the next reload on (systemctl reload hearthd)")
+
+
+def _fail(text: str) -> NoReturn:
+    print(f"hearthd: {text}", file=sys.stderr)
+    raise SystemExit(_USAGE)
+
+
+def _settings(config: Path | None) -> Any:
+    """`[audit]` of a configuration; its defaults where none is named."""
+    from hearthd.config import Config, ConfigError, load
+
+    if config is None:
+        return Config().audit
+    try:
+        return load(config)[0].audit
+    except ConfigError as error:
+        _fail(str(error))
+
+
+def _verify(
+    files: list[Path], key: Path | None, anchors: list[Path], require: str, config: Path | None, as_json: bool
+) -> None:
+    from hearthd.front.auditing.settings import AuditLog
+    from hearthd.front.auditing.verify import Guarantee
+    from hearthd.front.auditing.verify import verify as check
+
+    if require not in list(Guarantee):
+        _fail(f"--require {require}: use {', '.join(Guarantee)}")
+    settings = _settings(config)
+    if not files:
+        if not settings.path:
+            _fail("no log is named: give a file, or --config with audit.path")
+        files = [Path(settings.path)]
+    elif config is None and files[-1].is_absolute():
+        settings = AuditLog(path=str(files[-1]))
+    explicit = key is not None or config is not None
+    keys = _keys(str(key or settings.key_path), explicit)
+    try:
+        verdict = check(_lines(files), keys, _anchors(anchors, settings), strict=explicit)
+    except OSError as error:
+        _fail(f"{error.filename or files[0]}: {error.strerror or error}")
+    names = ", ".join(map(str, files))
+    _print(verdict, names, as_json)
+    if verdict.problems:
+        raise SystemExit(_WRONG)
+    if not verdict.guarantee.covers(Guarantee(require)):
+        print(f"hearthd: {names}: {verdict.guarantee} is less than --require {require}", file=sys.stderr)
+        raise SystemExit(_WEAK)
+
+
+def _keys(path: str, explicit: bool) -> Any:
+    """The keys of a file; None where none was named and the usual one cannot be had."""
+    from hearthd.front.auditing.keys import KeyFileError, load
+
+    if not path or not (explicit or Path(path).exists()):
+        return None
+    try:
+        return load(path)
+    except KeyFileError as error:
+        if explicit:
+            _fail(str(error))
+        return None
+
+
+def _print(verdict: Any, names: str, as_json: bool) -> None:
+    from hearthd.front.auditing.log_file import GENESIS
+
+    if as_json:
+        shown = {name: getattr(verdict, name) for name in ("lines", "entries", "head", "begins", "problems", "missing")}
+        shown |= {"signed": verdict.signed, "unknown_keys": verdict.unknown_keys, "anchored": verdict.anchored}
+        print(json_module.dumps({"ok": not verdict.problems, "guarantee": verdict.guarantee, **shown}, indent=2))
+        return
+    for problem in verdict.problems:
+        print(f"hearthd: {names}: {problem}", file=sys.stderr)
+    print(f"{verdict.lines} lines, last hash {verdict.head or 'none'}")
+    if verdict.begins not in ("", GENESIS):
+        print(f"goes on from a file whose last hash is {verdict.begins}")
+    if verdict.goes_on:
+        print("ends where the log goes on in another file")
+    if verdict.missing:
+        print(f"{verdict.missing} events are missing: the daemon could not write them")
+    if verdict.unknown_keys:
+        print(f"signed by keys that are not known here: {', '.join(verdict.unknown_keys)}; name their file by --key")
+    upto = f" up to entry {verdict.anchored} of {verdict.entries}" if verdict.anchored else ""
+    tells, _, rest = _TELLS[verdict.guarantee].partition(":")
+    print(f"guarantee: {tells}{upto}:{rest}" if not verdict.problems else "guarantee: none, since it does not hold")
+
+
+def _lines(files: list[Path]) -> Any:
+    for path in files:
+        with path.open("rb") as file:
+            yield from file
+
+
+def _anchors(paths: list[Path], settings: Any) -> list[Any]:
+    """Those of the files that are named, or of the usual one where that can be read."""
+    from hearthd.front.auditing.anchors import read
+
+    found: list[Any] = []
+    if not paths and settings.path and settings.anchor_path.startswith("/"):
+        try:
+            with Path(settings.anchor_path).open("rb") as file:
+                return list(read(file))
+        except OSError:
+            return []
+    for path in paths:
+        try:
+            if str(path) == "-":
+                found += read(sys.stdin.buffer)
+            else:
+                with path.open("rb") as file:
+                    found += read(file)
+        except OSError as error:
+            _fail(f"{path}: {error.strerror or error}")
+    return found

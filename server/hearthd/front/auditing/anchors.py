@@ -1,0 +1,163 @@
+"""Anchors: signed heads of an audit log, kept where whoever can rewrite the log cannot.
+
+An anchor names the last entry's number and hash, so that neither it nor anything before it can be changed or cut
+without a trace. It is one word of text, ``hearth-anchor:`` and base64, which survives any log it is put in.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import datetime
+import json
+import os
+import re
+import syslog
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from hearthd.front.auditing.keys import Key, Keyring
+from hearthd.front.auditing.settings import LOG, SYSLOG
+
+log = structlog.get_logger("hearthd.audit")
+
+_WORD = re.compile(rb"hearth-anchor:([A-Za-z0-9+/=]{16,4096})")
+_TRIM = 1 << 20
+"""Bytes of an anchor file above which all but the newest anchor are dropped, where the file allows it."""
+
+
+class Anchor(NamedTuple):
+    """The head of a log at some time."""
+
+    sequence: int
+    head: str
+    time: str
+    """ISO 8601, UTC."""
+    log: str
+    """The path of the log."""
+    key: str
+    """The id of the key that signed it; empty: none did."""
+    raw: bytes
+
+    @property
+    def word(self) -> str:
+        return "hearth-anchor:" + base64.b64encode(self.raw).decode()
+
+    def signed(self, keys: Keyring) -> bool:
+        """Whether one of `keys` signed it."""
+        key = keys.find(self.key)
+        return key is not None and key.sealed(self.raw)
+
+
+def make(path: str, sequence: int, head: str, key: Key | None) -> Anchor:
+    """An anchor of now."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    signer = key.id if key is not None else ""
+    body = {"log": path, "time": now, "seq": sequence, "head": head, "key": signer}
+    raw = json.dumps(body, separators=(",", ":")).encode()
+    return Anchor(sequence, head, now, path, signer, key.seal(raw) if key is not None else raw)
+
+
+def read(lines: Iterable[bytes]) -> Iterator[Anchor]:
+    """The anchors in any text: a file of them, a journal, a log."""
+    for line in lines:
+        for found in _WORD.finditer(line):
+            try:
+                raw = base64.b64decode(found[1], validate=True)
+                body = json.loads(raw)
+                yield Anchor(
+                    int(body["seq"]), str(body["head"]), str(body["time"]), str(body["log"]), str(body["key"]), raw
+                )
+            except (ValueError, KeyError, TypeError, binascii.Error):
+                continue
+
+
+class Anchors:
+    """The place where one log is anchored; used by one thread at a time."""
+
+    def __init__(self, place: str, path: str, interval: float) -> None:
+        self.place = place
+        """`LOG`, `SYSLOG` or a file; empty: nowhere."""
+        self.anchored = 0
+        """The number of the last entry that was."""
+        self.failed = 0
+        self._path = path
+        self._interval = interval
+        self._last = -interval
+
+    def __bool__(self) -> bool:
+        return bool(self.place)
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until the next anchor may be set."""
+        return max(0.0, self._last + self._interval - time.monotonic())
+
+    def newest(self) -> Anchor | None:
+        """The newest anchor of this log in a file that was kept; None: none is known."""
+        if self.place in ("", LOG, SYSLOG):
+            return None
+        try:
+            with Path(self.place).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - (64 << 10)))
+                found = [anchor for anchor in read(file) if anchor.log == self._path]
+        except OSError:
+            return None
+        return found[-1] if found else None
+
+    def set(self, sequence: int, head: str, key: Key | None) -> None:
+        """Puts an anchor there. Never raises: what fails is logged, and tried again with the next entry."""
+        if not self.place or not sequence or sequence == self.anchored:
+            return
+        anchor = make(self._path, sequence, head, key)
+        self._last = time.monotonic()
+        if self.place == LOG:
+            log.info("audit_anchor", entry=sequence, anchor=anchor.word)
+        elif self.place == SYSLOG:
+            syslog.openlog("hearthd-audit", syslog.LOG_PID, syslog.LOG_AUTHPRIV)
+            syslog.syslog(syslog.LOG_NOTICE, f"entry={sequence} {anchor.word}")
+        else:
+            try:
+                self._append(anchor)
+            except OSError as error:
+                self.failed += 1
+                if self.failed == 1:
+                    log.error("audit_anchor_failed", path=self.place, why=error.strerror or str(error))
+                return
+        self.failed = 0
+        self.anchored = sequence
+
+    def _append(self, anchor: Anchor) -> None:
+        path = Path(self.place)
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = f"{anchor.word}\n".encode()
+        with contextlib.suppress(OSError):
+            if path.stat().st_size > _TRIM:
+                self._replace(path, data)
+                return
+        _write(self.place, os.O_APPEND, data)
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        """Raises `OSError` for a file that can only be appended to (`chattr +a`), which then grows."""
+        beside = f"{path}.{os.getpid()}"
+        _write(beside, os.O_TRUNC, data)
+        try:
+            os.replace(beside, path)  # noqa: PTH105
+        except OSError:
+            Path(beside).unlink()
+            raise
+
+
+def _write(path: str, how: int, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
+    try:
+        os.write(handle, data)
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,137 @@
+"""The keys that sign an audit log: a file of one key a line, newest last, that its owner alone may read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+_LINE = re.compile(r"hearth-audit-key-v1 ([0-9a-f]{8}) ([0-9a-f]{64})")
+_HEADER = (
+    "# Keys that sign the audit log of hearthd, the newest last. Keep a copy elsewhere: `hearthd audit verify --key`."
+)
+_SEAL = re.compile(rb',"mac":"([0-9a-f]{64})"\}$')
+
+
+class KeyFileError(Exception):
+    """A key file cannot be used; the text is one line for the person who configured it."""
+
+
+class Key(NamedTuple):
+    """One key."""
+
+    id: str
+    """Eight hexadecimal digits of its hash."""
+    secret: bytes
+
+    def mac(self, text: bytes) -> str:
+        return hmac.new(self.secret, text, hashlib.sha256).hexdigest()
+
+    def seal(self, text: bytes) -> bytes:
+        """A JSON object with its code of authentication as the last member."""
+        return text[:-1] + b',"mac":"' + self.mac(text).encode() + b'"}'
+
+    def sealed(self, raw: bytes) -> bool:
+        """Whether `seal` of this key made `raw`."""
+        found = _SEAL.search(raw)
+        if found is None:
+            return False
+        return hmac.compare_digest(self.mac(raw[: found.start()] + b"}"), found[1].decode())
+
+
+class Keyring:
+    """All keys of a file, oldest first."""
+
+    def __init__(self, keys: list[Key]) -> None:
+        self._keys = keys
+
+    @property
+    def current(self) -> Key:
+        return self._keys[-1]
+
+    def find(self, id_: str) -> Key | None:
+        return next((key for key in self._keys if key.id == id_), None)
+
+    def age(self, id_: str) -> int:
+        """The place of a key in their order; -1: it is none of them."""
+        return next((number for number, key in enumerate(self._keys) if key.id == id_), -1)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def load(path: str) -> Keyring:
+    """The keys of a file. Raises `KeyFileError` where there are none, or others than its owner may have them."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise KeyFileError(f"others than its owner may read or write {path}; chmod 600 {path}")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    found = [_LINE.fullmatch(line) for line in lines]
+    if not lines or not all(found):
+        raise KeyFileError(f"{path} holds no keys of an audit log; remove it, and a new key is made")
+    return Keyring([Key(match[1], bytes.fromhex(match[2])) for match in found if match is not None])
+
+
+def load_or_create(path: str) -> tuple[Keyring, bool]:
+    """The keys of a file, made with a first key where it is not there; whether it was. Raises `KeyFileError`."""
+    created = False
+    if not os.path.lexists(path):
+        try:
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            created = _create(path)
+        except OSError as error:
+            raise KeyFileError(f"{path} cannot be made: {error.strerror or error}") from None
+    return load(path), created
+
+
+def rotate(path: str) -> Key:
+    """Adds a key, which signs from the daemon's next reload or start on; those before stay, to verify what they
+    signed. Raises `KeyFileError`."""
+    load(path)
+    key = _make()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(handle, _line(key))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be written: {error.strerror or error}") from None
+    return key
+
+
+def _create(path: str) -> bool:
+    """Whole or not at all, and by one process only: whoever comes second uses the first one's."""
+    beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, f"{_HEADER}\n".encode() + _line(_make()))
+        os.fsync(handle)
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            os.unlink(beside)  # noqa: PTH108
+    return True
+
+
+def _make() -> Key:
+    secret = secrets.token_bytes(32)
+    return Key(hashlib.sha256(secret).hexdigest()[:8], secret)
+
+
+def _line(key: Key) -> bytes:
+    return f"hearth-audit-key-v1 {key.id} {key.secret.hex()}\n".encode()

@@ -1,0 +1,179 @@
+"""Verification of an audit log: its chain, its signatures, its anchors. Pure."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearthd.front.auditing.anchors import Anchor
+from hearthd.front.auditing.keys import Keyring
+from hearthd.front.auditing.log_file import GENESIS, ROTATED
+
+
+class Guarantee(enum.StrEnum):
+    """The weakest attacker whom a log that verifies would still show, weakest guarantee first."""
+
+    CHAIN = "chain"
+    """Shows a changed line. Whoever may write the file can write all of it anew, or cut its end."""
+    KEYED = "keyed"
+    """Shows what anybody wrote who has not the key. The end can still be cut."""
+    ANCHORED = "anchored"
+    """Shows, up to the last anchor, what anybody wrote, changed or cut."""
+
+    def covers(self, other: Guarantee) -> bool:
+        """Whether it is as strong as another."""
+        order = list(Guarantee)
+        return order.index(self) >= order.index(other)
+
+
+@dataclass
+class Verdict:
+    """What a check of a log found."""
+
+    lines: int = 0
+    head: str = ""
+    """The hash of the last line."""
+    begins: str = ""
+    """The `prev` of the first line: `GENESIS`, or the last line of the file before."""
+    problems: list[str] = field(default_factory=list)
+    """What is wrong, with line numbers; empty: the chain holds."""
+    missing: int = 0
+    """Events that the daemon says it could not write."""
+    entries: int = 0
+    """The number of the last entry."""
+    signed: int = 0
+    """Lines whose signature was verified."""
+    unknown_keys: list[str] = field(default_factory=list)
+    """Keys that signed lines and are not known here."""
+    anchored: int = 0
+    """The number of the last entry that an anchor agrees with; 0: none."""
+    goes_on: bool = False
+    """Whether the last line says that the log goes on in another file."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        if self.anchored:
+            return Guarantee.ANCHORED
+        return Guarantee.KEYED if self.signed else Guarantee.CHAIN
+
+
+def verify(
+    lines: Iterable[bytes], keys: Keyring | None = None, anchors: Sequence[Anchor] = (), *, strict: bool = True
+) -> Verdict:
+    """Checks the lines of a log, or of several in their order. `strict`: every line from the first signed one on has to
+    be signed by one of `keys`; otherwise keys that are not known here are only listed."""
+    return _Check(keys, anchors, strict).run(lines)
+
+
+class _Check:
+    """One pass over the lines."""
+
+    def __init__(self, keys: Keyring | None, anchors: Sequence[Anchor], strict: bool) -> None:
+        self._keys = keys
+        self._strict = strict
+        self._verdict = Verdict()
+        self._youngest = -1
+        """The newest key so far, by its place among `keys`: an older one signs no more."""
+        self._first = 0
+        self._anchors: dict[int, list[Anchor]] = {}
+        for anchor in anchors:
+            if keys is not None and not anchor.signed(keys):
+                if strict:
+                    self._verdict.problems.append(f"the anchor of entry {anchor.sequence} is signed by no key given")
+                continue
+            self._anchors.setdefault(anchor.sequence, []).append(anchor)
+
+    def run(self, lines: Iterable[bytes]) -> Verdict:
+        verdict = self._verdict
+        problems = verdict.problems
+        sequence = broken = 0  # `broken`: the line that was no JSON, if the one before was none
+        head = ""
+        for count, raw in enumerate(_stripped(lines), 1):
+            verdict.lines = count
+            try:
+                entry = json.loads(raw)
+                prev, number = str(entry["prev"]), int(entry["seq"])
+            except (ValueError, TypeError, KeyError):
+                if broken:
+                    problems.append(f"line {broken} is no entry of an audit log")
+                broken, head = count, hashlib.sha256(raw).hexdigest()
+                continue
+            if broken and not entry.get("torn"):
+                problems.append(f"line {broken} is no entry of an audit log")
+            elif head and prev != head:
+                problems.append(
+                    f"line {count} does not follow line {count - 1}: one was changed, or lines between are missing"
+                )
+            elif sequence and number != sequence + 1:
+                problems.append(f"line {count} has number {number}, behind {sequence}")
+            if "gap" in entry:
+                problems.append(
+                    f"line {count}: the daemon found the log shorter or other than anchored: {entry['gap']}"
+                )
+            verdict.begins = verdict.begins or prev
+            self._first = self._first or number
+            verdict.missing += int(entry.get("missing", 0))
+            head, sequence, broken = hashlib.sha256(raw).hexdigest(), number, 0
+            verdict.goes_on = entry.get("event") == ROTATED
+            self._signature(count, raw, entry)
+            self._anchor(number, head)
+        if broken:
+            problems.append(f"line {broken}, the last one, is incomplete")
+        verdict.head, verdict.entries = head, sequence
+        if self._first == 1 and verdict.begins != GENESIS:
+            problems.append("line 1 has number 1, and does not begin a log")
+        self._end(sequence)
+        return verdict
+
+    def _signature(self, count: int, raw: bytes, entry: dict[str, Any]) -> None:
+        verdict, keys = self._verdict, self._keys
+        signer = str(entry.get("key", "")) if "mac" in entry else ""
+        if signer and (keys is None or (keys.find(signer) is None and not self._strict)):
+            if signer not in verdict.unknown_keys:
+                verdict.unknown_keys.append(signer)
+            return
+        if keys is None:
+            return
+        key = keys.find(signer)
+        if not signer:
+            if verdict.signed:
+                verdict.problems.append(f"line {count} is not signed, and lines before it are")
+        elif key is None:
+            verdict.problems.append(f"line {count} is signed by key {signer}, which is none of those given")
+        elif not key.sealed(raw):
+            verdict.problems.append(f"line {count} was not signed by key {signer}: it was changed or made up")
+        elif keys.age(signer) < self._youngest:
+            verdict.problems.append(f"line {count} is signed by key {signer}, which a newer one had replaced")
+        else:
+            self._youngest = keys.age(signer)
+            verdict.signed += 1
+
+    def _anchor(self, number: int, head: str) -> None:
+        for anchor in self._anchors.pop(number, ()):
+            if anchor.head == head:
+                self._verdict.anchored = number
+            else:
+                self._verdict.problems.append(f"entry {number} is not the one that was anchored on {anchor.time}")
+
+    def _end(self, last: int) -> None:
+        """Anchors that no entry of the log was met by."""
+        verdict = self._verdict
+        beyond = [anchor for found in self._anchors.values() for anchor in found if anchor.sequence > last]
+        if beyond and not verdict.goes_on:
+            newest = max(beyond, key=lambda anchor: anchor.sequence)
+            verdict.problems.append(
+                f"the log ends with entry {last}, and entry {newest.sequence} was anchored on {newest.time}: its end "
+                "is missing"
+            )
+        if self._keys is not None and self._strict and verdict.lines and not verdict.signed:
+            verdict.problems.append("no line is signed by a key that was given")
+
+
+def _stripped(lines: Iterable[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        if line.strip(b"\n"):
+            yield line.rstrip(b"\n")
