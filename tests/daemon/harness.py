@@ -35,6 +35,9 @@ MARK = "DAEMON_TEST_MARK"
 MOST_DEVICES = int(os.environ.get("HEARTH_TEST_DEVICES", "64"))
 """Devices of a daemon here on the CPU backend: 1 runs the tests as on a host with one GPU."""
 
+UNRETRIEVED = ("never retrieved", "was destroyed but it is pending", "was never awaited")
+"""What a daemon's log must not hold."""
+
 START_S = 120.0
 STOP_S = 20.0
 
@@ -225,7 +228,7 @@ class DaemonProcess:
         return self.process.returncode
 
     def left_behind(self) -> list[str]:
-        """What should not be there after `stop`: processes and sockets."""
+        """What should not be there after `stop`: processes, sockets, and errors in its log that nobody took."""
         deadline = time.monotonic() + STOP_S
         while (pids := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -235,7 +238,14 @@ class DaemonProcess:
                 os.kill(pid, signal.SIGKILL)
         if self.process.returncode == 0:  # one that was killed cannot remove its socket; the next one does
             found += [str(path) for path in (self.socket, Path(f"{self.socket}.lock")) if path.exists()]
-        return found
+        return found + self.unretrieved()
+
+    def unretrieved(self) -> list[str]:
+        """What asyncio says of exceptions that were left to the garbage collector: futures and tasks that the daemon
+        has lost track of."""
+        if not self.log_path.exists():
+            return []
+        return [line for line in self.log().splitlines() if any(phrase in line for phrase in UNRETRIEVED)]
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

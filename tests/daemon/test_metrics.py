@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import grpc
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,6 +14,7 @@ from hearth_proto.v1 import node_pb2, node_pb2_grpc
 
 from .conftest import StartDaemon
 from .harness import BACKEND, DaemonProcess, processor_seconds, wait_until
+from .kernels import saxpy_works
 from .tenants import tenant, tenants
 
 SESSIONS = 200
@@ -47,6 +49,40 @@ def test_what_ends_sessions(start_daemon: StartDaemon) -> None:
         wait_until(lambda: ended("lease") == 1, "the lease of a client that is gone")
         assert value(daemon, "sessions_opened_total") == 4 and value(daemon, "sessions_connected") in (0, 1)
         assert ended("client") == 1 and ended("stop") == ended("credential") == 0
+
+
+def test_sessions_that_are_used_and_closed_leave_no_error_behind(start_daemon: StartDaemon) -> None:
+    """Whatever way they come."""
+    daemon = start_daemon()
+
+    def errors() -> dict[str, float]:
+        families = text_string_to_metric_families(daemon.get("/metrics").body)
+        samples = [sample for family in families for sample in family.samples]
+        found = {
+            f"{each.labels['grpc_method']} {each.labels.get('grpc_code') or each.labels['reason']}": each.value
+            for each in samples
+            if each.name in ("grpc_server_handled_total", "hearth_call_refusals_total") and each.value
+        }
+        return {name: count for name, count in found.items() if not name.endswith(" OK")}
+
+    def handled() -> float:
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(daemon.get("/metrics").body)
+            for sample in family.samples
+            if sample.name == "grpc_server_handled_total" and sample.labels["grpc_method"] == "Execute"
+        )
+
+    ways: list[tuple[str, bool]] = [(daemon.unix, True), (daemon.unix, False), (daemon.grpc, True)]
+    for number, (target, lanes) in enumerate(ways * 2, 1):
+        node = hearth.connect(target, lanes=lanes)
+        gpu = node.device(0)
+        saxpy_works(gpu)
+        host = np.arange(9 << 20, dtype=np.uint8)
+        assert (gpu.asarray(host).get() == host).all()
+        node.close()
+        wait_until(lambda number=number: handled() == number, "the end of the stream")
+    assert not errors()
 
 
 def test_quotas_and_who_sees_them(start_daemon: StartDaemon) -> None:

@@ -6,6 +6,7 @@ still has a task, with its errors and its cancellation.
 
 from __future__ import annotations
 
+from asyncio import Future, isfuture
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -51,3 +52,12 @@ class Begun:
         if self._coroutine is not None:
             self._coroutine.close()
             self._coroutine = None
+            if isfuture(self._first):
+                self._first.add_done_callback(_look)
+
+
+def _look(ended: Future[Any]) -> None:
+    """Takes the exception of what nobody waits for any more: gRPC fails a write whose client is gone, and asyncio would
+    log that it was never retrieved."""
+    if not ended.cancelled():
+        ended.exception()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +25,8 @@ from hearthd.front.lane import Unused
 from hearthd.front.lanes import Lanes
 from hearthd.front.publish_service import PublishService
 from hearthd.front.refusals import Context
-from hearthd.front.rpc import CallObserver, Requests, decoder, guarded
-from hearthd.front.sessions import Session, SessionTable
+from hearthd.front.rpc import CallObserver, Closed, Over, Requests, decoder, guarded
+from hearthd.front.sessions import End, Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 
 NAME = "hearth.v1.DeviceService"
@@ -230,6 +231,14 @@ class DeviceService:
                     ).SerializeToString()
                 )
                 await attachment.run()
+            except asyncio.CancelledError:
+                if attachment.idle:
+                    raise Closed from None
+                raise
+            except Refusal as refusal:
+                if session.ended_by is End.CLIENT:
+                    raise Over(refusal) from None
+                raise
             finally:
                 self._lanes.withdraw(offer)
                 self.attachments.discard(attachment)

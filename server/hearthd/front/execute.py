@@ -166,6 +166,12 @@ class Attachment:
         return not self._took and self._channel.lane is None
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing is under way: all batches, as far as they came by the front, have been executed, and all that
+        was said has been sent."""
+        return not (self._channel.batches or self._intake.held or self._out)
+
+    @property
     def holds(self) -> bool:
         """See `ResponseSink`."""
         return bool(self._intake.held)

@@ -307,6 +307,7 @@ class DeviceLink(FrameSocket):
         for future in (*self._calls.values(), *self._answers.values()):
             if not future.done():
                 future.set_exception(loss)
+                future.exception()  # looked at: a call that waits for room to write is told by `drain`
         self._calls.clear()
         self._answers.clear()
         channels, self.channels = list(self.channels.values()), {}

@@ -47,6 +47,18 @@ class StatusError(Exception):
         self.status = status
 
 
+class Closed(asyncio.CancelledError):
+    """The client has ended a stream on which nothing was under way: how streams end, and no error."""
+
+
+class Over(Exception):
+    """The client has ended what its stream belongs to. It is told so, and that is no error either."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 @dataclass(frozen=True)
 class Unreadable:
     """In the place of a request that could not be decoded."""
@@ -126,6 +138,11 @@ def guarded(
                 observer.call_refused(service, method, reason)
                 error.__traceback__ = None
                 await abort(context, error.status)
+            except Closed:
+                raise
+            except Over as over:
+                over.__traceback__ = None
+                await abort(context, over.refusal.to_status())
             except asyncio.CancelledError:
                 code = "CANCELLED"
                 raise

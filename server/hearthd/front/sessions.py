@@ -73,6 +73,8 @@ class Session:
     connections: int = 0
     """Execute streams and calls under way."""
     closing: bool = False
+    ended_by: End | None = None
+    """Who or what has closed it; None: it is open."""
 
     def opening(self) -> dict[str, Any]:
         """What a device process is told of it (the payload of OPEN)."""
@@ -243,7 +245,7 @@ class SessionTable:
         It comes to its end though nobody waits for it any more."""
         if session.closing:
             return []
-        session.closing = True
+        session.closing, session.ended_by = True, cause
         self._sessions.pop(session.key, None)
         self.accounts.closed(session, cause)
         self.audit.record("session_close", session, why=why, device_seconds=round(session.device_ns / 1e9, 6))

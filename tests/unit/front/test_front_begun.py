@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,25 @@ def test_its_first_step_is_taken_at_once() -> None:
         assert log[-1] == "after 1"
 
     asyncio.run(scenario())
+
+
+def test_what_one_that_was_closed_waits_for_may_fail() -> None:
+    """As gRPC's write does whose client is gone: nobody hears of it, the log neither."""
+    complaints: list[str] = []
+
+    async def scenario() -> None:
+        loop, log = asyncio.get_running_loop(), list[str]()
+        loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        waited = loop.create_future()
+        begun = Begun(_steps(log, waited))
+        begun.close()
+        waited.set_exception(OSError("gone"))
+        del waited, begun
+        await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert not complaints
 
 
 def test_its_errors_are_raised_where_it_is_awaited() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,6 +40,28 @@ async def receive(peer: socket.socket, count: int) -> list[frames.Frame]:
     while len(got) < count:
         got += reader.feed(await loop.sock_recv(peer, 1 << 16))
     return got
+
+
+def test_a_loss_while_a_call_waits_for_room_is_no_lost_exception() -> None:
+    """The call ends with the loss that `drain` raises; its answer, which nobody awaits then, has it as well."""
+    complaints: list[str] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        async with linked() as (link, _):
+            channel = link.open_channel({"session": "s", "client": "me"})
+            link.pause_writing()
+            call = asyncio.create_task(channel.call(commands_pb2.Command()))
+            await asyncio.sleep(0)
+            link.fail(Refusal(Reason.DEVICE_LOST, "gone"), [])
+            (ended,) = await asyncio.gather(call, return_exceptions=True)
+            assert isinstance(ended, Refusal)
+            ended.__traceback__ = link.loss = None
+            del call, ended
+            gc.collect()
+
+    run(scenario())
+    assert not complaints
 
 
 def test_calls_are_answered_by_number_in_any_order() -> None:

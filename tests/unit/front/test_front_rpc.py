@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc.aio
 import pytest
 from grpc._cython import cygrpc
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.rpc import guarded
+from hearthd.front.rpc import Closed, Over, guarded
 
 
 class Observer:
@@ -45,3 +46,33 @@ def test_a_client_that_has_gone_is_not_told_and_nobody_else_either() -> None:
         asyncio.run(guarded("DeviceService", "Download", behaviour, observer)(None, Ended()))
     assert observer.handled == [Refusal(Reason.HANDLE_IN_USE, "").code.name]
     assert observer.reasons == ["HANDLE_IN_USE"]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "code"), [(Closed(), "OK"), (asyncio.CancelledError(), "CANCELLED")], ids=["closed", "cut off"]
+)
+def test_a_stream_that_its_client_closes_is_no_error(leaves: asyncio.CancelledError, code: str) -> None:
+    async def behaviour(request: Any, context: Any) -> None:
+        raise leaves
+
+    observer = Observer()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(guarded("DeviceService", "Execute", behaviour, observer)(None, Ended()))
+    assert observer.handled == [code] and not observer.reasons
+
+
+def test_a_stream_of_a_session_that_its_client_has_closed_is_told_so_and_no_error() -> None:
+    told: list[Any] = []
+
+    class Context:
+        async def abort(self, *status: Any) -> None:
+            told.append(status)
+            raise grpc.aio.AbortError
+
+    async def behaviour(request: Any, context: Any) -> None:
+        raise Over(Refusal(Reason.SESSION_EXPIRED, "Its client closed it."))
+
+    observer = Observer()
+    with pytest.raises(grpc.aio.AbortError):
+        asyncio.run(guarded("DeviceService", "Execute", behaviour, observer)(None, Context()))
+    assert told and observer.handled == ["OK"] and not observer.reasons
