@@ -1,8 +1,9 @@
 """Processes that stand still for a while: a paused machine, a debugger, a host that swaps.
 
-The front, a device process, a client or the forkserver is stopped (SIGSTOP) for 0.1 to 5 s while clients open sessions,
-get their lanes, launch, copy by segments and by stripes, read and close. Nothing hangs, every command runs exactly once,
-every result is right, and no device is lost. HEARTH_TEST_ROUNDS: how often; the pauses of the first round are short.
+The front, a device process, a client or the forkserver is stopped (SIGSTOP) for 0.1 to 5 s while clients open
+sessions, get their lanes, launch, copy by segments and by stripes, read and close. Nothing hangs, every command runs
+exactly once, every result is right, and no device is lost. HEARTH_TEST_ROUNDS: how often; the pauses of the first round
+are short.
 """
 
 from __future__ import annotations

@@ -230,15 +230,7 @@ class DeviceService:
                         )
                     ).SerializeToString()
                 )
-                await attachment.run()
-            except asyncio.CancelledError:
-                if attachment.idle:
-                    raise Closed from None
-                raise
-            except Refusal as refusal:
-                if session.ended_by is End.CLIENT:
-                    raise Over(refusal) from None
-                raise
+                await _carry(attachment)
             finally:
                 self._lanes.withdraw(offer)
                 self.attachments.discard(attachment)
@@ -335,6 +327,20 @@ class DeviceService:
             await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
 
         await self._using(request.target, work, "Read", rights.COMMANDS["read"])
+
+
+async def _carry(attachment: execute.Attachment) -> None:
+    """Runs an Execute stream. Raises `Closed` and `Over` where it ends as streams do, else what ended it."""
+    try:
+        await attachment.run()
+    except asyncio.CancelledError:
+        if attachment.idle:
+            raise Closed from None
+        raise
+    except Refusal as refusal:
+        if attachment.session.ended_by is End.CLIENT:
+            raise Over(refusal) from None
+        raise
 
 
 def _check_carried(call: str, command: Message) -> None:

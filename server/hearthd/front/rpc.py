@@ -126,25 +126,14 @@ def guarded(
                 if isinstance(request, Unreadable):
                     raise request.refusal
                 return await behaviour(request, context)
-            except Refusal as refusal:
-                code = refusal.code.name
-                reason = refusal.reason
-                observer.call_refused(service, method, reason)
-                refusal.__traceback__ = None  # who keeps it must not keep with it what its frames were passing on
-                await abort(context, refusal.to_status())
-            except StatusError as error:
-                code = _CODE_NAMES.get(error.status.code, "UNKNOWN")
-                reason = from_status(error.status).reason
-                observer.call_refused(service, method, reason)
-                error.__traceback__ = None
-                await abort(context, error.status)
-            except Closed:
-                raise
-            except Over as over:
-                over.__traceback__ = None
-                await abort(context, over.refusal.to_status())
-            except asyncio.CancelledError:
-                code = "CANCELLED"
+            except (Refusal, StatusError, Over) as error:
+                status, code, reason = _ending(error)
+                if reason:
+                    observer.call_refused(service, method, reason)
+                error.__traceback__ = None  # who keeps it must not keep with it what its frames were passing on
+                await abort(context, status)
+            except asyncio.CancelledError as gone:
+                code = "OK" if isinstance(gone, Closed) else "CANCELLED"
                 raise
             except grpc.aio.AbortError:
                 code = "ABORTED"
@@ -177,3 +166,12 @@ def _defect(method: str, error: Exception) -> Refusal:
         f"{method} failed inside the daemon: {type(error).__name__}: {error}",
         fix="This is a defect of the daemon; its log has the traceback.",
     )
+
+
+def _ending(error: Refusal | StatusError | Over) -> tuple[Any, str, str]:
+    """The status that ends the call, and the code and the reason that it is counted under; no reason: no error."""
+    if isinstance(error, Over):
+        return error.refusal.to_status(), "OK", ""
+    if isinstance(error, Refusal):
+        return error.to_status(), error.code.name, error.reason
+    return error.status, _CODE_NAMES.get(error.status.code, "UNKNOWN"), from_status(error.status).reason
