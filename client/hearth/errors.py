@@ -11,6 +11,8 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hearth_proto.retries import retryable
+
 if TYPE_CHECKING:
     from hearth.failure import Failure
     from hearth_proto.v1 import status_pb2
@@ -25,9 +27,9 @@ class HearthError(Exception):
     @property
     def retryable(self) -> bool:
         """Whether nothing of what was asked has run, and asking again after `retry_after` seconds may help: no room, no
-        quota or no daemon at that time. See `hearth.retrying`.
+        quota or no daemon at that time. `hearth_proto.retries` has the table of reasons. See `hearth.retrying`.
         """
-        return self.retry_after is not None and self.reason in _NOT_BEGUN and not self.failures and not self.broken
+        return retryable(self.reason, self.retry_after) and not self.failures and not self.broken
 
     def __init__(
         self,
@@ -175,9 +177,6 @@ class DtypeError(HearthError, TypeError):
     """A type that cannot be right: an array of another dtype, an object array."""
 
 
-_NOT_BEGUN = frozenset({"QUEUE_FULL", "QUOTA_EXCEEDED", "SESSION_LIMIT", "DRAINING", "DEVICE_UNAVAILABLE"})
-"""With these, and a time to come again, the daemon has refused what it was asked before it began."""
-
 _BY_REASON: Mapping[str, type[HearthError]] = {
     "COMPILE_FAILED": CompileError,
     "COMPILE_LIMIT": CompileError,
@@ -204,6 +203,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "QUOTA_EXCEEDED": QuotaExceededError,
     "QUEUE_FULL": QuotaExceededError,
     "SESSION_LIMIT": QuotaExceededError,
+    "DISK_FULL": UnavailableError,
     "COLLECTIVE_MISMATCH": CommunicatorError,
     "COLLECTIVE_TIMEOUT": CommunicatorError,
     "COMMUNICATOR_FAILED": CommunicatorError,

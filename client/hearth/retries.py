@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from hearth.errors import ArgumentError, ConnectError, HearthError
+from hearth_proto.retries import Retry, retry
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -22,8 +23,6 @@ _FIRST_S = 0.1
 _GROWTH = 1.6
 _MOST_S = 5.0
 _SPREAD = 0.2
-_AGAIN = frozenset({"DEVICE_LOST", "BUFFER_LOST", "SESSION_EXPIRED", "TRANSFER_ABORTED"})
-"""Also made again where what was done before may be done twice."""
 
 
 def retrying(
@@ -110,7 +109,7 @@ def may_repeat(error: HearthError, idempotent: bool) -> bool:
     """Whether what failed so may be done again."""
     if error.retryable:
         return True
-    return idempotent and (error.reason in _AGAIN or error.broken or isinstance(error, ConnectError))
+    return idempotent and (retry(error.reason) is Retry.ANEW or error.broken or isinstance(error, ConnectError))
 
 
 class Pauses:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 
+from hearth_proto.retries import retryable
 from hearth_proto.v1 import status_pb2
 
 DOMAIN = "hearth.v1"
@@ -98,6 +99,7 @@ class Reason(enum.StrEnum):
     NAME_IN_USE = "NAME_IN_USE"
     READ_ONLY = "READ_ONLY"
     DATA_RACE = "DATA_RACE"
+    DISK_FULL = "DISK_FULL"
 
 
 CODES: Mapping[Reason, Code] = {
@@ -148,6 +150,7 @@ CODES: Mapping[Reason, Code] = {
     Reason.NAME_IN_USE: Code.ALREADY_EXISTS,
     Reason.READ_ONLY: Code.FAILED_PRECONDITION,
     Reason.DATA_RACE: Code.DATA_LOSS,
+    Reason.DISK_FULL: Code.RESOURCE_EXHAUSTED,
 }
 
 
@@ -184,6 +187,11 @@ class Refusal(Exception):
     @property
     def code(self) -> Code:
         return CODES[self.reason]
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same may be asked again after `retry_after_s`, and help."""
+        return retryable(self.reason, self.retry_after_s)
 
     def to_status(self, failures: Sequence[status_pb2.CommandFailure] = ()) -> status_pb2.Status:
         """The refusal as a wire status; `failures` lists the failed commands of a stream, oldest first."""

@@ -1,0 +1,77 @@
+"""What may be asked again: one table, for every reason."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import hearth
+from hearth_proto import retries
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.retries import RETRIES, Retry, retry, retryable
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_table_has_every_reason() -> None:
+    assert set(RETRIES) == {str(reason) for reason in Reason}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_daemon_and_client_say_the_same(reason: Reason) -> None:
+    for after in (None, 0.5):
+        refusal = Refusal(reason, "no.", retry_after_s=after)
+        error = hearth.errors.from_status(refusal.to_status())
+        expected = after is not None and RETRIES[reason] is Retry.SAME
+        assert refusal.retryable == error.retryable == retryable(reason, after) == expected
+
+
+def test_a_reason_that_is_not_known_is_not_asked_again() -> None:
+    assert retry("FROM_THE_FUTURE") is Retry.NEVER and not retryable("FROM_THE_FUTURE", 1.0)
+
+
+def test_what_may_have_begun_is_not_retryable() -> None:
+    error = hearth.errors.from_status(Refusal(Reason.DRAINING, "no.", retry_after_s=0.5).to_status())
+    assert error.retryable
+    error.broken = True
+    assert not error.retryable
+
+
+@pytest.mark.parametrize("kind", ["called", "awaited"])
+def test_what_is_asked_again_is_the_table_s(kind: str) -> None:
+    """Of functions and of coroutine functions alike."""
+    again = {name for name in RETRIES if _tries(name, kind) > 1}
+    assert again == {name for name, kind in RETRIES.items() if kind is not Retry.NEVER}
+
+
+def _tries(reason: str, kind: str) -> int:
+    tries = []
+
+    def fails() -> None:
+        tries.append(reason)
+        if len(tries) == 1:
+            raise hearth.HearthError("no", reason=reason, retry_after=0.0)
+
+    async def fails_later() -> None:
+        fails()
+
+    repeated = hearth.retrying(timeout=5, idempotent=True)
+    try:
+        if kind == "called":
+            repeated(fails)()
+        else:
+            asyncio.run(repeated(fails_later)())  # type: ignore[arg-type]
+    except hearth.HearthError:
+        pass
+    return len(tries)
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    section = text[text.index("## Errors") : text.index("## Past gRPC")]
+    for name, kind in retries.RETRIES.items():
+        if kind is not Retry.NEVER:
+            row = next((line for line in section.splitlines() if f"`{name}`" in line and line.startswith("|")), "")
+            assert row.startswith(f"| {kind.value} |"), name
