@@ -18,8 +18,8 @@ class Retry(enum.Enum):
     asked again, after the time that the refusal names. One that names none will be refused again."""
 
     ANEW = "anew"
-    """What it was asked of is gone (a device process, an array, the session, the bytes under way), or it may have run in
-    part: made anew it may be asked again, where it does no harm to be done twice."""
+    """What it was asked of is gone (a device process, an array, the session, the bytes under way), or it may have run
+    in part: made anew it may be asked again, where it does no harm to be done twice."""
 
     NEVER = "never"
     """It will be refused again: something has to be changed."""

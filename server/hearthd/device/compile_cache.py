@@ -12,14 +12,18 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hearthd import disk
 from hearthd.device.compilation import Assembly, Image, Job
 
 MAGIC = b"hearth-image-1\n"
 DIGEST_BYTES = 32
 MAX_ENTRY_BYTES = 256 << 20
+REPORT_S = 60.0
+"""Seconds from one report of a full disk to the next."""
 
 
 def key(job: Job, identity: bytes) -> str:
@@ -45,6 +49,14 @@ class CompileCache:
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory = Path(directory) if directory else None
         self._max_bytes = max_bytes
+        self._told = float("-inf")
+        self.report: Callable[[str], None] = lambda _what: None
+        """Told now and then, by any thread, that the disk is full: what is compiled is compiled again another time."""
+
+    @property
+    def directory(self) -> str:
+        """Where it lies; empty: nowhere."""
+        return str(self._directory or "")
 
     def load(self, name: str) -> Image | None:
         path = self._path(name)
@@ -67,7 +79,7 @@ class CompileCache:
         path = self._path(name)
         if path is None:
             return
-        with contextlib.suppress(OSError):
+        try:
             data = _encode(image)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
@@ -79,6 +91,11 @@ class CompileCache:
                     Path(file.name).unlink(missing_ok=True)
                     raise
             self._trim()
+        except OSError as error:
+            now = time.monotonic()
+            if disk.is_full(error) and now - self._told >= REPORT_S:
+                self._told = now
+                self.report(disk.refusal(self.directory, "a compiled module", "cache.dir").message)
 
     @contextlib.contextmanager
     def single_flight(self, name: str) -> Iterator[None]:

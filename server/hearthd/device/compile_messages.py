@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import disk
 from hearthd.device.compilation import Assembly, Image, Job, Source
 
 MAX_PARTS = 1 << 16
@@ -140,11 +141,19 @@ def unpack_refusal(head: dict[str, Any]) -> Refusal:
         str(head.get("message", "")),
         fix=str(head.get("fix", "")),
         details=details if isinstance(details, dict) else {},
+        retry_after_s=disk.RETRY_S if reason is Reason.DISK_FULL else None,
     )
 
 
 _REASONS = frozenset(
-    {Reason.COMPILE_FAILED, Reason.COMPILE_LIMIT, Reason.NO_COMPILER, Reason.MODULE_INVALID, Reason.UNSUPPORTED}
+    {
+        Reason.COMPILE_FAILED,
+        Reason.COMPILE_LIMIT,
+        Reason.DISK_FULL,
+        Reason.NO_COMPILER,
+        Reason.MODULE_INVALID,
+        Reason.UNSUPPORTED,
+    }
 )
 
 

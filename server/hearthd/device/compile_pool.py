@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import disk
 from hearthd.device import compile_messages as messages
 from hearthd.device.compilation import Assembly, Compiler, Image, Job
 from hearthd.device.compile_limits import CompileLimits
@@ -181,6 +182,8 @@ class CompileWorkers:
         return answer
 
     def _crashed(self, died: Died, worker: Worker) -> Refusal:
+        if disk.says_full(died.said):
+            return disk.temporary()
         said = died.said.lower()
         grown = died.resident - worker.greeted()["resident"]  # what it was forked with is not the compile's
         if grown > _NEAR * self._limits.memory or any(words in said for words in _OUT_OF_MEMORY):
@@ -263,7 +266,7 @@ class CompileWorkers:
             try:
                 worker = self._idle.pop() if self._idle else self._start()
             except OSError as error:
-                raise _not_started(str(error)) from error
+                raise (disk.temporary() if disk.is_full(error) else _not_started(str(error))) from error
             worker.job = job
             self._busy.append(worker)
             return worker
@@ -291,6 +294,8 @@ class CompileWorkers:
 
 
 def _not_started(said: str) -> Refusal:
+    if disk.says_full(said):
+        return disk.temporary()
     return Refusal(
         Reason.INTERNAL,
         "No compile worker could be started, or stayed.",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import disk
 from hearthd.device import compile_messages as messages
 from hearthd.device import sandbox
 from hearthd.device.compilation import Assembly, Compiler, Image, Job
@@ -118,8 +119,10 @@ def _answer(
     except messages.Closed:
         raise
     except Exception as error:  # ours, or the binding's: the source's author is told, and the log has the rest
-        traceback.print_exc()
-        failure = Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
+        failure = disk.temporary()
+        if not disk.is_full(error):
+            traceback.print_exc()
+            failure = Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
         messages.send(link, messages.pack_refusal(failure))
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import disk
 from hearthd.device.compilation import Image, Job
 from hearthd.device.compile_cache import CompileCache, key
 from hearthd.device.image_store import ImageStore
@@ -198,7 +199,10 @@ class CompileService:
         except Refusal as refusal:
             error = refusal
         except Exception as unexpected:  # a compiler's own failure is the module's, never the device's
-            error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
+            if isinstance(unexpected, OSError) and disk.is_full(unexpected):
+                error = disk.of_error(unexpected, self._cache.directory)
+            else:
+                error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
         elapsed = 0 if cached else time.perf_counter_ns() - started
         return Compiled(image, error, cached, elapsed)
 

@@ -103,7 +103,7 @@ class DeviceProcess:
             grants=Grants(spec, server, self._outbox),
             compiler=CompileService(
                 workers,
-                CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes),
+                _cache(spec, journal),
                 spec.compile_workers,
                 self.loop.post,
             ),
@@ -316,6 +316,12 @@ class DeviceProcess:
 
     def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
         give_up(self._device, self._executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
+
+
+def _cache(spec: DeviceSpec, journal: Journal) -> CompileCache:
+    cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
+    cache.report = lambda why: journal.warning("disk_full", why=why)
+    return cache
 
 
 def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import hearth
+from hearth import errors
 from hearth_proto import retries
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.retries import RETRIES, Retry, retry, retryable
@@ -23,7 +24,7 @@ def test_the_table_has_every_reason() -> None:
 def test_daemon_and_client_say_the_same(reason: Reason) -> None:
     for after in (None, 0.5):
         refusal = Refusal(reason, "no.", retry_after_s=after)
-        error = hearth.errors.from_status(refusal.to_status())
+        error = errors.from_status(refusal.to_status())
         expected = after is not None and RETRIES[reason] is Retry.SAME
         assert refusal.retryable == error.retryable == retryable(reason, after) == expected
 
@@ -33,7 +34,7 @@ def test_a_reason_that_is_not_known_is_not_asked_again() -> None:
 
 
 def test_what_may_have_begun_is_not_retryable() -> None:
-    error = hearth.errors.from_status(Refusal(Reason.DRAINING, "no.", retry_after_s=0.5).to_status())
+    error = errors.from_status(Refusal(Reason.DRAINING, "no.", retry_after_s=0.5).to_status())
     assert error.retryable
     error.broken = True
     assert not error.retryable

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import disk
 from hearthd.device.compilation import Assembly, Image, Source
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu import options as compile_options
@@ -260,6 +262,8 @@ def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal
 
     `expanded` is the preprocessed source, which explains an error in what is none of the user's.
     """
+    if disk.says_full(done.log) or (done.status == -signal.SIGBUS and disk.without_room(tempfile.gettempdir())):
+        return disk.temporary()
     check_crash(done)
     unsupported = messages.unsupported(MARK)
     if unsupported is not None:

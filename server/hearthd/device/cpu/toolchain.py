@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd import disk
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
 from hearthd.device.cpu.translation.collisions import PreludeNames
 
@@ -348,6 +349,8 @@ def _processor() -> str:
 
 
 def _broken(toolchain: Toolchain, done: Completed) -> Refusal:
+    if disk.says_full(done.log):
+        return disk.refusal(str(toolchain.cache_dir), "the CPU backend's own libraries", "cache.dir")
     return Refusal(
         Reason.NO_COMPILER,
         f"The C++ compiler {shlex.join(toolchain.command)} cannot compile the CPU backend's own sources.",

@@ -1,0 +1,67 @@
+"""Full disks: what says that one is full, and what clients are told, with its path and what to do.
+
+A full disk is nobody's mistake in what was asked: it is never reported as a source that does not compile, and what
+needs no disk goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+
+from hearth_proto.reasons import Reason, Refusal
+
+RETRY_S = 5.0
+"""Seconds after which what was refused may be asked again: others give room back, or an operator makes some."""
+
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
+_PHRASES = (*(os.strerror(number).lower() for number in _NUMBERS), "error: nospaceleft")
+_QUOTED = ("#error", "#warning", "static assertion")
+"""What quotes a source may say anything."""
+_LEAST_BYTES = 1 << 20
+"""With less room a compiler that maps its files crashes."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the error says that a disk, or its user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in _NUMBERS
+
+
+def says_full(text: str) -> bool:
+    """Whether a compiler's words say so: the system's, in the C locale, or zig's name for it."""
+    lines = (line.lower() for line in text.splitlines())
+    return any(phrase in line for line in lines if not any(mark in line for mark in _QUOTED) for phrase in _PHRASES)
+
+
+def without_room(path: str) -> bool:
+    """Whether there is hardly any room at `path`."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return False
+    return status.f_bavail * status.f_frsize < _LEAST_BYTES or (status.f_files > 0 and not status.f_favail)
+
+
+def refusal(path: str, purpose: str, setting: str) -> Refusal:
+    """`DISK_FULL`. `purpose`: what was to be written at `path`; `setting`: what chooses the place."""
+    return Refusal(
+        Reason.DISK_FULL,
+        f"The disk is full that holds {path}: there is no room for {purpose}.",
+        fix=f"Free space there, or have {setting} name a place with room.",
+        details={"path": path, "setting": setting},
+        retry_after_s=RETRY_S,
+    )
+
+
+def of_error(error: OSError, cache: str) -> Refusal:
+    """For an error of a compile, whose files lie in the `cache` directory or are temporary."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if cache and (not path or path.startswith(cache)):
+        return refusal(path or cache, "what is compiled", "cache.dir")
+    return temporary(path)
+
+
+def temporary(path: str = "") -> Refusal:
+    """For a compiler's temporary files."""
+    return refusal(path or tempfile.gettempdir(), "a compiler's temporary files", "TMPDIR")

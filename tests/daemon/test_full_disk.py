@@ -1,0 +1,91 @@
+"""Full disks: clients are told which, and never that their source does not compile; what needs no disk goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hearth
+
+from .conftest import StartDaemon
+from .harness import on_cpu
+from .kernels import saxpy_works
+
+SOURCE = 'extern "C" __global__ void f(int* x) { *x = NUMBER; }'
+
+pytestmark = on_cpu
+
+
+@pytest.fixture
+def small() -> Iterator[Path]:
+    """A file system of a megabyte."""
+    path = Path(tempfile.mkdtemp(prefix="hearth-small-"))
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "small", path], check=False, capture_output=True
+    ).returncode:
+        path.rmdir()
+        pytest.skip("no file system can be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def refused(gpu: hearth.Device, number: int) -> hearth.HearthError:
+    with pytest.raises(hearth.UnavailableError) as caught:
+        gpu.RawModule(code=SOURCE.replace("NUMBER", str(number))).compile()
+    error = caught.value
+    assert error.reason == "DISK_FULL" and error.retryable, error
+    assert "Free space" in error.fix and error.details["path"] in error.message
+    return error
+
+
+def test_a_cache_directory_that_is_full(start_daemon: StartDaemon, small: Path) -> None:
+    daemon = start_daemon(cache_dir=small)
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        for number in range(2):
+            error = refused(gpu, number)
+            assert error.details["path"].startswith(str(small)) and "cache.dir" in error.fix
+        x = gpu.full(8, 3, "int32")
+        assert x.get().tolist() == [3] * 8, "the device serves"
+    assert daemon.generation() == 1
+
+
+@pytest.mark.parametrize("said", ["the compiler", "the system"])
+def test_a_temporary_directory_that_is_full(
+    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """While `full` exists the compiler says so of the module's object file; or a file system says so."""
+    full, script = tmp_path / "full", tmp_path / "c++"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no compiler to stand before")
+    complaint = {
+        "the compiler": "Fatal error: can't write 12 bytes to section .text of module.o: 'No space left on device'",
+        "the system": "/usr/bin/ld: final link failed: No space left on device",
+    }[said]
+    script.write_text(
+        "#!/bin/sh\n"
+        f'if [ -e {full} ]; then case "$*" in *module.o*) echo "{complaint}" >&2; exit 1;; esac; fi\n'
+        f'exec {compiler} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    daemon = start_daemon(cache_dir=tmp_path / "cache")
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        saxpy_works(gpu)
+        full.touch()
+        error = refused(gpu, 7)
+        assert "TMPDIR" in error.fix
+        with pytest.raises(hearth.CompileError, match="error"):
+            gpu.RawModule(code='#error "No space left on device"\n').compile()
+        full.unlink()
+        gpu.RawModule(code=SOURCE.replace("NUMBER", "7")).compile()
+    assert daemon.generation() == 1
