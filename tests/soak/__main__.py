@@ -25,6 +25,7 @@ from tests.attacks import rows
 from tests.attacks.trial import target_of
 from tests.daemon.harness import BACKEND, DaemonProcess, environment, shared_memory
 from tests.daemon.tenants import tenant, tenants
+from tests.soak.pauses import Pauses
 from tests.soak.sample import cpu
 from tests.soak.trouble import KILLED, KINDS
 from tests.soak.watch import Watch
@@ -184,6 +185,7 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between two samples")
     parser.add_argument("--report", type=Path, default=Path("soak.json"))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-pauses", dest="pauses", action="store_false", help="no process is ever stopped")
     chosen = parser.parse_args()
     random.seed(chosen.seed)
     segments = shared_memory()
@@ -223,6 +225,7 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
     strangers = [Stranger(target, chosen.seed * 1000 + n) for n in range(chosen.strangers)]
     began, factor, used_before, at = time.monotonic(), 20.0, 0.0, time.monotonic()
     problems: list[str] = []
+    pauses = Pauses(daemon, lambda: [child.process.pid for child in children], chosen.seed) if chosen.pauses else None
     try:
         while (left := chosen.seconds - (time.monotonic() - began)) > 0 and daemon.process.poll() is None:
             time.sleep(min(left, chosen.interval))
@@ -238,6 +241,8 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
     finally:
         for stranger in strangers:
             stranger.stop()
+        if pauses is not None:
+            pauses.stop()
         for child in children:
             child.stop()
     ended = daemon.process.poll()
@@ -249,6 +254,7 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
     totals: collections.Counter[str] = collections.Counter()
     for child in children:
         totals.update(child.totals)
+        totals["pauses"] = pauses.count if pauses is not None else 0
         problems += [f"client {child.kind}: {error}" for error in child.errors[:10]]
         if child.ended_badly:
             problems.append(f"client {child.kind} ended by itself {child.ended_badly} times")
