@@ -56,6 +56,10 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("devices.restart_window", "devices.max_faults"), "losses are remembered by it"),
     **dict.fromkeys(("devices.memory_limit", "devices.context_memory", "devices.max_streams"), _PROCESSES),
     "devices.linger": _PROCESSES,
+    **dict.fromkeys(
+        ("admission.request_timeout", "admission.request_rate", "admission.max_request_bytes",
+         "admission.max_request_fields", "admission.max_unauthenticated_bytes"), _MADE,
+    ),
     **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers"), _PROCESSES),
     **dict.fromkeys(("cache.dir", "cache.max_bytes", "profile.nvtx", "profile.cupti"), _PROCESSES),
     "sessions.durable_bytes": "what is held may be more",

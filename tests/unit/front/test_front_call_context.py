@@ -5,15 +5,37 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from prometheus_client import CollectorRegistry
 
 from hearth.transport.call import Call, send_beside
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
+from hearthd.front.admission.account import Account
+from hearthd.front.admission.gate import Admitted, Door, Gate
+from hearthd.front.admission.limits import Limits
+from hearthd.front.admission.settings import Admission
 from hearthd.front.attach import EOF
 from hearthd.front.call_context import FramedCall
+from hearthd.front.tenants import EVERYONE, Caller
+
+SETTINGS = Admission()
+
+
+def framed(starts: Callable[[FramedCall, bytes], None], account: Account | None = None) -> FramedCall:
+    account = account or Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    return FramedCall(starts, lambda _call: True, account, SETTINGS)
+
+
+def door(account: Account | None = None) -> Door:
+    auth: Any = None
+    account = account or Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    return Gate(auth, Limits(SETTINGS, 32 << 20), account).door("hearth.v1.DeviceService", "Upload")
 
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
@@ -21,7 +43,7 @@ def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
     """Also where the task's own cancellation was lost on the way."""
 
     async def scenario() -> None:
-        call = FramedCall(lambda _call, _head: None, lambda _call: True)
+        call = framed(lambda _call, _head: None)
         if not reading:
             call.connection_lost(None)
         reader = asyncio.create_task(call.read())
@@ -68,9 +90,10 @@ def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.
             call.end()
 
         def starts(call: FramedCall, _head: bytes) -> None:
+            call.admit(Admitted(Caller(EVERYONE), 32 << 20), door())
             call.task = asyncio.create_task(serve(call))
 
-        server = await asyncio.get_running_loop().create_unix_server(lambda: FramedCall(starts, lambda _: True), path)
+        server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts), path)
         try:
             await asyncio.to_thread(client)
         finally:

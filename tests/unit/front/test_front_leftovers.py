@@ -93,9 +93,10 @@ def test_a_call_that_is_refused_goes_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             with uncollected():
+                waiting = len(_of_type("RPCState"))  # those of the methods, which wait for calls to come
                 for _ in range(20):
                     await refused(f.devices.Free(device_pb2.FreeRequest(target=f.target())))
-                await until(lambda: len(_of_type("RPCState")) < 20)  # some wait for calls to come
+                await until(lambda: len(_of_type("RPCState")) < waiting + 10)
 
     run(scenario())
 
