@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from prometheus_client import CollectorRegistry
 
 from hearth.transport.call import Call, send_beside

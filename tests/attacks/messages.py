@@ -1,0 +1,232 @@
+"""Attacks by messages of callers without a credential: large, compressed, unfinished and odd ones."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import random
+import socket
+import time
+import zlib
+
+from hearth_proto import calls, frames
+from hearth_proto.frames import Kind
+from tests.attacks.raw_http2 import Http2, blocking, message
+from tests.attacks.rows import Budget, Row
+from tests.attacks.target import Target, Until, connect
+
+MIB = 1 << 20
+DESCRIBE = "/hearth.v1.NodeService/Describe"
+CREATE_GROUP = "/hearth.v1.NodeService/CreateGroup"
+LOAD_MODULE = "/hearth.v1.DeviceService/LoadModule"
+HEALTH = "/grpc.health.v1.Health/Check"
+GZIP = ((b"grpc-encoding", b"gzip"),)
+_EMPTY_MEMBER = b"\x12\x00"
+"""CreateGroupRequest.members, an empty one."""
+
+
+# ---- large bodies ----
+
+
+def _bodies(target: Target, seconds: float, path: str, body: bytes, streams: int = 10) -> dict[str, int]:
+    """Calls with a body on 4 connections, ended by the daemon or held; new ones in their place."""
+    until = Until(seconds)
+    sent = ended = 0
+    while until:
+        connections = [Http2(target.grpc) for _ in range(4)]
+        for one in connections:
+            for _ in range(streams):
+                one.call(path, body)
+        round_ = Until(min(until.left, 2.0))
+        while round_ and not all(one.over or one.ended == streams for one in connections):
+            for one in connections:
+                one.pump(Until(min(round_.left, 0.02)), streams)
+        for one in connections:
+            sent += one.sent
+            ended += one.ended
+            one.close()
+    return {"calls_ended": ended, "sent_mib": sent // MIB}
+
+
+@functools.cache
+def _most_of_31_mib() -> bytes:
+    return message(bytes(30 * MIB), announced=31 * MIB)
+
+
+def large_bodies(target: Target, seconds: float) -> dict[str, int]:
+    """40 calls of 30 of 31 MiB, then silence."""
+    return _bodies(target, seconds, DESCRIBE, _most_of_31_mib())
+
+
+def large_modules(target: Target, seconds: float) -> dict[str, int]:
+    """The same of a method whose credential may be in its message, as long as messages may be."""
+    return _bodies(target, seconds, LOAD_MODULE, message(bytes(15 * MIB), announced=16 * MIB))
+
+
+def large_health_checks(target: Target, seconds: float) -> dict[str, int]:
+    """The same of a method for everybody."""
+    return _bodies(target, seconds, HEALTH, message(bytes(15 * MIB), announced=16 * MIB))
+
+
+def empty_members(target: Target, seconds: float) -> dict[str, int]:
+    """CreateGroup with 31 MiB of empty members."""
+    return _bodies(target, seconds, CREATE_GROUP, message(_EMPTY_MEMBER * (31 * MIB // 2)), streams=1)
+
+
+def unfinished_bodies(target: Target, seconds: float) -> dict[str, int]:
+    """Calls that announce a message and send a byte of it now and then."""
+    until, ended = Until(seconds), 0
+    connections = [Http2(target.grpc) for _ in range(4)]
+    for one in connections:
+        for number in range(100):
+            one.call((LOAD_MODULE, HEALTH, DESCRIBE)[number % 3], message(b"x", announced=60000))
+    while until and not all(one.over for one in connections):
+        for one in connections:
+            one.pump(Until(min(until.left, 0.05)))
+    for one in connections:
+        ended += one.ended
+        one.close()
+    return {"calls_ended": ended}
+
+
+# ---- compressed requests ----
+
+
+@functools.cache
+def _bomb(mebibytes: int) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join(packer.compress(bytes(MIB)) for _ in range(mebibytes)) + packer.flush()
+
+
+def gzip_bomb(target: Target, seconds: float) -> dict[str, int]:
+    """512 MiB of zeros in a Describe, again and again."""
+    body = message(_bomb(512), compressed=True)
+    return _compressed(target, seconds, DESCRIBE, body, pause=0.0)
+
+
+def gzip_members(target: Target, seconds: float) -> dict[str, int]:
+    """31 MiB of empty members in 30 KiB, twice a second."""
+    body = message(gzip.compress(_EMPTY_MEMBER * (31 * MIB // 2)), compressed=True)
+    return _compressed(target, seconds, CREATE_GROUP, body, pause=0.5)
+
+
+def _compressed(target: Target, seconds: float, path: str, body: bytes, pause: float) -> dict[str, int]:
+    until, ended, made = Until(seconds), 0, 0
+    encodings = ((b"grpc-encoding", b"gzip"), (b"grpc-encoding", b"deflate"), (b"grpc-encoding", b"identity"))
+    while until:
+        one = Http2(target.grpc)
+        for encoding in encodings:
+            one.call(path, body, (encoding,), end=True)
+        one.call(path, body, end=True)
+        made += 4
+        one.pump(Until(min(until.left, 2.0)), 4)
+        ended += one.ended
+        one.close()
+        time.sleep(min(until.left, pause))
+    return {"calls": made, "calls_ended": ended}
+
+
+# ---- odd paths and metadata ----
+
+_PATHS = (
+    b"/\xff\xfe", b"/hearth.v1.NodeService/\xff", b"", b"*", b"/", b"/\0", b"/" + b"x" * 7000, b"/a/b/c",
+    b"\xf0\x9f\x92",
+)  # fmt: skip
+_METADATA = (
+    (b"authorization", b"\xff\xfe"), (b"authorization", b"Bearer " + b"x" * 7000), (b"hearth-session", b"\xc3("),
+    (b"hearth-ticket", b"\x80"), (b"grpc-timeout", b"never"), (b"x-bin", b"!!!"), (b"grpc-encoding", b"\xff"),
+    (b"content-type", b"text/html"), (b":path", b"/again"), (b"grpc-status", b"0"), (b"te", b"\xff"),
+    (b"grpc-tags-bin", b"AAAA"), (b"x" * 5000, b"y"), (b"x", b"z" * 15000),
+)  # fmt: skip
+
+
+def odd_headers(target: Target, seconds: float) -> dict[str, int]:
+    """Paths and metadata that are no UTF-8, reserved, long or senseless."""
+    until, ended, made = Until(seconds), 0, 0
+    choose = random.Random(0)
+    while until:
+        one = Http2(target.grpc)
+        for path in _PATHS:
+            one.call(path, message(b""), end=True)
+        for _ in range(8):
+            chosen = choose.sample(_METADATA, choose.randint(1, 3))
+            one.call(choose.choice((DESCRIBE, HEALTH, LOAD_MODULE)), message(b""), chosen, end=True)
+        made += len(_PATHS) + 8
+        one.pump(Until(min(until.left, 0.5)), len(_PATHS) + 8)
+        ended += one.ended
+        one.close()
+    return {"calls": made, "calls_ended": ended}
+
+
+# ---- framed calls ----
+
+
+def _framed(target: Target, seconds: float, begin: bytes, body: int, connections: int) -> dict[str, int]:
+    """Connections that begin a call and send zeros behind; new ones where they are hung up on."""
+    until, sent, opened = Until(seconds), 0, 0
+    zeros = bytes(MIB)
+    open_: dict[socket.socket, int] = {}
+    while until:
+        while len(open_) < connections:
+            try:
+                one = connect(target.calls)
+            except OSError:
+                break
+            one.sendall(begin)
+            one.setblocking(False)
+            open_[one] = body
+            opened += 1
+        for one, left in list(open_.items()):
+            try:
+                if left:
+                    took = blocking(one, zeros[:left])
+                    open_[one] -= took
+                    sent += took
+                with contextlib.suppress(BlockingIOError):
+                    while data := one.recv(65536):
+                        del data
+                    raise ConnectionError
+            except OSError:
+                one.close()
+                del open_[one]
+        time.sleep(0.005)
+    for one in open_:
+        one.close()
+    return {"connections": opened, "sent_mib": sent // MIB}
+
+
+def _method(path: str) -> bytes:
+    return frames.encode(Kind.METHOD, calls.pack_head(path, ()))
+
+
+def framed_bodies(target: Target, seconds: float) -> dict[str, int]:
+    """40 frames of 30 of 31 MiB on the socket of framed calls."""
+    return _framed(target, seconds, _method(DESCRIBE) + frames.header(Kind.MESSAGE, 31 * MIB), 30 * MIB, 40)
+
+
+def framed_modules(target: Target, seconds: float) -> dict[str, int]:
+    """The same of a method whose credential may be in its message: nearly 64 KiB each, on many connections."""
+    return _framed(target, seconds, _method(LOAD_MODULE) + frames.header(Kind.MESSAGE, 64 << 10), 63 << 10, 500)
+
+
+def framed_heads(target: Target, seconds: float) -> dict[str, int]:
+    """Methods that do not come to their end, nearly 16 KiB each, on many connections."""
+    return _framed(target, seconds, frames.header(Kind.METHOD, calls.MAX_HEAD), calls.MAX_HEAD - 1, 500)
+
+
+FLOOD = Budget(slower=5.0)
+
+ROWS = (
+    Row("large bodies", large_bodies, FLOOD),
+    Row("large modules", large_modules, FLOOD),
+    Row("large health checks", large_health_checks, FLOOD),
+    Row("empty members", empty_members, FLOOD),
+    Row("unfinished bodies", unfinished_bodies),
+    Row("gzip bomb", gzip_bomb, FLOOD),
+    Row("gzip members", gzip_members),
+    Row("odd headers", odd_headers, FLOOD),
+    Row("framed bodies", framed_bodies, FLOOD),
+    Row("framed modules", framed_modules, FLOOD),
+    Row("framed heads", framed_heads, FLOOD),
+)
