@@ -6,6 +6,7 @@ such a call counts with the most that they can be, `MAX_STRANGER_BYTES`. Belongs
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,16 @@ from contextlib import contextmanager
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from hearthd.malloc import give_back
+
 log = structlog.get_logger("hearthd.admission")
 
 _LOG_EVERY = 10.0
 """Seconds between two lines of the log about one limit."""
+_TRIM_BYTES = 4 << 20
+"""Freed bytes of strangers that are worth giving the heap's free memory back to the system."""
+_TRIM_AFTER = 2.0
+"""Seconds from there to when that is done; it takes some milliseconds."""
 
 
 class Account:
@@ -26,6 +33,8 @@ class Account:
         self.most = most
         self.held = 0
         """Bytes."""
+        self._freed = 0
+        self._trim: asyncio.TimerHandle | None = None
         self._logged: dict[str, tuple[float, int]] = {}
         Gauge(
             "hearth_admission_unauthenticated_bytes",
@@ -47,6 +56,17 @@ class Account:
     def give(self, size: int) -> None:
         """They are held no more."""
         self.held -= size
+        self.freed(size)
+
+    def freed(self, size: int) -> None:
+        """Notes bytes of a stranger that were in the heap and are free; they go back to the system before long."""
+        self._freed += size
+        if self._freed >= _TRIM_BYTES and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(_TRIM_AFTER, self._give_back)
+
+    def _give_back(self) -> None:
+        self._freed, self._trim = 0, None
+        give_back()
 
     @contextmanager
     def holding(self, size: int) -> Iterator[bool]:

@@ -197,6 +197,7 @@ class Door:
         """The refusal of a first message of `size` bytes."""
         self._gate.account.refused("request_size", peer, self._path, size=size)
         if admitted.caller is None:
+            self._gate.account.freed(size)
             return Refusal(
                 Reason.MESSAGE_TOO_LARGE,
                 f"The first message of {self.method} has {size} bytes; without a credential in the call's metadata the "
