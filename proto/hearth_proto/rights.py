@@ -28,11 +28,14 @@ class Right(enum.StrEnum):
     PUBLISH = "publish"  # publish buffers to others
     ATTACH = "attach"  # attach what others published
     DEDICATED = "dedicated"  # device processes of its own
+    OBSERVE = "observe"  # see everybody's sessions, faults, traces and metrics, and change nothing
     ADMIN = "admin"  # see everybody's sessions, end them, drain, restart devices
 
 
 EVERYTHING = frozenset(Right)
-ORDINARY = EVERYTHING - {Right.ADMIN}
+OPERATING = frozenset({Right.OBSERVE, Right.ADMIN})
+"""Rights that reach beyond the tenant's own: each lets it see what is others'."""
+ORDINARY = EVERYTHING - OPERATING
 """What a tenant has of whom the configuration says nothing else."""
 
 _NONE: tuple[Right, ...] = ()

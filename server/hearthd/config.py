@@ -109,6 +109,14 @@ def load(
         raise ConfigError(_explain(error, origins)) from None
 
 
+GONE = {
+    ("auth", "http_on_loopback"): "is gone: with tenants, HTTP asks for a token on loopback, too, as else everybody on "
+    'this host could read what is all tenants\'. Give Prometheus the token of a tenant with rights = ["observe"], or '
+    "set metrics_on_loopback = true in [http], which is for /metrics alone",
+}  # fmt: skip
+"""Settings that there were, and what to write instead."""
+
+
 def config_path(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path | None:
     """The file that is read: the one that is named, else `HEARTH_CONFIG`'s; None: there is none."""
     named = path or (os.environ if environ is None else environ).get(FILE_VARIABLE)
@@ -131,6 +139,8 @@ def _file_layer(path: str | Path | None) -> tuple[str, dict[tuple[str, ...], Any
         section = {where[1]: where for where in known if len(where) == 2 and where[0] == name}
         if section and isinstance(value, dict):
             for key, inner in value.items():
+                if (name, key) in GONE:
+                    raise ConfigError(f"{path}: {name}.{key} {GONE[name, key]}")
                 if key not in section:
                     raise ConfigError(f"{path}: {name}.{key} is no setting;{_nearest((name, key), known)}")
                 layer[section[key]] = inner
@@ -149,6 +159,9 @@ def _environment_layer(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]
     for name, value in environ.items():
         if not name.startswith(_PREFIX) or name in FOREIGN_VARIABLES | DEBUG_VARIABLES or name == FILE_VARIABLE:
             continue
+        gone = {_variable(where): text for where, text in GONE.items()}
+        if name in gone:
+            raise ConfigError(f"environment: {name} {gone[name]}")
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
             raise ConfigError(f"environment: {name} is no setting; the nearest is {close[0]}")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import hearth
+from tests.daemon.tenants import new_token, token_hash
 
 BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
 """The backend of every daemon here: "cpu", or "cuda" on a machine with GPUs."""
@@ -29,6 +30,7 @@ BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
 on_cpu = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU backend has this (HEARTH_TEST_BACKEND)")
 on_gpu = pytest.mark.skipif(BACKEND != "cuda", reason="only the CUDA backend has this (HEARTH_TEST_BACKEND)")
 
+OBSERVER = "tests-observer"
 MARK = "DAEMON_TEST_MARK"
 """A variable in the environment of every process that a daemon here starts: finds those that stayed behind."""
 
@@ -132,10 +134,11 @@ class DaemonProcess:
         self.folder = short_folder() if after is None else after.folder
         self.socket = self.folder / "hearth.sock"
         self.log_path = self.folder / "log"
-        settings = {"cache": {"dir": str(cache)}, "drain_timeout": "0s", **(config or {})}
-        settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
+        self.observer = new_token() if after is None else after.observer
+        """The token of a tenant that only looks; for `status`, where there are tenants."""
+        self._tenants = bool((config or {}).get("tenants"))
         self.config_path = self.folder / "hearth.toml"
-        self.config_path.write_text(toml(settings))
+        self.config_path.write_text(toml(self.settings(cache, config or {})))
         arguments = ["--config", str(self.config_path), "--backend", BACKEND]
         arguments += ["--cpu-count", str(min(cpu_count, MOST_DEVICES))]
         grpc, http = ("127.0.0.1:0",) * 2 if after is None else (after.grpc, after.http)
@@ -161,6 +164,16 @@ class DaemonProcess:
         self.grpc, self.http, self.unix = addresses["grpc"], addresses["http"], f"unix:{addresses['unix']}"
         self.lanes = addresses.get("lanes", "")
 
+    def settings(self, cache: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The sections of the file: those of `config`, and what every daemon here has."""
+        settings = {"cache": {"dir": str(cache)}, "drain_timeout": "0s", **config}
+        settings["http"] = {"metrics_max_age": "0s", **settings.get("http", {})}  # tests look at what they just did
+        settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
+        if settings.get("tenants"):
+            observer = {"name": OBSERVER, "tokens": [token_hash(self.observer)], "rights": ["observe"]}
+            settings["tenants"] = [*settings["tenants"], observer]
+        return settings
+
     # ---- what it says ----
 
     def log(self) -> str:
@@ -180,7 +193,9 @@ class DaemonProcess:
                 return Page(error.code, error.read().decode(), error.headers.get("Content-Type", ""))
 
     def status(self) -> Any:
-        return json.loads(self.get("/status").body)
+        page = self.get("/status", self.token or (self.observer if self._tenants else ""))
+        assert page.status == 200, page
+        return json.loads(page.body)
 
     def device_pid(self, ordinal: int = 0) -> int:
         """Of a device that is up: never 0, which would mean this very process group to `os.kill`."""

@@ -40,10 +40,8 @@ class Reloaded:
     def write(self, **config: Any) -> None:
         """Writes the file with these sections in the place of those that it had."""
         self.config = {**self.config, **config}
-        settings = {"cache": {"dir": str(self._cache)}, "drain_timeout": "0s", **self.config}
-        settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
         fresh = self.daemon.config_path.with_suffix(".new")
-        fresh.write_text(toml(settings))
+        fresh.write_text(toml(self.daemon.settings(self._cache, self.config)))
         fresh.replace(self.daemon.config_path)
 
     def change(self, **config: Any) -> dict[str, Any]:

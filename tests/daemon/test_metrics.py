@@ -88,7 +88,7 @@ def test_sessions_that_are_used_and_closed_leave_no_error_behind(start_daemon: S
 def test_quotas_and_who_sees_them(start_daemon: StartDaemon) -> None:
     config, tokens = tenants(
         tenant("small", quotas={"sessions": 1, "device_bytes": "1MiB"}, devices=[0], rights=["allocate", "read"]),
-        tenant("operator", rights=["admin"]), "other", auth={"http_on_loopback": False},
+        tenant("operator", rights=["admin"]), "other",
     )  # fmt: skip
     daemon = start_daemon(2, **config)
     operator, small, other = (tokens[name] for name in ("operator", "small", "other"))

@@ -224,10 +224,11 @@ def test_the_log_s_level_and_format(running: Reloaded) -> None:
 
 
 def test_settings_of_authentication(running: Reloaded) -> None:
-    assert running.daemon.get("/status").status == 200
-    entry = running.change(auth={"http_on_loopback": False, "failure_delay": "1ms", "max_failures": 1})
-    assert entry["changed"] == "auth.max_failures, auth.failure_delay, auth.http_on_loopback"
-    assert running.daemon.get("/status").status == 401 and running.daemon.get("/readyz").status == 200
+    assert running.daemon.get("/metrics").status == running.daemon.get("/status").status == 401
+    entry = running.change(auth={"failure_delay": "1ms", "max_failures": 1}, http={"metrics_on_loopback": True})
+    assert entry["changed"] == "auth.max_failures, auth.failure_delay, http.metrics_on_loopback"
+    assert running.daemon.get("/metrics").status == running.daemon.get("/readyz").status == 200
+    assert running.daemon.get("/status").status == 401
     assert running.daemon.get("/status", token=OPERATOR).status == 200
     for _ in range(3):
         with pytest.raises(hearth.AuthenticationError) as caught:

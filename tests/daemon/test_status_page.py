@@ -329,10 +329,7 @@ def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> N
 
 def test_what_others_did_is_not_told(start_daemon: StartDaemon) -> None:
     """Traces and memory are their tenant's; of a process that tenants share, the kernels of others are not named."""
-    config, tokens = tenants(
-        "alice", "bob", tenant("operator", rights=["admin"]), devices={"isolation": "shared"},
-        auth={"http_on_loopback": False},
-    )  # fmt: skip
+    config, tokens = tenants("alice", "bob", tenant("operator", rights=["admin"]), devices={"isolation": "shared"})
     daemon = start_daemon(**config)
 
     def status(who: str) -> dict[str, Any]:
@@ -364,10 +361,7 @@ def test_what_others_did_is_not_told(start_daemon: StartDaemon) -> None:
 
 
 def test_a_token_is_asked_for_once(browser: Browser, start_daemon: StartDaemon) -> None:
-    config, tokens = tenants(
-        tenant("alice", rights=["read"]), tenant("bob"), tenant("operator", rights=["admin"]),
-        auth={"http_on_loopback": False},
-    )  # fmt: skip
+    config, tokens = tenants(tenant("alice", rights=["read"]), tenant("bob"), tenant("operator", rights=["admin"]))
     guarded = start_daemon(**config)
     visible = "!document.getElementById('ask').hidden"
 

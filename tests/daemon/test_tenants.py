@@ -47,7 +47,7 @@ def guarded(cache: Path, tokens: dict[str, str]) -> Iterator[DaemonProcess]:
     config, more = tenants(
         tenant("alice", tokens=dated), "bob",
         tenant("local", users=[os.getuid()]), tenant("operator", rights=["admin"]),
-        devices={"isolation": "shared"}, auth={"max_failures": 3, "failure_delay": "300ms", "http_on_loopback": False},
+        devices={"isolation": "shared"}, auth={"max_failures": 3, "failure_delay": "300ms"},
     )  # fmt: skip
     tokens.update(more)
     process = DaemonProcess(cache, config, 1)

@@ -58,7 +58,7 @@ def _pages() -> dict[str, str]:
         key.write_bytes(issued.private_key_pem.bytes())
         config, tokens = tenants(
             tenant("team", quotas=QUOTAS), tenant("bounded", quotas=BOUNDS),
-            tls={"certificate": str(certificate), "key": str(key)}, auth={"http_on_loopback": True},
+            tls={"certificate": str(certificate), "key": str(key)}, http={"metrics_on_loopback": True},
         )  # fmt: skip
         daemon = DaemonProcess(folder, config, 2)
         try:

@@ -52,7 +52,7 @@ class Fuzz:
                 tenant(OPERATOR, tokens=[token_hash(tokens[OPERATOR])], rights=["admin"]),
             ],
             "devices": {"isolation": "shared"},
-            "auth": {"max_failures": 10_000, "failure_delay": "0s", "http_on_loopback": False},
+            "auth": {"max_failures": 10_000, "failure_delay": "0s"},
             "collectives": {"timeout": "1s"},
             "sessions": {"lease": "20s"},
         }

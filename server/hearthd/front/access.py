@@ -24,6 +24,7 @@ from hearthd.front.peer_port import Admit, PeerPort
 from hearthd.front.tls import Certificates, TlsError
 
 if TYPE_CHECKING:
+    from hearthd.front.http.refused import Refusals
     from hearthd.front.http.server import HttpServer
     from hearthd.front.link import DeviceLink
     from hearthd.front.metrics import Metrics
@@ -56,6 +57,7 @@ class Access:
         self.auth.redeem = self._tickets.redeem
         self._identity: IdentitySocket | None = None
         self._http: HttpServer | None = None
+        self._refusals: Refusals | None = None
         self._http_address = Address("", 0)
 
     def change(self, config: Config) -> None:
@@ -64,7 +66,9 @@ class Access:
         self._tickets.lifetime = config.auth.ticket_lifetime
         self.auth.change(config.auth.max_failures, config.auth.failure_delay)
         if self._http is not None:
-            self._http.guarded = self._guards(self._http_address)
+            self._http.guarded = not self.auth.directory.open
+            self._http.open_metrics = self._opens_metrics(self._http_address)
+            self._http.hosts = config.http.hosts
 
     def open(self) -> None:
         """Raises `ListenError` where a file that the configuration names cannot be used."""
@@ -99,21 +103,24 @@ class Access:
     def http(
         self, address: Address, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics, status: NodeStatus
     ) -> HttpServer:
-        """The HTTP server for an address: on loopback without TLS, and open unless it is configured otherwise."""
-        from hearthd.front.http.server import (
-            HttpServer,  # not before it is wanted: aiohttp is a fifth of the front's imports
-        )
+        """The HTTP server for an address: on loopback without TLS; with tenants it asks for a token everywhere."""
+        from hearthd.front.http.refused import Refusals
+        from hearthd.front.http.server import HttpServer  # not before it is wanted: aiohttp is a fifth of the imports
 
-        guarded, certificates = self._guards(address), None if address.loopback else self.certificates
+        if self._refusals is None:
+            self._refusals = Refusals()
+            metrics.registry.register(self._refusals)
         self._http_address = address
         self._http = HttpServer(
-            supervisor, sessions, metrics, self.auth, status, guarded=guarded, certificates=certificates
-        )
+            supervisor, sessions, metrics, self.auth, status, guarded=not self.auth.directory.open,
+            open_metrics=self._opens_metrics(address), certificates=None if address.loopback else self.certificates,
+            settings=self._config.http, refusals=self._refusals,
+        )  # fmt: skip
         return self._http
 
-    def _guards(self, address: Address) -> bool:
-        """Whether HTTP asks there for a token."""
-        return not (self.auth.directory.open or (address.loopback and self._config.auth.http_on_loopback))
+    def _opens_metrics(self, address: Address) -> bool:
+        """Whether /metrics asks for no token there."""
+        return address.loopback and self._config.http.metrics_on_loopback
 
     def peers(self, admit: Admit) -> PeerPort:
         """Where other daemons join groups of this one; with TLS where it is configured."""

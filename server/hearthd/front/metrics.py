@@ -17,7 +17,7 @@ from hearthd.front.gauges import Gauges
 from hearthd.front.gpu_reading import Reading
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import Supervisor
-from hearthd.front.tenants import EVERYONE, Right, Tenant, sees_tenant
+from hearthd.front.tenants import EVERYONE, Tenant, sees_tenant
 from hearthd.front.totals import Counts
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -127,9 +127,10 @@ class Metrics:
         found += device_metrics.families(_totals(supervisor), stats, taken)
         found += device_metrics.of_processes({device.ordinal: device.times for device in supervisor})
         found += gpu_metrics.families(readings, {device.ordinal for device in supervisor if device.sick})
-        if not viewer.may(Right.ADMIN):
+        if not viewer.observes:
             for family in found:
-                family.samples = [each for each in family.samples if _sees(viewer, each.labels)]
+                family.samples = [each for each in family.samples if _sees(viewer, family.name, each.labels)]
+            found = [family for family in found if family.samples]
         return found
 
     @staticmethod
@@ -161,11 +162,18 @@ def _totals(supervisor: Supervisor) -> dict[device_metrics.Place, Counts]:
     }
 
 
-def _sees(viewer: Tenant, labels: Mapping[str, str]) -> bool:
-    """Whether the tenant and the device that a sample is of exist for the viewer."""
-    return sees_tenant(viewer, labels.get("tenant", "")) and (
-        "device" not in labels or viewer.sees(int(labels["device"]))
-    )
+_OF_EVERYBODY = frozenset(
+    ("hearth_build_info", "hearth_ready", "hearth_draining", "hearth_device_info", "hearth_device_up",
+     "hearth_device_fenced", "hearth_certificate_expiry_timestamp_seconds")
+)  # fmt: skip
+"""Families without a tenant that tell nothing of what others do."""
+
+
+def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
+    """Whether a sample is the viewer's own, or tells of nobody's work, on a device that exists for the viewer. Totals
+    of all tenants are not: the difference would be what others do."""
+    own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _OF_EVERYBODY
+    return own and ("device" not in labels or viewer.sees(int(labels["device"])))
 
 
 class _Families(Collector):

@@ -169,7 +169,8 @@ class NodeService:
         return node_pb2.DrainResponse(sessions=len(self._sessions))
 
     async def end_session(self, request: node_pb2.EndSessionRequest, context: Context) -> Any:
-        """Somebody's own session needs no right; others' are as if they were not there without `Right.ADMIN`."""
+        """A tenant's own session needs no right, others' need `Right.ADMIN`; for who does not see them they are as if
+        they were not there."""
         caller = admitted_caller()
         found = [session for session in self._sessions if session.id == request.session_id]
         if not found or not sees_tenant(caller.tenant, found[0].tenant.name):
@@ -177,6 +178,8 @@ class NodeService:
             self._refused(caller, "EndSession", refusal)
             raise refusal
         session = found[0]
+        if session.tenant.name != caller.tenant.name:
+            self._require_operator(caller, "EndSession")
         self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
         running = await self._sessions.close(session, f"tenant {caller.tenant.name} ended it", cause=End.OPERATOR)
         return node_pb2.EndSessionResponse(running=running)
@@ -191,12 +194,15 @@ class NodeService:
     def _operator(self, method: str) -> Caller:
         """Raises `PERMISSION_DENIED` where the caller may not do what operators do."""
         caller = admitted_caller()
+        self._require_operator(caller, method)
+        return caller
+
+    def _require_operator(self, caller: Caller, method: str) -> None:
         try:
             caller.tenant.require((Right.ADMIN,), method)
         except Refusal as refusal:
             self._refused(caller, method, refusal)
             raise
-        return caller
 
     def _refused(self, caller: Caller, operation: str, refusal: Refusal) -> None:
         self._sessions.audit.refused(caller, operation, refusal)

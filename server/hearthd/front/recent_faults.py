@@ -10,7 +10,7 @@ from typing import Any
 
 from hearthd.front.isolation import EVERYBODY, Key
 from hearthd.front.loss import Cause
-from hearthd.front.tenants import Right, Tenant, sees_tenant
+from hearthd.front.tenants import Tenant, sees_tenant
 
 MOST = 32
 """That are kept of each device; the oldest makes room."""
@@ -43,7 +43,7 @@ class Fault:
         hears that it was lost, but no names of others' kernels."""
         if not sees_tenant(viewer, self.tenant):
             return None
-        told = not self.kernels or self.tenant or self.involved == {viewer.name} or viewer.may(Right.ADMIN)
+        told = not self.kernels or self.tenant or self.involved == {viewer.name} or viewer.observes
         return {
             "time_unix": self.time_unix,
             "device": self.device,

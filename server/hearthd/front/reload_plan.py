@@ -29,7 +29,8 @@ RELOADABLE: dict[str, str] = {
     "auth.max_failures": "at once",
     "auth.failure_delay": "at once",
     "auth.ticket_lifetime": "for tickets given out from then on",
-    "auth.http_on_loopback": "at once",
+    "http.hosts": "at once",
+    "http.metrics_on_loopback": "at once",
     "collectives.peers": "for groups joined from then on",
     "devices.start_timeout": "for processes started from then on",
     "devices.max_restarts": "at the next loss",
@@ -44,6 +45,8 @@ _PROCESSES = "device processes are started with it"
 
 NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes", "listen.unix"), _MADE),
+    **dict.fromkeys(("http.max_connections", "http.max_connections_per_address"), _MADE),
+    **dict.fromkeys(("http.header_timeout", "http.idle_timeout", "http.write_timeout", "http.metrics_max_age"), _MADE),
     **dict.fromkeys(("lanes.enabled", "lanes.path", "lanes.segment_bytes"), _MADE),
     **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _MADE),
     **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _MADE),

@@ -12,6 +12,7 @@ from hearthd.front.addresses import Address, default_unix_path, parse_address
 from hearthd.front.admission.settings import Admission
 from hearthd.front.auditing.settings import AuditLog
 from hearthd.front.collective_settings import Collectives, refuse_clear_tickets
+from hearthd.front.http_settings import Http
 from hearthd.front.section import Bytes, Seconds, Section
 from hearthd.front.tenant_settings import TenantSettings, check_distinct
 
@@ -173,7 +174,6 @@ class Auth(Section):
     max_failures: int = Field(default=10, ge=1, le=10000)  # of one peer within a minute; further ones are answered late
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
     ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)  # of what a Unix socket's user is identified by
-    http_on_loopback: bool = True  # whether /metrics and /status are free for all of this host
 
 
 class Config(Section):
@@ -193,6 +193,7 @@ class Config(Section):
     admission: Admission = Admission()
     tls: Tls = Tls()
     auth: Auth = Auth()
+    http: Http = Http()
     audit: AuditLog = AuditLog()
     tenants: tuple[TenantSettings, ...] = ()
     insecure: bool = False

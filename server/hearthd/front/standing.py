@@ -10,7 +10,7 @@ from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, 
 from hearthd.front.ledger import Ledger
 from hearthd.front.link import DeviceLink
 from hearthd.front.roster import Roster
-from hearthd.front.tenants import Right, Tenant
+from hearthd.front.tenants import Tenant
 from hearthd.front.worker import Worker
 from hearthd.spec import DeviceSpec
 
@@ -96,7 +96,7 @@ class Standing:
 
     def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
         """What `viewer` may know of it; None: everything."""
-        hidden = viewer is not None and not viewer.may(Right.ADMIN)
+        hidden = viewer is not None and not viewer.observes
         worker = self._primary
         if worker is None and viewer is not None:
             worker = self.workers.serving.get(Key(viewer.name))
@@ -128,4 +128,4 @@ class Standing:
 
 def _sees(viewer: Tenant, key: Key | None) -> bool:
     """Everybody's processes, and those of the viewer's tenant."""
-    return viewer.may(Right.ADMIN) or (key is not None and key.tenant in ("", viewer.name))
+    return viewer.observes or (key is not None and key.tenant in ("", viewer.name))

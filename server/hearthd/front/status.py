@@ -15,6 +15,7 @@ from hearthd.front.recent_traces import RecentTraces
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import STATE_NAMES, Device, Supervisor
 from hearthd.front.tenants import Tenant, sees_tenant
+from hearthd.front.totals import Counts
 
 
 class NodeStatus:
@@ -38,7 +39,9 @@ class NodeStatus:
         bytes copied to and from the device, and the share of the time in which sessions had work on it. `queue`:
         batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what
         is not the viewer's to see is missing. `stuck` of a process: sessions that were closed so many `seconds` ago and
-        whose kernels have not ended. `faults` and `traces` are those of late, newest first.
+        whose kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and
+        queues are the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the
+        GPU) is missing, unless it observes: what others do is not to be read off a difference.
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible = self._supervisor.visible(viewer)
@@ -52,8 +55,12 @@ class NodeStatus:
             "devices": [
                 self._device(
                     device,
-                    gauges.together(each for (ordinal, _), each in stats.items() if ordinal == device.ordinal),
-                    readings.get(device.ordinal),
+                    gauges.together(
+                        each
+                        for (ordinal, tenant), each in stats.items()
+                        if ordinal == device.ordinal and (viewer.observes or tenant == viewer.name)
+                    ),
+                    readings.get(device.ordinal) if viewer.observes else None,
                     viewer,
                 )
                 for device in visible
@@ -105,7 +112,8 @@ class NodeStatus:
         return await asyncio.to_thread(read)
 
     def _device(self, device: Device, stats: gauges.Gauges, reading: Reading | None, viewer: Tenant) -> dict[str, Any]:
-        properties = device.properties
+        properties, shown, observes = device.properties, device.describe(viewer), viewer.observes
+        own = device.totals.counts() if observes else device.totals.by_tenant().get(viewer.name, Counts())
         return {
             "ordinal": device.ordinal,
             "name": properties.name,
@@ -113,9 +121,9 @@ class NodeStatus:
             "uuid": properties.uuid,
             "state": STATE_NAMES[device.state],
             "detail": device.detail,
-            "generation": device.generation,
-            "pid": device.pid,
-            "restarts": dict(device.restarts),
+            "generation": device.generation if observes else shown.generation,
+            "pid": device.pid if observes else shown.pid,
+            "restarts": dict(device.restarts) if observes else {},
             "memory": {
                 "total_bytes": properties.total_memory,
                 "used_bytes": reading.memory_used if reading else None,
@@ -125,10 +133,10 @@ class NodeStatus:
                 for name, size in device.tenant_memory.by_tenant().items()
                 if sees_tenant(viewer, name)
             ],
-            "throughput": _throughput(device),
-            "queue": self._queue(device),
+            "throughput": _throughput(device) if observes else dict.fromkeys(_THROUGHPUT),
+            "queue": self._queue(device, viewer),
             "gpu": dataclasses.asdict(reading) if reading else None,
-            "counters": device.totals.counts().counters,
+            "counters": own.counters,
             "gauges": dict(stats),
             "processes": [
                 {
@@ -156,12 +164,21 @@ class NodeStatus:
             ],
         }
 
-    def _queue(self, device: Device) -> dict[str, int]:
-        channels = [each.channels[device.ordinal] for each in self._sessions if device.ordinal in each.channels]
+    def _queue(self, device: Device, viewer: Tenant) -> dict[str, int]:
+        channels = [
+            each.channels[device.ordinal]
+            for each in self._sessions
+            if device.ordinal in each.channels and sees_tenant(viewer, each.tenant.name)
+        ]
         return {
             "commands": sum(len(channel.batches) + channel.calls for channel in channels),
             "bytes": sum(channel.batches.bytes for channel in channels),
         }
+
+
+_THROUGHPUT = (
+    "commands_per_second", "launches_per_second", "received_bytes_per_second", "sent_bytes_per_second", "busy_ratio",
+)  # fmt: skip
 
 
 def _throughput(device: Device) -> dict[str, float | None]:

@@ -50,6 +50,11 @@ class Tenant:
     def may(self, right: Right) -> bool:
         return right in self.rights
 
+    @property
+    def observes(self) -> bool:
+        """Whether it sees what is others', and totals of all tenants: with the right `observe`, or `admin`."""
+        return not self.rights.isdisjoint(rights.OPERATING)
+
     def require(self, needed: Collection[Right], operation: str) -> None:
         """Raises `PERMISSION_DENIED` where it has not all of these."""
         lacking = rights.missing(needed, self.rights)
@@ -62,9 +67,9 @@ class Tenant:
 
 
 def sees_tenant(viewer: Tenant, name: str) -> bool:
-    """Whether what is a tenant's (sessions, processes) exists for another: its own does, and all for an operator. An
+    """Whether what is a tenant's (sessions, processes) exists for another: its own does, and all for an observer. An
     empty name is nobody's, shared by all."""
-    return name in ("", viewer.name) or viewer.may(Right.ADMIN)
+    return name in ("", viewer.name) or viewer.observes
 
 
 EVERYONE = Tenant("default")

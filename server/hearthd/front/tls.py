@@ -41,6 +41,8 @@ class Certificates:
         self._stamp = self._stamped()
         self.expires = 0.0
         """Unix time after which clients refuse the certificate."""
+        self.names: tuple[str, ...] = ()
+        """Host names that the certificate is for."""
         self._context = self._check()
         self._configuration = self._given = self._read()
 
@@ -132,13 +134,13 @@ class Certificates:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(self._client_ca)
             except (ssl.SSLError, OSError) as error:
                 raise TlsError(f"tls.client_ca: {self._client_ca} holds no certificates: {_explained(error)}") from None
-        self.expires = _check_dates(context, self._certificate)
+        self.expires, self.names = _shown(context, self._certificate)
         return context
 
 
-def _check_dates(server: ssl.SSLContext, certificate: Path) -> float:
-    """Until when a client that trusts this very certificate accepts it, Unix time. Raises `TlsError` where it would not
-    now: by a handshake in memory, which knows all that there is to check."""
+def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str, ...]]:
+    """Until when a client that trusts this very certificate accepts it, Unix time, and for which host names. Raises
+    `TlsError` where it would not now: by a handshake in memory, which knows all that there is to check."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -161,8 +163,10 @@ def _check_dates(server: ssl.SSLContext, certificate: Path) -> float:
                 raise TlsError(f"tls.certificate: {certificate} cannot be used: {_explained(error)}") from None
         if all(done):
             break
-    until = (ends[1].getpeercert() or {}).get("notAfter")
-    return float(ssl.cert_time_to_seconds(str(until))) if until else math.inf
+    shown: dict[str, Any] = dict(ends[1].getpeercert() or {})
+    until = shown.get("notAfter")
+    names = tuple(str(name) for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+    return float(ssl.cert_time_to_seconds(str(until))) if until else math.inf, names
 
 
 def _first_der(pem: bytes) -> bytes:

@@ -77,7 +77,7 @@ def test_draining_is_not_ready(tmp_path: Path) -> None:
 
 def test_metrics_page(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with front(tmp_path, listen__http="127.0.0.1:0") as f:
+        async with front(tmp_path, listen__http="127.0.0.1:0", http__metrics_max_age="0s") as f:
             await f.open()
             stream = await f.attach()
             await stream.write(device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=1)))

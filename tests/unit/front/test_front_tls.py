@@ -16,6 +16,8 @@ from hearthd.front import tls
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address
 from hearthd.front.http.server import HttpServer
+from hearthd.front.http_settings import Http
+from hearthd.front.settings import Config
 from hearthd.front.tenants import Credential, Directory, Right, Tenant, token_key
 from hearthd.front.tls import Certificates, TlsError
 
@@ -164,7 +166,8 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
                     assert ("default" in [entry["name"] for entry in body["tenants"]]) is sees
                     async with client.get(base + "/metrics", headers={"authorization": f"bearer {token}"}) as answer:
                         text = await answer.text()
-                    assert ('tenant="default"' in text) is sees and "hearth_sessions 1.0" in text
+                    assert ('tenant="default"' in text) is sees and ("hearth_sessions 1.0" in text) is sees
+                    assert "hearth_ready 1.0" in text and ("grpc_server_handled" in text) is sees
             finally:
                 await client.close()
                 await server.stop()
@@ -172,9 +175,8 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_which_addresses_are_guarded(tmp_path: Path) -> None:
-    """Loopback is free and without TLS, unless it is configured otherwise; elsewhere it is not, where there are
-    tenants."""
+def test_tenants_are_asked_for_a_token_on_loopback_too(tmp_path: Path) -> None:
+    """Without tenants everything is open; loopback is without TLS, and may have its metrics open."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -185,8 +187,11 @@ def test_which_addresses_are_guarded(tmp_path: Path) -> None:
             access.auth.directory = Directory([ALICE])
             certificate, key = issue(tmp_path, "x")
             access.certificates = Certificates(str(certificate), str(key))
-            assert not access.http(near, *parts).guarded and access.http(far, *parts).guarded
-            assert access.http(near, *parts)._certificates is None
-            assert access.http(far, *parts)._certificates is access.certificates
+            for address in (near, far):
+                server = access.http(address, *parts)
+                assert server.guarded and not server.open_metrics
+                assert server._certificates is (access.certificates if address is far else None)
+            access.change(Config(http=Http(metrics_on_loopback=True)))
+            assert access.http(near, *parts).open_metrics and not access.http(far, *parts).open_metrics
 
     run(scenario())

@@ -6,19 +6,29 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 
+import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client.core import Metric
 
 from hearth_proto.reasons import Refusal
 from hearthd.front import gauges, health
 from hearthd.front.addresses import Address
 from hearthd.front.auth import Authenticator
+from hearthd.front.http.acceptor import Acceptor
 from hearthd.front.http.cached import CachedAnswer
+from hearthd.front.http.deliver import deliver
+from hearthd.front.http.head import MAX_HEAD, PROBES
+from hearthd.front.http.hosts import Hosts, same_origin
+from hearthd.front.http.metrics_page import MetricsPages
 from hearthd.front.http.page import Page
+from hearthd.front.http.refused import HEADERS, Refusals
 from hearthd.front.http.trace_download import TraceDownload
+from hearthd.front.http_settings import Http
 from hearthd.front.listen import listen_error
 from hearthd.front.metrics import Metrics
 from hearthd.front.sessions import SessionTable
@@ -27,19 +37,15 @@ from hearthd.front.supervisor import STATE_NAMES, Supervisor
 from hearthd.front.tenants import EVERYONE, Tenant
 from hearthd.front.tls import Certificates
 
-PROBES = ("/healthz", "/readyz")
+log = structlog.get_logger("hearthd.http")
+
+_METRICS = "/metrics"
 _VIEWER: ContextVar[Tenant] = ContextVar("viewer", default=EVERYONE)
-"""Who asks for the page."""
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-}
-"""Of every answer that does not say otherwise."""
+"""The tenant that a request is answered for."""
 _MAX_AGE = 10.0
-"""Seconds; nobody gets a status document that is older."""
+"""Seconds; no status document that is given out is older."""
+_NEVER = 3600.0
+"""Seconds; aiohttp's own timeout of idle connections, which `connection` has a shorter one for."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -52,8 +58,10 @@ class _OurFaults(logging.Filter):
 
 
 class HttpServer:
-    """/healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /. Where it is `guarded`, all but health
-    and the page, which has no data in it, asks for a tenant's token."""
+    """/healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /.
+
+    Where it is `guarded`, every path asks for a tenant's token but those without data: probes, and the page's files.
+    """
 
     def __init__(
         self,
@@ -64,40 +72,55 @@ class HttpServer:
         status: NodeStatus,
         *,
         guarded: bool = False,
+        open_metrics: bool = False,
         certificates: Certificates | None = None,
+        settings: Http | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
+        """`open_metrics`: /metrics tells of all tenants without a token, although the rest is guarded."""
         self._auth = auth
         self.guarded = guarded
+        self.open_metrics = open_metrics
         self._certificates = certificates
         self._supervisor = supervisor
         self._sessions = sessions
         self._metrics = metrics
         self._status = status
+        self._settings = settings or Http()
+        self.hosts = self._settings.hosts
+        """Names that requests may be for, beside this host's own."""
+        self._refusals = refusals or Refusals()
         self._runner: web.AppRunner | None = None
-        self._page = Page(guarded=guarded)
+        self._acceptor: Acceptor | None = None
+        self._listens = ""
+        self._hosts = Hosts()
+        self._names: tuple[str, ...] | None = None
+        """What `_hosts` was made of."""
+        self._page = Page()
         self._documents: dict[Tenant, CachedAnswer[bytes]] = {}
+        self._pages = MetricsPages(metrics, self._families, self._settings.metrics_max_age)
         self._downloads = TraceDownload()
 
     def application(self) -> web.Application:
         @web.middleware
-        async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._admit(request, handler)
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._answer(request, handler)
 
         async def complete(request: web.Request, response: web.StreamResponse) -> None:
-            for name, value in _HEADERS.items():
+            for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
-            response.headers["Server"] = "hearthd"  # and not which versions of what
+            response.headers["Server"] = HEADERS["Server"]
 
-        app = web.Application(middlewares=[admit])
+        app = web.Application(middlewares=[answer])
         app.on_response_prepare.append(complete)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
-                web.get("/metrics", self._metrics_page),
+                web.get(_METRICS, self._metrics_page),
                 web.get("/status", self._status_document),
                 web.get(r"/traces/{id:[A-Za-z0-9_-]{1,64}}.json", self._trace),
-                *(web.get(path, self._page.answer) for path in self._page.paths),
+                *(web.get(path, self._page_file) for path in self._page.paths),
             ]
         )
         return app
@@ -105,40 +128,90 @@ class HttpServer:
     async def start(self, address: Address) -> Address:
         """Listens; returns the address with its port. Raises `ListenError`."""
         logging.getLogger("aiohttp.server").addFilter(_OurFaults())
-        self._runner = web.AppRunner(self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._listens = address.host
+        self._runner = web.AppRunner(
+            self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True,
+            keepalive_timeout=_NEVER, lingering_time=0, auto_decompress=False, max_line_size=MAX_HEAD,
+            max_field_size=MAX_HEAD,
+        )  # fmt: skip
         await self._runner.setup()
+        assert self._runner.server is not None
         context = self._certificates.http() if self._certificates is not None else None
-        site = web.TCPSite(self._runner, address.host, address.port, ssl_context=context)
+        self._acceptor = Acceptor(self._settings, self._refusals, self._runner.server, context)
         try:
-            await site.start()
+            return await self._acceptor.open(address)
         except OSError as error:
             raise listen_error(address, "http", error) from None
-        return Address(address.host, int(self._runner.addresses[0][1]))
 
     async def stop(self) -> None:
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for answer in self._documents.values():
             answer.close()
+        self._pages.close()
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answers one request, whatever comes of it, and sends the answer."""
+        assert self._acceptor is not None
+        connection = self._acceptor.of(request.protocol)
+        try:
+            response = await self._admit(request, handler)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            response = _nothing_there(request, error)
+        except ConnectionError:  # within an answer that was begun
+            response = web.Response(status=500)
+            response.force_close()
+            return response
+        except Exception:
+            log.exception("http_failed", path=request.path[:200])
+            response = _refused(500, "The daemon failed to answer.", "Look at the daemon's log.")
+        return await deliver(request, response, connection)
 
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Finds out who asks, unless everybody may."""
+        """Checks what a request is for, where it comes from and who makes it, before it is handled."""
         if self._certificates is not None:
             self._certificates.look()
-        if self.guarded and request.path not in PROBES and request.path not in self._page.paths:
+        path, peer = request.path, request.remote or ""
+        if path in PROBES:
+            return await handler(request)
+        host = request.headers.get("Host", "")
+        if not self._for_us(host):
+            self._refusals.add("host", peer)
+            fix = "Use a name or an address of this host, or add the name to `hosts` in [http]."
+            return _refused(421, "The Host header is no name of this daemon.", fix)
+        if path in self._page.paths:
+            return await handler(request)
+        if not same_origin(host, request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")):
+            self._refusals.add("origin", peer)
+            return _refused(403, "A page of another origin asks.", "Open the daemon's own page, at /.")
+        header = request.headers.get("Authorization")
+        if self.guarded and not (path == _METRICS and self.open_metrics and header is None):
             try:
-                peer = f"http:{request.remote or ''}"
-                caller = await self._auth.bearer(request.headers.get("Authorization"), peer, request.path)
+                caller = await self._auth.bearer(header, f"http:{peer}", path)
             except Refusal as refusal:
                 headers = {"WWW-Authenticate": 'Bearer realm="hearth"'}
                 if refusal.retry_after_s:
                     headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
-                return web.json_response({"error": refusal.message, "fix": refusal.fix}, status=401, headers=headers)
+                return _refused(401, refusal.message, refusal.fix, headers)
             _VIEWER.set(caller.tenant)
-        try:
-            return await handler(request)
-        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-            return _refused(request, error)
+        return await handler(request)
+
+    def _for_us(self, host: str) -> bool:
+        """Whether a Host header is a name of this daemon: of `http.hosts`, of its certificate, of this host, or of the
+        address listened on."""
+        certificate = self._certificates.names if self._certificates is not None else ()
+        names = (*self.hosts, *certificate)
+        if names != self._names:
+            own = socket.gethostname()
+            self._names, self._hosts = names, Hosts((*names, self._listens, own, own.partition(".")[0]))
+        return self._hosts.accept(host)
+
+    async def _page_file(self, request: web.Request) -> web.Response:
+        return self._page.answer(request, guarded=self.guarded)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -156,11 +229,12 @@ class HttpServer:
         return web.json_response(body, status=200 if ready else 503)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._status.readings())
-        viewer = _VIEWER.get()
-        families = self._metrics.families(self._supervisor, self._sessions, stats, readings, viewer)
-        page, content_type = await asyncio.to_thread(self._metrics.render, families, request.headers.get("Accept", ""))
+        page, content_type = await self._pages.get(_VIEWER.get(), request.headers.get("Accept", ""))
         return web.Response(body=page, headers={"Content-Type": content_type})
+
+    async def _families(self, viewer: Tenant) -> list[Metric]:
+        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._status.readings())
+        return self._metrics.families(self._supervisor, self._sessions, stats, readings, viewer)
 
     async def _status_document(self, request: web.Request) -> web.Response:
         viewer = _VIEWER.get()
@@ -172,11 +246,8 @@ class HttpServer:
         except ValueError:
             max_age = math.nan
         if not 0 <= max_age <= _MAX_AGE:
-            body = {
-                "error": f"max_age is {asked[:40]!r}.",
-                "fix": f"Give seconds from 0 to {_MAX_AGE:g}: how old the document may be.",
-            }
-            return web.json_response(body, status=400)
+            fix = f"Give seconds from 0 to {_MAX_AGE:g}: how old the document may be."
+            return _refused(400, f"max_age is {asked[:40]!r}.", fix)
         return web.Response(body=await self._document(viewer, max_age), content_type="application/json")
 
     async def _document(self, viewer: Tenant, max_age: float) -> bytes:
@@ -193,22 +264,26 @@ class HttpServer:
         return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
-        trace = self._status.traces.find(request.match_info["id"], _VIEWER.get())
+        assert self._acceptor is not None
+        viewer = _VIEWER.get()
+        trace = self._status.traces.find(request.match_info["id"], viewer)
         if trace is None:
-            body = {
-                "error": "There is no such trace.",
-                "fix": "Look at `traces` in /status: the last ones are kept, for an hour.",
-            }
-            return web.json_response(body, status=404)
+            fix = "Look at `traces` in /status: the last ones are kept, for an hour."
+            return _refused(404, "There is no such trace.", fix)
         device = self._supervisor.find(trace.device)
-        return await self._downloads.answer(request, trace, f"device {trace.device}: {device.properties.name}")
+        title, connection = f"device {trace.device}: {device.properties.name}", self._acceptor.of(request.protocol)
+        return await self._downloads.answer(request, trace, title, connection, viewer)
 
 
-def _refused(request: web.Request, error: web.HTTPNotFound | web.HTTPMethodNotAllowed) -> web.Response:
-    """As everything else that is refused here."""
+def _refused(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    """In the form of every refusal here."""
+    return web.json_response({"error": error, "fix": fix}, status=status, headers=headers)
+
+
+def _nothing_there(request: web.Request, error: web.HTTPNotFound | web.HTTPMethodNotAllowed) -> web.Response:
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        body = {"error": f"{request.method[:20]} is not served at this path.", "fix": f"Use {allowed}."}
-        return web.json_response(body, status=405, headers={"Allow": allowed})
+        message = f"{request.method[:20]} is not served at this path."
+        return _refused(405, message, f"Use {allowed}.", {"Allow": allowed})
     paths = "/, /status, /metrics, /healthz and /readyz"
-    return web.json_response({"error": "There is nothing at this path.", "fix": f"Look at {paths}."}, status=404)
+    return _refused(404, "There is nothing at this path.", f"Look at {paths}.")

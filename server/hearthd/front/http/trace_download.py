@@ -1,4 +1,4 @@
-"""GET /traces/ID.json: a trace that was ended lately, as a file for Perfetto."""
+"""GET /traces/ID.json: a recent trace as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -8,28 +8,56 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import BinaryIO
 
 import structlog
 from aiohttp import web
 
+from hearthd.front.http.connection import PIECE, Connection
 from hearthd.front.recent_traces import RecentTrace
+from hearthd.front.tenants import Tenant
 
 log = structlog.get_logger("hearthd.http")
 
-AT_ONCE = 2
-"""Conversions; further downloads wait."""
-PIECE = 256 << 10
+CONVERSIONS = 2
+"""Conversions at once; further downloads wait."""
+OF_TENANT = 2
+"""Downloads of one tenant at once; further ones are refused."""
+MOST = 256 << 20
+"""Bytes of a compressed file; far more than a trace of the size that is kept makes."""
 
 
 class TraceDownload:
-    """Converts in a process of its own, which ends with the request."""
+    """Converts in a process of its own, which ends with the request.
+
+    The file is complete, in memory outside this process's heap, before the first byte of it is sent: a client that
+    reads slowly keeps no other from a conversion.
+    """
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(CONVERSIONS)
+        self._under_way: Counter[str] = Counter()
 
-    async def answer(self, request: web.Request, trace: RecentTrace, title: str) -> web.StreamResponse:
-        """The whole file, or that it could not be made."""
+    async def answer(
+        self, request: web.Request, trace: RecentTrace, title: str, connection: Connection, viewer: Tenant
+    ) -> web.StreamResponse:
+        """The whole file, or why there is none. Raises `ConnectionError` where the client does not take it."""
+        if self._under_way[viewer.name] >= OF_TENANT:
+            body = {"error": f"{OF_TENANT} downloads of this tenant are under way.", "fix": "Wait until one is done."}
+            return web.json_response(body, status=429, headers={"Retry-After": "5"})
+        self._under_way[viewer.name] += 1
+        try:
+            return await self._answer(request, trace, title, connection)
+        finally:
+            self._under_way[viewer.name] -= 1
+            if not self._under_way[viewer.name]:
+                del self._under_way[viewer.name]
+
+    async def _answer(
+        self, request: web.Request, trace: RecentTrace, title: str, connection: Connection
+    ) -> web.StreamResponse:
         response = web.StreamResponse(
             headers={
                 "Content-Type": "application/json",
@@ -41,21 +69,50 @@ class TraceDownload:
         if zipped:
             response.headers["Content-Encoding"] = "gzip"
         if request.method == "HEAD":
-            await response.prepare(request)
             return response
-        async with self._places, _converter(title, trace.packed) as output:
-            piece = await output.read(PIECE)
-            if not piece:
+        with os.fdopen(os.memfd_create("hearth-trace-file"), "w+b", buffering=0) as file:
+            async with self._places:
+                size = await _convert(title, trace.packed, file)
+            if not size:
                 log.error("trace_conversion", trace=trace.id, device=trace.device)
                 body = {"error": "The trace could not be converted.", "fix": "Look at the daemon's log."}
                 return web.json_response(body, status=500)
-            unzip = zlib.decompressobj(wbits=31)
             await response.prepare(request)
-            while piece:
-                await response.write(piece if zipped else unzip.decompress(piece))
-                piece = await output.read(PIECE)
-        await response.write_eof()
+            for piece in _pieces(file) if zipped else _unzipped(_pieces(file)):
+                async with connection.piece():
+                    await response.write(piece)
         return response
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    while piece := file.read(PIECE):
+        yield piece
+
+
+def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same without gzip; no piece is larger, however well it was compressed."""
+    unzip = zlib.decompressobj(wbits=31)
+    for piece in pieces:
+        rest = piece
+        while rest:
+            if plain := unzip.decompress(rest, PIECE):
+                yield plain
+            rest = unzip.unconsumed_tail
+    if plain := unzip.flush():
+        yield plain
+
+
+async def _convert(title: str, packed: bytes, file: BinaryIO) -> int:
+    """Writes the compressed file; returns its bytes, 0 where there is none."""
+    size = 0
+    async with _converter(title, packed) as output:
+        while piece := await output.read(PIECE):
+            size += len(piece)
+            if size > MOST:
+                return 0
+            file.write(piece)
+    return size
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from aiohttp import web
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _OPEN, _GUARDED = b"<html ", b'<html data-guarded="" '
-"""How the script finds out that it has to ask for a token before it asks for anything else."""
+"""How the script finds out that it has to ask for a token before anything else."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -21,25 +21,26 @@ _POLICY = (
 
 
 class Page:
-    """Of one HTTP server: `index.html` at /, the others under /page/."""
+    """The files: `index.html` at /, the others under /page/."""
 
-    def __init__(self, *, guarded: bool) -> None:
-        self._files: dict[str, tuple[bytes, str, str]] = {}
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, bool], tuple[bytes, str, str]] = {}
+        """Body, media type and tag by path, and by whether the daemon asks for tokens."""
         for file in resources.files(__name__).iterdir():
             kind = _KINDS.get(file.name.rpartition(".")[2])
             if kind is None:
                 continue
             body = file.read_bytes()
-            if guarded:
-                body = body.replace(_OPEN, _GUARDED, 1)
             path = "/" if file.name == "index.html" else f"/page/{file.name}"
-            self._files[path] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
-        self.paths = frozenset(self._files)
+            for guarded in (False, True):
+                shown = body.replace(_OPEN, _GUARDED, 1) if guarded and path == "/" else body
+                self._files[path, guarded] = (shown, kind, f'"{hashlib.sha256(shown).hexdigest()[:20]}"')
+        self.paths = frozenset(path for path, _ in self._files)
         """Where they are."""
 
-    async def answer(self, request: web.Request) -> web.Response:
+    def answer(self, request: web.Request, *, guarded: bool) -> web.Response:
         """One of the files; that it has not changed where the browser has it."""
-        body, kind, tag = self._files[request.path]
+        body, kind, tag = self._files[request.path, guarded]
         headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Security-Policy": _POLICY}
         known = request.headers.get("If-None-Match", "")
         if known.strip() == "*" or tag in (each.strip().removeprefix("W/") for each in known.split(",")):

@@ -142,9 +142,11 @@ export class DeviceCard {
   rates(rates) {
     const busy = rates.busy_ratio ?? null;
     this.busy.show(busy === null ? "–" : units.percent(busy), busy ?? 0, 1);
-    this.launches.show(units.perSecond(rates.launches_per_second ?? 0), rates.launches_per_second ?? 0);
-    this.received.show(units.bytesPerSecond(rates.received_bytes_per_second ?? 0), rates.received_bytes_per_second ?? 0);
-    this.sent.show(units.bytesPerSecond(rates.sent_bytes_per_second ?? 0), rates.sent_bytes_per_second ?? 0);
+    // Null: totals of a device are for observers.
+    const show = (figure, text, rate) => figure.show(rate == null ? "–" : text(rate), rate ?? 0);
+    show(this.launches, units.perSecond, rates.launches_per_second);
+    show(this.received, units.bytesPerSecond, rates.received_bytes_per_second);
+    show(this.sent, units.bytesPerSecond, rates.sent_bytes_per_second);
   }
 
   said(device) {

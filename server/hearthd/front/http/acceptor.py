@@ -1,0 +1,155 @@
+"""Listening sockets of HTTP, and admission of what connects.
+
+Connections are counted from their first byte on, before TLS, which `asyncio.Server` does not allow for. Not what is
+answered (`server`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hearthd.front.addresses import Address
+from hearthd.front.http.connection import Connection, Handler, Limits
+from hearthd.front.http.places import Places
+from hearthd.front.http.refused import Refusals
+from hearthd.front.http_settings import Http
+
+_BACKLOG = 512
+_SEND_BUFFER = 256 << 10
+_RECEIVE_BUFFER = 64 << 10
+"""Bytes of kernel memory for one connection; the kernel would give one that does not read some megabytes."""
+_AGAIN = 0.1
+"""Seconds until accepting is tried again when there are no descriptors."""
+
+
+class Acceptor:
+    """Accepts for one HTTP server; `make` makes the HTTP library's protocol of a connection."""
+
+    def __init__(
+        self, settings: Http, refusals: Refusals, make: Callable[[], Handler], context: ssl.SSLContext | None = None
+    ) -> None:
+        self._refusals = refusals
+        self._make = make
+        self._context = context
+        self._limits = Limits(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
+        self._places: Places[Connection] = Places(settings.max_connections, settings.max_connections_per_address)
+        self._of: dict[Handler, Connection] = {}
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        refusals.connections = self._places.__len__
+
+    async def open(self, address: Address) -> Address:
+        """Listens on every address that the host name has; returns the first with its port. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        port = address.port
+        try:
+            for family, kind, protocol, _, where in dict.fromkeys(found):
+                listening = socket.socket(family, kind, protocol)
+                self._listening.append(listening)
+                listening.setblocking(False)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind((where[0], port, *where[2:]))
+                listening.listen(_BACKLOG)
+                port = int(listening.getsockname()[1])
+        except OSError:
+            await self.stop()
+            raise
+        for listening in self._listening:
+            self._keep(self._accept(listening))
+        return Address(address.host, port)
+
+    async def stop(self) -> None:
+        """Accepts no further connection, and drops those that are within their TLS handshake."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listening in self._listening:
+            listening.close()
+        self._listening.clear()
+
+    def close(self) -> None:
+        """Cuts all connections."""
+        for connection in list(self._of.values()):
+            connection.displace()
+
+    def of(self, handler: Handler) -> Connection:
+        """The connection that a protocol of the HTTP library serves."""
+        return self._of[handler]
+
+    # ---- accepting ----
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="http")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, where = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._no_descriptor(error)
+                    await asyncio.sleep(_AGAIN)
+                continue
+            self._admit(accepted, str(where[0]))
+
+    def _admit(self, accepted: socket.socket, peer: str) -> None:
+        connection = Connection(self._make(), self, peer, accepted, self._limits)
+        try:
+            displaced, connection.probes_only = self._places.enter(connection, peer)
+        except OverflowError:
+            self.refuse("connections", peer)
+            accepted.close()
+            return
+        if displaced is not None:
+            self.refuse("displaced", displaced.peer)
+        self._of[connection.handler] = connection
+        self._keep(self._start(connection, accepted))
+
+    async def _start(self, connection: Connection, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        secured: dict[str, Any] = {}
+        if self._context is not None:
+            secured = {"ssl": self._context, "ssl_handshake_timeout": self._limits.header, "ssl_shutdown_timeout": 1.0}
+        try:
+            await loop.connect_accepted_socket(lambda: connection, accepted, **secured)
+        except BaseException as error:
+            if isinstance(error, OSError) and not connection.closing:  # of TLS; a timeout among them
+                self.refuse("handshake", connection.peer)
+            self.lost(connection)
+            accepted.close()
+            if not isinstance(error, OSError):
+                raise
+
+    def _no_descriptor(self, error: OSError) -> None:
+        """Closes a connection that waits, so that there is a descriptor for the next."""
+        displaced = self._places.displace()
+        self.refuse("descriptors", displaced.peer if displaced is not None else error.strerror or str(error))
+
+    # ---- what connections tell ----
+
+    def waits(self, connection: Connection) -> None:
+        self._places.waits(connection)
+
+    def works(self, connection: Connection) -> None:
+        self._places.works(connection)
+
+    def lost(self, connection: Connection) -> None:
+        self._places.leave(connection)
+        self._of.pop(connection.handler, None)
+
+    def refuse(self, reason: str, peer: str) -> None:
+        self._refusals.add(reason, peer)

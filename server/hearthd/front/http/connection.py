@@ -1,0 +1,271 @@
+"""One HTTP connection, guarded: an asyncio protocol in front of aiohttp's.
+
+Covers the limits that hold for strangers: size and time of a request's head, one request at a time, no bodies, a
+deadline for those who do not read. aiohttp's protocol is given whole, checked heads and nothing else. Not who is
+asking (`server`), and not how many connections there are (`acceptor`). Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from hearthd.front.http import head, refused
+from hearthd.front.http.head import HeadError
+
+PIECE = 64 << 10
+"""Bytes of an answer that are handed to the transport at a time."""
+_LINGER = 1.0
+"""Seconds in which a refused client may read its answer."""
+_LINGER_BYTES = 256 << 10
+"""Bytes that are read and dropped meanwhile: unread ones would make the kernel drop the answer."""
+_LONGEST = 900.0
+"""Seconds for one request, whatever it is."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times in seconds; see `http_settings.Http`."""
+
+    header: float = 5.0
+    idle: float = 30.0
+    write: float = 10.0
+
+
+class Handler(Protocol):
+    """The HTTP library's protocol for one connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport, /) -> None: ...
+    def connection_lost(self, exc: BaseException | None, /) -> None: ...
+    def data_received(self, data: bytes, /) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+
+class Owner(Protocol):
+    """The listener, as its connections see it."""
+
+    def waits(self, connection: Connection) -> None:
+        """No request is under way: the connection may be closed for another."""
+
+    def works(self, connection: Connection) -> None:
+        """A request is under way."""
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is closed."""
+
+    def refuse(self, reason: str, peer: str) -> None:
+        """Counts and logs."""
+
+
+class _State(enum.Enum):
+    HEAD = enum.auto()
+    """Waiting for a request, or in the middle of its head."""
+    REQUEST = enum.auto()
+    """One request is under way."""
+    CLOSING = enum.auto()
+
+
+class Connection(asyncio.Protocol):
+    """Belongs to the listener that accepted it; made before the TLS handshake."""
+
+    def __init__(self, handler: Handler, owner: Owner, peer: str, accepted: socket.socket, limits: Limits) -> None:
+        self.handler = handler
+        self.peer = peer
+        """The address of the client, for limits and the log."""
+        self.probes_only = False
+        """Beyond the limits: health is answered, nothing else is."""
+        self._owner = owner
+        self._limits = limits
+        self._socket = accepted
+        self._transport: asyncio.Transport | None = None
+        self._state = _State.HEAD
+        self._received = bytearray()
+        self._looked_at = 0
+        self._dropped = 0
+        self._last = False
+        self._served = False
+        self._paused = False
+        self._flushed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- asyncio ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        # A write is over when the kernel has it all: what is still here of a piece is bounded by the piece.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self.handler.connection_made(transport)
+        self._wait(self._limits.header, self._too_late)
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is _State.CLOSING:
+            self._dropped += len(data)
+            if self._dropped > _LINGER_BYTES:
+                self._abort()
+            return
+        if not self._received and self._state is _State.HEAD:
+            self._wait(self._limits.header, self._too_late)
+        self._received += data
+        if self._state is _State.HEAD:
+            self._next()
+        else:
+            self._bound()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state = _State.CLOSING
+        if self._timer is not None:
+            self._timer.cancel()
+        self._received.clear()
+        self.handler.connection_lost(exc)
+        if self._flushed is not None and not self._flushed.done():
+            self._flushed.set_exception(ConnectionResetError("the client is gone"))
+        self._transport = None
+        self._owner.lost(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self.handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.handler.resume_writing()
+        if self._flushed is not None and not self._flushed.done():
+            self._flushed.set_result(None)
+
+    # ---- the listener ----
+
+    @property
+    def closing(self) -> bool:
+        """Whether the connection is about to be closed from this side."""
+        return self._state is _State.CLOSING
+
+    def displace(self) -> None:
+        """Closes the connection at once, also within its TLS handshake."""
+        self._state = _State.CLOSING
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    # ---- answers ----
+
+    @contextlib.asynccontextmanager
+    async def piece(self) -> AsyncIterator[None]:
+        """Bounds the time in which the client takes what is written inside: cuts the connection, and raises
+        `ConnectionResetError`, where that is not all with the kernel in time."""
+        try:
+            async with asyncio.timeout(self._limits.write):
+                yield
+                while self._paused:
+                    self._flushed = asyncio.get_running_loop().create_future()
+                    await self._flushed
+        except TimeoutError:
+            self._owner.refuse("write_timeout", self.peer)
+            self._abort()
+            raise ConnectionResetError("the client does not read") from None
+
+    def answered(self, *, last: bool) -> None:
+        """The request under way is answered and all of it sent; `last`: the connection is closed."""
+        if self._state is not _State.REQUEST:
+            return
+        if last or self._last:
+            self._close()
+            return
+        self._state, self._served = _State.HEAD, True
+        self._wait(self._limits.header if self._received else self._limits.idle, self._too_late)
+        self._owner.waits(self)
+        self._looked_at = 0
+        if self._received:
+            self._next()
+        if self._state is _State.HEAD:
+            self._read_on()
+
+    # ---- inside ----
+
+    def _next(self) -> None:
+        """Hands the next head on, if it is there and as it should be."""
+        while self._received.startswith(b"\r\n"):
+            del self._received[:2]
+        try:
+            end = self._received.find(head.END, max(0, self._looked_at - len(head.END)))
+            self._looked_at = len(self._received)
+            if end < 0:
+                head.check_beginning(self._received)
+                return
+            found = head.parse(bytes(self._received[: end + len(head.END)]))
+        except HeadError as error:
+            self._refuse(error)
+            return
+        if self.probes_only and not found.probe:
+            fix = "Try again in a moment; `http.max_connections` and `http.max_connections_per_address` set the limits."
+            self._refuse(HeadError(503, "connections", "There are too many connections.", fix))
+            return
+        del self._received[: end + len(head.END)]
+        self._state = _State.REQUEST
+        self._wait(_LONGEST, self._abort)
+        self._owner.works(self)
+        self.handler.data_received(found.data)
+        self._bound()
+
+    def _bound(self) -> None:
+        """Reads no further while a request is under way; drops what came already where that is no mere next request."""
+        if self._received and self._transport is not None and self._state is _State.REQUEST:
+            with contextlib.suppress(RuntimeError):  # closing
+                self._transport.pause_reading()
+            if len(self._received) > head.MAX_HEAD:
+                self._received.clear()
+                self._last = True
+
+    def _read_on(self) -> None:
+        if self._transport is not None:
+            with contextlib.suppress(RuntimeError):  # closing
+                self._transport.resume_reading()
+
+    def _refuse(self, error: HeadError) -> None:
+        self._owner.refuse(error.reason, self.peer)
+        if self._transport is not None:
+            headers = {"Allow": "GET, HEAD"} if error.status == 405 else {}
+            headers |= {"Retry-After": "1"} if error.status == 503 else {}
+            self._transport.write(refused.answer(error.status, error.error, error.fix, headers))
+        self._close()
+
+    def _close(self) -> None:
+        """Ends the sending side; the client has a moment to read and to go."""
+        self._state = _State.CLOSING
+        self._received.clear()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._wait(_LINGER, self._abort)
+        if transport.can_write_eof():
+            with contextlib.suppress(OSError, RuntimeError):
+                transport.write_eof()
+            self._read_on()
+        else:
+            transport.close()
+
+    def _too_late(self) -> None:
+        if self._received:
+            self._refuse(HeadError(408, "head_timeout", "The headers took too long.", "Send them at once."))
+            return
+        if not self._served:
+            self._owner.refuse("head_timeout", self.peer)
+        self._abort()
+
+    def _abort(self) -> None:
+        self._state = _State.CLOSING
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _wait(self, seconds: float, action: Callable[[], None]) -> None:
+        """Replaces the deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, action)

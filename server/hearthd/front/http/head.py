@@ -1,0 +1,131 @@
+"""Request heads: parsed and checked on their own bytes, before an HTTP library sees any of them.
+
+Covers the request line, the header fields and the limits on both; not who asks, nor what for. Stricter than RFC 9112
+where leniency is a known way to be misunderstood: no bare line feeds, no folded lines, no spaces before a colon, no
+body. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+MAX_HEAD = 16 << 10
+"""Bytes of a request line and its header fields together."""
+MAX_LINE = 4 << 10
+"""Bytes of a request line."""
+MAX_FIELDS = 64
+END = b"\r\n\r\n"
+PROBES = ("/healthz", "/readyz")
+"""Paths that every health checker may ask for, with any host name and without credentials."""
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e]+) HTTP/1\.([01])")
+_FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
+_START = re.compile(_TOKEN + rb"(?: |\Z)")
+_ONCE = (b"host", b"content-length", b"authorization", b"origin")
+_LEFT_OUT = (b"upgrade", b"expect", b"http2-settings")
+"""Fields that ask for another protocol or for an interim response: ignored, as RFC 9110 allows."""
+
+
+class HeadError(Exception):
+    """A request that is refused for its head."""
+
+    def __init__(self, status: int, reason: str, error: str, fix: str) -> None:
+        super().__init__(error)
+        self.status = status
+        """Of HTTP."""
+        self.reason = reason
+        """One word, for metrics and the log."""
+        self.error = error
+        self.fix = fix
+
+
+@dataclass(frozen=True)
+class Head:
+    """One request without a body."""
+
+    method: str
+    target: str
+    """Path and query, as sent."""
+    fields: Mapping[bytes, bytes]
+    """Values by lower-case name; of a repeated field the last."""
+    data: bytes
+    """What an HTTP library is given: the head without fields that are ignored here."""
+
+    @property
+    def probe(self) -> bool:
+        """Whether it asks for health."""
+        return self.target.partition("?")[0] in PROBES
+
+
+def check_beginning(data: bytes | bytearray) -> None:
+    """Raises `HeadError` where an unfinished head cannot become one any more."""
+    first = data.find(b"\r\n", 0, MAX_LINE + 2)
+    if first < 0 and len(data) > MAX_LINE:
+        raise HeadError(414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Ask for less.")
+    if len(data) > MAX_HEAD:
+        _too_large()
+    if not _START.match(data[:64]) and len(data) >= 1:
+        _no_request()
+
+
+def parse(data: bytes) -> Head:
+    """Parses a head with the empty line at its end. Raises `HeadError`."""
+    if len(data) > MAX_HEAD:
+        _too_large()
+    line, *lines = data[: -len(END)].split(b"\r\n")
+    if len(line) > MAX_LINE:
+        raise HeadError(414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Ask for less.")
+    request = _LINE.fullmatch(line)
+    if request is None:
+        _no_request()
+    if len(lines) > MAX_FIELDS:
+        raise HeadError(431, "head_too_large", f"The request has more than {MAX_FIELDS} headers.", "Send fewer.")
+    fields: dict[bytes, bytes] = {}
+    kept = [line]
+    for each in lines:
+        field = _FIELD.fullmatch(each)
+        if field is None:
+            raise HeadError(400, "bad_request", "A header is malformed.", "Send `Name: value` in visible characters.")
+        name, value = field[1].lower(), field[2].rstrip(b" \t")
+        if name in fields and name in _ONCE:
+            raise HeadError(400, "bad_request", f"The header {name.decode().title()} is there twice.", "Send one.")
+        fields[name] = value
+        if name not in _LEFT_OUT:
+            kept.append(each)
+    _check_method(request[1], fields)
+    if not request[2].startswith(b"/"):
+        raise HeadError(400, "bad_request", "The request names no path of this daemon.", "Ask for a path: GET /status.")
+    if b"host" not in fields and request[3] == b"1":
+        raise HeadError(400, "bad_request", "The request has no Host header.", "Send the name and port connected to.")
+    return Head(request[1].decode(), request[2].decode(), fields, b"\r\n".join(kept) + END)
+
+
+def _check_method(method: bytes, fields: Mapping[bytes, bytes]) -> None:
+    """Nothing here is changed over HTTP, so no request has a body."""
+    if method not in (b"GET", b"HEAD"):
+        raise HeadError(
+            405, "method", f"{method[:20].decode()} is not served here.", "Use GET, HEAD: nothing changes over HTTP."
+        )
+    if b"transfer-encoding" in fields:
+        raise HeadError(400, "body", "The request has a body of unknown length.", "Send GET without a body.")
+    length = fields.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > 18:
+        raise HeadError(400, "bad_request", "Content-Length is no number of bytes.", "Send GET without a body.")
+    if int(length):
+        raise HeadError(413, "body", "The request has a body.", "Send GET without a body.")
+
+
+def _too_large() -> NoReturn:
+    raise HeadError(
+        431, "head_too_large", f"The request line and headers have more than {MAX_HEAD} bytes.", "Send fewer headers."
+    )
+
+
+def _no_request() -> NoReturn:
+    raise HeadError(
+        400, "bad_request", "The bytes received are no HTTP/1.1 request.", "Speak HTTP/1.1 here; gRPC has its own port."
+    )

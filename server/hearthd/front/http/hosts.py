@@ -1,0 +1,66 @@
+"""Host names that requests may be for, and origins that they may come from.
+
+A web page can have its own name resolve to this host (DNS rebinding) and then reads every answer as its own. Its
+requests carry that name as Host, so a name that is not this daemon's is refused. An address in place of a name cannot
+be rebound and is accepted. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+_NAME = re.compile(r"(?P<host>[a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
+_SAME = ("same-origin", "none")
+"""Values of Sec-Fetch-Site of requests that the daemon's own page or a person makes."""
+
+
+class Hosts:
+    """Names of one HTTP listener."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """`names`: exact names, `*.example.org` for all below one, `*` for all."""
+        lowered = [name.lower().rstrip(".") for name in names if name]
+        self._every = "*" in lowered
+        self._exact = frozenset(name for name in lowered if not name.startswith("*"))
+        self._below = tuple(name[1:] for name in lowered if name.startswith("*."))
+
+    def accept(self, header: str) -> bool:
+        """Whether a request with this Host header is for this daemon."""
+        host = host_of(header)
+        if host is None:
+            return False
+        return (
+            self._every
+            or host in self._exact
+            or host == "localhost"
+            or host.endswith((".localhost", *self._below))
+            or _is_address(host)
+        )
+
+
+def host_of(header: str) -> str | None:
+    """The name or address in a Host header, lower-case and without port; None where it is malformed."""
+    match = _NAME.fullmatch(header.strip().lower())
+    if match is None:
+        return None
+    return match["host"].strip("[]").rstrip(".") or None
+
+
+def same_origin(host: str, origin: str | None, site: str | None) -> bool:
+    """Whether a request was not made by a page of another origin: by the headers Host, Origin and Sec-Fetch-Site."""
+    if site is not None and site.strip().lower() not in _SAME:
+        return False
+    if origin is None:
+        return True
+    scheme, _, authority = origin.strip().lower().partition("://")
+    return scheme in ("http", "https") and authority == host.strip().lower()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

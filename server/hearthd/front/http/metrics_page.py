@@ -1,0 +1,83 @@
+"""GET /metrics: collected once in `http.metrics_max_age` for each viewer, and rendered in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+
+from hearthd.front.http.cached import CachedAnswer
+from hearthd.front.metrics import Metrics
+from hearthd.front.tenants import Tenant
+
+_KEPT = 60.0
+"""Seconds after which the pages of a viewer who has not asked again are dropped."""
+_FORMATS = 8
+"""Formats that are kept of one viewer's metrics."""
+Page = tuple[bytes, str]
+"""Body and content type."""
+
+
+class MetricsPages:
+    """Pages by viewer and format. Belongs to the event loop."""
+
+    def __init__(
+        self, metrics: Metrics, collect: Callable[[Tenant], Awaitable[list[Metric]]], max_age: float = 1.0
+    ) -> None:
+        """`max_age`: seconds for which what is collected is good."""
+        self._max_age = max_age
+        self._metrics = metrics
+        self._collect = collect
+        self._viewers: dict[Tenant, _Viewer] = {}
+
+    async def get(self, viewer: Tenant, accept: str) -> Page:
+        """The page as far as `viewer` may see, in the format that the header Accept asks for."""
+        for other in [other for other, pages in self._viewers.items() if pages.families.age > _KEPT]:
+            self._viewers.pop(other).close()
+        pages = self._viewers.get(viewer)
+        if pages is None:
+            pages = self._viewers[viewer] = _Viewer(self._metrics, lambda: self._collect(viewer))
+        return await pages.get(accept, self._max_age)
+
+    def close(self) -> None:
+        for pages in self._viewers.values():
+            pages.close()
+
+
+class _Viewer:
+    def __init__(self, metrics: Metrics, collect: Callable[[], Awaitable[list[Metric]]]) -> None:
+        self.families = CachedAnswer(collect)
+        self._metrics = metrics
+        self._formats: dict[str, tuple[list[Metric], CachedAnswer[Page]]] = {}
+        """By content type: the families that a page is of, and the page."""
+
+    async def get(self, accept: str, max_age: float) -> Page:
+        kind = format_of(accept)
+        families = await self.families.get(max_age)
+        known, page = self._formats.get(kind, (None, None))
+        if page is None or known is not families:
+            if len(self._formats) >= _FORMATS:
+                self._formats.clear()
+
+            async def render() -> Page:
+                return await asyncio.to_thread(self._metrics.render, families, accept)
+
+            page = CachedAnswer(render)
+            self._formats[kind] = families, page
+        return await page.get(math.inf)
+
+    def close(self) -> None:
+        self.families.close()
+        for _, page in self._formats.values():
+            page.close()
+
+
+def format_of(accept: str) -> str:
+    """The content type that a header Accept leads to."""
+    try:
+        return choose_encoder(accept)[1]
+    except (TypeError, ValueError):  # a version that is no number
+        return choose_encoder("")[1]

@@ -1,0 +1,89 @@
+"""Refusals of the HTTP listener: counted by reason, logged at a bounded rate, answered without an HTTP library."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+log = structlog.get_logger("hearthd.http")
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Server": "hearthd",  # and not which versions of what
+}
+"""Fields of every answer that does not set them itself."""
+REASONS = {
+    "head_too_large": "More than 16 KiB, or 64 headers.",
+    "line_too_long": "A request line of more than 4 KiB.",
+    "bad_request": "Bytes that are no HTTP/1.1 request, or a request without Host.",
+    "method": "A method other than GET and HEAD.",
+    "body": "A request with a body.",
+    "host": "A Host header that is not this daemon's (`http.hosts`).",
+    "origin": "A page of another origin asked for data.",
+    "head_timeout": "Headers that were not complete within `http.header_timeout`.",
+    "write_timeout": "An answer that was not read within `http.write_timeout`.",
+    "displaced": "A waiting connection, closed for another beyond `http.max_connections` or those of an address.",
+    "connections": "A connection beyond those limits while none waited.",
+    "descriptors": "A connection while no file descriptor was left.",
+    "handshake": "A TLS handshake that failed or took too long.",
+}  # fmt: skip
+_QUIET = 10.0
+"""Seconds between two log lines of one reason."""
+
+
+class Refusals(Collector):
+    """Counts and logs; a collector for Prometheus."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.connections: Callable[[], int] = lambda: 0
+        """How many connections are open."""
+        self.counts: Counter[str] = Counter()
+        """By reason."""
+        self._clock = clock
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    def add(self, reason: str, peer: str) -> None:
+        """Counts one; logs the first of a reason, then at most one line each ten seconds with their number."""
+        self.counts[reason] += 1
+        now = self._clock()
+        last, known = self._logged.get(reason, (float("-inf"), 0))
+        if now - last >= _QUIET:
+            self._logged[reason] = (now, self.counts[reason])
+            log.warning("http_refused", reason=reason, peer=peer, count=self.counts[reason] - known)
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "hearth_http_connections", "Connections to the HTTP listener that are open.", value=self.connections()
+        )
+        refused = CounterMetricFamily(
+            "hearth_http_refusals", "HTTP requests and connections that were refused or cut, by reason.",
+            labels=["reason"],
+        )  # fmt: skip
+        for reason in REASONS:
+            refused.add_metric([reason], self.counts[reason])
+        yield refused
+
+
+def answer(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a refusal after which the connection is closed."""
+    body = json.dumps({"error": error, "fix": fix}).encode()
+    fields = {
+        "Content-Type": "application/json; charset=utf-8",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        **HEADERS,
+        **(headers or {}),
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{head}\r\n".encode() + body
