@@ -9,7 +9,10 @@ from typing import Any
 
 from tests.attacks.target import Target
 
-MODULES: tuple[str, ...] = ("controls",)
+MODULES: tuple[str, ...] = (
+    "controls",
+    "http_requests",
+)
 """Modules of this package that hold `ROWS`."""
 
 Attack = Callable[[Target, float], dict[str, int]]
