@@ -32,7 +32,10 @@ def configure(level: str = "info", format: str = "auto") -> None:
     if format == "json":
         final: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        final = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        final = [structlog.processors.format_exc_info, _for_terminals, renderer]
     _processors[:] = [_from_level_up, *shared, *final]
     structlog.configure(
         processors=_processors,
@@ -55,6 +58,24 @@ def _from_level_up(logger: Any, method: str, event: MutableMapping[str, Any]) ->
     if _LEVELS.get(method, logging.CRITICAL) < _threshold:
         raise structlog.DropEvent
     return event
+
+
+def _for_terminals(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escapes what a terminal would obey or hide: control characters, escape sequences, marks of writing direction.
+    Names and headers come from strangers; a line of the log is one line, whatever is in it."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = printable(value, also="\n\t" if key in ("exception", "stack") else "")
+    return event
+
+
+def printable(text: str, also: str = "") -> str:
+    """The text with escapes as Python writes them in place of what is not printable; `also`: characters that stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in also else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def _name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -116,7 +116,7 @@ def test_a_log_that_fills_the_disk_stops_nobody(start_daemon: StartDaemon) -> No
         daemon.connect()
 
     def lost() -> float:
-        page = daemon.get("/metrics").body.splitlines()
+        page = daemon.get("/metrics", daemon.observer).body.splitlines()
         return float(next(line for line in page if line.startswith("hearth_audit_lost_events_total ")).split()[1])
 
     wait_until(lambda: lost() >= 2, "both events among those that were lost")

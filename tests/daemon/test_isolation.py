@@ -169,7 +169,7 @@ def test_each_tenant_has_its_process_and_only_that_is_lost(start_daemon: StartDa
             y.gpu.synchronize()
         x.works()
         y.again()
-        counters = daemon.get("/metrics").body
+        counters = daemon.get("/metrics", daemon.observer).body
         assert 'hearth_kernel_launches_total{device="0",tenant="x"}' in counters
         assert 'hearth_kernel_launches_total{device="0",tenant="y"}' in counters
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from typing import Any
 
 import grpc
 import numpy as np
@@ -111,6 +113,37 @@ def test_quotas_and_who_sees_them(start_daemon: StartDaemon) -> None:
         assert 'tenant="other"' not in page and 'device="1"' not in page, "they do not exist for it"
         page = daemon.get("/metrics", operator).body
         assert 'device="1"' in page or BACKEND == "cuda", "of GPUs there may be one"
+
+
+def test_a_tenant_sees_its_own_share_and_an_observer_all(start_daemon: StartDaemon) -> None:
+    """What others do on a device is not to be read off a difference between totals and one's own."""
+    config, tokens = tenants("mine", "other", tenant("watch", rights=["observe"]))
+    daemon = start_daemon(**config)
+    with daemon.connect(token=tokens["mine"]) as mine, daemon.connect(token=tokens["other"]) as other:
+        for node, times in ((mine, 1), (other, 7)):
+            arrays = [node.device(0).zeros(1 << 10, "float32") for _ in range(times)]
+            assert len([array.get() for array in arrays]) == times
+
+        def device(who: str) -> dict[str, Any]:
+            document = json.loads(daemon.get("/status", tokens[who]).body)
+            found: dict[str, Any] = document["devices"][0]
+            return found
+
+        def fills(who: str) -> float:
+            return float(device(who)["counters"].get("fills", 0))
+
+        wait_until(lambda: fills("watch") == 8, "the counters of both")
+        assert (fills("mine"), fills("other")) == (1, 7)
+        assert device("mine")["gauges"]["sessions"] == 1 and device("watch")["gauges"]["sessions"] == 2
+        for name in ("commands_per_second", "busy_ratio"):
+            assert device("mine")["throughput"][name] is None and device("watch")["throughput"][name] is not None
+        assert device("mine")["pid"] != device("other")["pid"] and device("mine")["restarts"] == {}
+        families = {each.name for each in text_string_to_metric_families(daemon.get("/metrics", tokens["mine"]).body)}
+        assert "hearth_fills" in families and "hearth_device_up" in families and "hearth_build_info" in families
+        hidden = {"hearth_sessions", "grpc_server_handled", "hearth_device_restarts", "process_cpu_seconds"}
+        seen = {each.name for each in text_string_to_metric_families(daemon.get("/metrics", tokens["watch"]).body)}
+        assert not families & hidden and hidden <= seen
+        assert value(daemon, "fills_total", tokens["watch"], tenant="other") == 7
 
 
 def test_a_page_costs_little_with_many_sessions(start_daemon: StartDaemon) -> None:

@@ -27,7 +27,7 @@ def test_as_many_sessions_as_are_allowed(start_daemon: StartDaemon) -> None:
         daemon.connect(token=tokens["other"]).close()
         first.close()
         daemon.connect(token=tokens["small"]).close()
-    page = daemon.get("/metrics").body
+    page = daemon.get("/metrics", daemon.observer).body
     assert 'hearth_tenant_sessions{tenant="small"} 0.0' in page
 
 
@@ -71,7 +71,7 @@ def test_time_of_devices(start_daemon: StartDaemon) -> None:
         with pytest.raises(hearth.QuotaExceededError, match="GPU seconds"):
             daemon.connect(token=tokens["small"])
         line = next(
-            line for line in daemon.get("/metrics").body.splitlines()
+            line for line in daemon.get("/metrics", daemon.observer).body.splitlines()
             if line.startswith('hearth_tenant_device_seconds_total{tenant="small"}')
         )  # fmt: skip
         assert float(line.split()[-1]) >= 0.5

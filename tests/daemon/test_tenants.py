@@ -309,7 +309,8 @@ def test_pages_ask_for_a_token(guarded: DaemonProcess, tokens: dict[str, str]) -
             assert mine.status == others.status == operators.status == 200
             assert "bob" in mine.body and "bob" in operators.body and "bob" not in others.body
             assert "secret plan" not in others.body
-    assert "hearth_authentication_failures_total" in guarded.get("/metrics", token=WHOLE).body
+    assert "hearth_authentication_failures_total" in guarded.get("/metrics", token=tokens["operator"]).body
+    assert "hearth_authentication_failures" not in guarded.get("/metrics", token=WHOLE).body, "that is of all tenants"
 
 
 # ---- the command line ----

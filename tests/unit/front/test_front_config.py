@@ -62,6 +62,8 @@ def test_the_environment_names_the_file(tmp_path: Path) -> None:
     [
         ("[devices]\nbackends = 'cpu'\n", ["devices.backends", "devices.backend"]),
         ("[device]\nbackend = 'cpu'\n", ["device is no setting", "[devices]"]),
+        ("[auth]\nhttp_on_loopback = true\n", ["auth.http_on_loopback is gone", "observe", "metrics_on_loopback"]),
+        ("[http]\nhosts = ['a:7422']\n", ["http.hosts", "a:7422", "no port"]),
         ("[sessions]\nbackend = 'cpu'\n", ["sessions.backend", "devices.backend"]),
         ("drain_timout = '1s'\n", ["drain_timout", "drain_timeout"]),
         ("[devices]\nbackend = 'rocm'\n", ["devices.backend", "rocm", "'cuda'"]),
@@ -209,3 +211,10 @@ def test_the_front_imports_no_cuda_and_no_device() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": path}
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_a_setting_that_is_gone_is_named_in_the_environment_too() -> None:
+    with pytest.raises(ConfigError, match=r"HEARTH_AUTH_HTTP_ON_LOOPBACK is gone: .*metrics_on_loopback"):
+        load(environ={"HEARTH_AUTH_HTTP_ON_LOOPBACK": "true"})
+    config, _ = load(environ={"HEARTH_HTTP_HOSTS": "hearthd, *.Example.org."})
+    assert config.http.hosts == ("hearthd", "*.example.org")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import ssl
 import time
@@ -10,11 +12,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
-from front_fixture import Front, front, run
+from front_fixture import Front, front, run, until
 
 from hearthd.front import tls
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address
+from hearthd.front.http.refused import Refusals
 from hearthd.front.http.server import HttpServer
 from hearthd.front.http_settings import Http
 from hearthd.front.settings import Config
@@ -170,6 +173,39 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
                     assert "hearth_ready 1.0" in text and ("grpc_server_handled" in text) is sees
             finally:
                 await client.close()
+                await server.stop()
+
+    run(scenario())
+
+
+def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            certificate, key = issue(tmp_path, "http")
+            refusals = Refusals()
+            server = HttpServer(
+                f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
+                certificates=Certificates(str(certificate), str(key)), refusals=refusals,
+                settings=Http(header_timeout=0.2, max_connections=8, max_connections_per_address=4),
+            )  # fmt: skip
+            address = await server.start(Address("127.0.0.1", 0))
+            try:
+                silent = await asyncio.open_connection(*address)
+                assert await silent[0].read() == b""
+                plain = await asyncio.open_connection(*address)
+                plain[1].write(b"GET / HTTP/1.1\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    await plain[0].read()
+                await until(lambda: refusals.counts["handshake"] == 2 and not refusals.connections())
+                many = [await asyncio.open_connection(*address) for _ in range(12)]
+                await until(lambda: refusals.counts["displaced"] == 8)
+                for reader, _ in many:
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read()
+                await until(lambda: refusals.connections() == 0)
+                for _, writer in (silent, plain, *many):
+                    writer.close()
+            finally:
                 await server.stop()
 
     run(scenario())

@@ -47,23 +47,20 @@ class Acceptor:
         """Listens on every address that the host name has; returns the first with its port. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        port = address.port
-        try:
-            for family, kind, protocol, _, where in dict.fromkeys(found):
-                listening = socket.socket(family, kind, protocol)
-                self._listening.append(listening)
-                listening.setblocking(False)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.bind((where[0], port, *where[2:]))
-                listening.listen(_BACKLOG)
-                port = int(listening.getsockname()[1])
-        except OSError:
-            await self.stop()
-            raise
+        port, absent = address.port, None
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            try:
+                listening = _listening(family, kind, protocol, (where[0], port, *where[2:]))
+            except OSError as error:
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # "localhost" on a host without IPv6
+                    absent = error
+                    continue
+                await self.stop()
+                raise
+            self._listening.append(listening)
+            port = int(listening.getsockname()[1])
+        if absent is not None and not self._listening:
+            raise absent
         for listening in self._listening:
             self._keep(self._accept(listening))
         return Address(address.host, port)
@@ -83,9 +80,9 @@ class Acceptor:
         for connection in list(self._of.values()):
             connection.displace()
 
-    def of(self, handler: Handler) -> Connection:
-        """The connection that a protocol of the HTTP library serves."""
-        return self._of[handler]
+    def of(self, handler: Handler) -> Connection | None:
+        """The connection that a protocol of the HTTP library serves; None: it is closed."""
+        return self._of.get(handler)
 
     # ---- accepting ----
 
@@ -145,6 +142,7 @@ class Acceptor:
         self._places.waits(connection)
 
     def works(self, connection: Connection) -> None:
+        """A request of an accepted caller is under way: until it is answered, the connection is closed for no other."""
         self._places.works(connection)
 
     def lost(self, connection: Connection) -> None:
@@ -153,3 +151,21 @@ class Acceptor:
 
     def refuse(self, reason: str, peer: str) -> None:
         self._refusals.add(reason, peer)
+
+
+def _listening(family: int, kind: int, protocol: int, where: tuple[Any, ...]) -> socket.socket:
+    """A listening socket. Raises `OSError`."""
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(where)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening

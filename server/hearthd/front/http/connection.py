@@ -51,10 +51,7 @@ class Owner(Protocol):
     """The listener, as its connections see it."""
 
     def waits(self, connection: Connection) -> None:
-        """No request is under way: the connection may be closed for another."""
-
-    def works(self, connection: Connection) -> None:
-        """A request is under way."""
+        """No request of an accepted caller is under way: the connection may be closed for another."""
 
     def lost(self, connection: Connection) -> None:
         """The connection is closed."""
@@ -175,12 +172,12 @@ class Connection(asyncio.Protocol):
         """The request under way is answered and all of it sent; `last`: the connection is closed."""
         if self._state is not _State.REQUEST:
             return
+        self._owner.waits(self)
         if last or self._last:
             self._close()
             return
         self._state, self._served = _State.HEAD, True
         self._wait(self._limits.header if self._received else self._limits.idle, self._too_late)
-        self._owner.waits(self)
         self._looked_at = 0
         if self._received:
             self._next()
@@ -210,7 +207,6 @@ class Connection(asyncio.Protocol):
         del self._received[: end + len(head.END)]
         self._state = _State.REQUEST
         self._wait(_LONGEST, self._abort)
-        self._owner.works(self)
         self.handler.data_received(found.data)
         self._bound()
 

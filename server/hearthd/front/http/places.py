@@ -1,8 +1,9 @@
 """Admission of connections: how many there may be, in all and of an address, and which one makes room for another.
 
-A connection that waits (for a TLS handshake, for a request, between two) can be closed without loss, so the one that
-has waited longest is displaced by a newcomer: a client that sends its request at once gets through beside any number of
-silent ones. Where none waits, a few more are admitted for probes alone. Pure but for `displace`.
+A connection waits unless a request of an accepted caller is under way: within a TLS handshake, before and between
+requests, while it asks for what everybody may have. The one that has waited longest is displaced by a newcomer, so a
+client that sends its request at once gets through beside any number of silent or slow ones. Where none waits, a few
+more are admitted for probes alone. Pure but for `displace`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Places(Generic[C]):
         return longest
 
     def waits(self, connection: C) -> None:
-        """The connection may be displaced from now on."""
+        """The connection may be displaced from now on, after all that wait already."""
+        self.works(connection)
         group = self._all.get(connection)
         if group is not None:
             self._order[connection] = None

@@ -21,6 +21,7 @@ from hearthd.front.addresses import Address
 from hearthd.front.auth import Authenticator
 from hearthd.front.http.acceptor import Acceptor
 from hearthd.front.http.cached import CachedAnswer
+from hearthd.front.http.connection import Connection
 from hearthd.front.http.deliver import deliver
 from hearthd.front.http.head import MAX_HEAD, PROBES
 from hearthd.front.http.hosts import Hosts, same_origin
@@ -158,20 +159,20 @@ class HttpServer:
         """Answers one request, whatever comes of it, and sends the answer."""
         assert self._acceptor is not None
         connection = self._acceptor.of(request.protocol)
+        if connection is None:
+            return _cut()
         try:
-            response = await self._admit(request, handler)
+            response = await self._admit(request, handler, connection)
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
             response = _nothing_there(request, error)
         except ConnectionError:  # within an answer that was begun
-            response = web.Response(status=500)
-            response.force_close()
-            return response
+            return _cut()
         except Exception:
             log.exception("http_failed", path=request.path[:200])
             response = _refused(500, "The daemon failed to answer.", "Look at the daemon's log.")
         return await deliver(request, response, connection)
 
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
         """Checks what a request is for, where it comes from and who makes it, before it is handled."""
         if self._certificates is not None:
             self._certificates.look()
@@ -198,6 +199,8 @@ class HttpServer:
                     headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
                 return _refused(401, refusal.message, refusal.fix, headers)
             _VIEWER.set(caller.tenant)
+        assert self._acceptor is not None
+        self._acceptor.works(connection)
         return await handler(request)
 
     def _for_us(self, host: str) -> bool:
@@ -272,7 +275,16 @@ class HttpServer:
             return _refused(404, "There is no such trace.", fix)
         device = self._supervisor.find(trace.device)
         title, connection = f"device {trace.device}: {device.properties.name}", self._acceptor.of(request.protocol)
+        if connection is None:
+            return _cut()
         return await self._downloads.answer(request, trace, title, connection, viewer)
+
+
+def _cut() -> web.Response:
+    """What aiohttp is given where the connection is closed: it is not sent."""
+    response = web.Response(status=500)
+    response.force_close()
+    return response
 
 
 def _refused(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> web.Response:

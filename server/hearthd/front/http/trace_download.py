@@ -78,9 +78,14 @@ class TraceDownload:
                 body = {"error": "The trace could not be converted.", "fix": "Look at the daemon's log."}
                 return web.json_response(body, status=500)
             await response.prepare(request)
-            for piece in _pieces(file) if zipped else _unzipped(_pieces(file)):
-                async with connection.piece():
-                    await response.write(piece)
+            try:
+                for piece in _pieces(file) if zipped else _unzipped(_pieces(file)):
+                    async with connection.piece():
+                        await response.write(piece)
+            except zlib.error as error:  # too late for another answer
+                log.error("trace_conversion", trace=trace.id, device=trace.device, why=str(error))
+                connection.displace()
+                raise ConnectionResetError("the file is broken") from None
         return response
 
 
