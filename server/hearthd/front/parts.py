@@ -13,6 +13,7 @@ from hearthd.front.bulk_service import Bounds, BulkService
 from hearthd.front.changes import Changes
 from hearthd.front.collective_metrics import CollectiveMetrics
 from hearthd.front.collective_router import CollectiveRouter
+from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.credits import Credits
 from hearthd.front.drain import Drain
 from hearthd.front.durable import Vault
@@ -86,10 +87,15 @@ class Parts:
         self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.vault.restore)
         self.access = Access(config, self.sessions, self.metrics)
+        self.connections = ConnectionLimits(
+            config.connections, self.metrics.registry, lambda: not self.access.auth.directory.open
+        )
         self.metrics.certificate_expires = lambda: self.access.certificate_expires
         self.supervisor.prepare.append(self.access.watch)
         account = Account(config.admission.max_unauthenticated_bytes, self.metrics.registry)
         self.gate = Gate(self.access.auth, Limits.of(config), account)
+        self.gate.on_shown = self.sessions.on_shown = self.connections.shown
+        self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.credits = Credits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
         limits = device_service.Limits(
@@ -141,6 +147,7 @@ class Parts:
             self.stripes,
             self.status,
             self.gate,
+            self.connections,
         )
         self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
         changes = Changes(

@@ -7,7 +7,7 @@ such a call counts with the most that they can be, `MAX_STRANGER_BYTES`. Belongs
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -26,6 +26,8 @@ class Account:
         self.most = most
         self.held = 0
         """Bytes."""
+        self.on_refused: Callable[[str], None] = lambda peer: None
+        """Told the peer, gRPC's name, of each refusal."""
         self._logged: dict[str, tuple[float, int]] = {}
         Gauge(
             "hearth_admission_unauthenticated_bytes",
@@ -61,6 +63,7 @@ class Account:
     def refused(self, limit: str, peer: str, method: str, **details: object) -> None:
         """Counts a refusal, and logs it unless one by the same limit was logged lately."""
         self._refusals.labels(limit).inc()
+        self.on_refused(peer)
         now = time.monotonic()
         last, unlogged = self._logged.get(limit, (-_LOG_EVERY, 0))
         if now - last < _LOG_EVERY:

@@ -1,0 +1,84 @@
+"""All connection limits of one daemon, made from its configuration: a limiter for each listener that accepts by itself,
+the guard of gRPC's, and what reports credentials to both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from hearthd.front.connections.calling import current
+from hearthd.front.connections.counts import ConnectionCounts
+from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, ConnectionGuard
+from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.settings import Connections
+from hearthd.front.connections.strangers import Bounds
+
+
+class ConnectionLimits:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        settings: Connections,
+        registry: CollectorRegistry | None = None,
+        guarded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`guarded`: whether there are tenants, so that calls have to show credentials."""
+        self.settings = settings
+        self.counts = ConnectionCounts(registry)
+        bounds = Bounds(
+            settings.max_strangers,
+            settings.max_strangers_per_address,
+            settings.handshake_timeout,
+            settings.stranger_bytes,
+        )
+        self.guard = ConnectionGuard(bounds, self.counts, guarded)
+        self._limiters: dict[str, ConnectionLimiter] = {}
+
+    def limiter(self, listener: str) -> ConnectionLimiter:
+        """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, http, peers."""
+        found = self._limiters.get(listener)
+        if found is None:
+            settings = self.settings
+            found = self._limiters[listener] = ConnectionLimiter(
+                listener,
+                self.counts,
+                most=settings.max,
+                most_strangers=settings.max_strangers,
+                most_per_peer=settings.max_strangers_per_address,
+                timeout=settings.handshake_timeout,
+            )
+        return found
+
+    def grpc_options(self) -> tuple[tuple[str, int], ...]:
+        """Options of the gRPC server. The handshake's deadline covers TLS and the client's first SETTINGS."""
+        return (
+            ("grpc.server_handshake_timeout_ms", int(self.settings.handshake_timeout * 1000)),
+            ("grpc.max_allowed_incoming_connections", self.settings.max),
+        )
+
+    # ---- what calls show ----
+
+    def shown(self, caller: Any) -> None:
+        """The running call has shown the credential of `caller`, who has a `uid` where the credential was a user of
+        this host; None: no credential, or a wrong one."""
+        calling = current()
+        if isinstance(calling, Slot):
+            if caller is not None:
+                calling.prove()
+        elif calling and caller is not None:
+            self.guard.accepted(calling, caller.uid)
+        elif calling:
+            self.guard.spent(calling, FAILED_COST)
+
+    def probed(self) -> None:
+        """The running call asks for what needs no credential."""
+        calling = current()
+        if isinstance(calling, str) and calling:
+            self.guard.spent(calling)
+
+    def refused(self, peer: str) -> None:
+        """A request from `peer`, gRPC's name, was refused for its form."""
+        self.guard.spent(peer, UNKNOWN_COST)
