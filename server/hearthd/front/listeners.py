@@ -88,7 +88,9 @@ class Listeners:
         listed = (node_service.NAME, device_service.NAME, health.NAME)
         reflection = Reflection(listed, self._gate, self._metrics).handler()
         options = (*_GRPC_OPTIONS, *self._connections.grpc_options(), *grpc_server.options(self._gate.limits.largest))
-        server = grpc_server.make((*services, open_service, reflection), self._gate.account, options)
+        server = grpc_server.make(
+            (*services, open_service, reflection), self._gate.account, options, self._connections.guard.admits
+        )
         self._server = server
         grpc_address = ""
         if config.grpc:

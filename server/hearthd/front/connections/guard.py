@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import structlog
@@ -25,8 +26,12 @@ REST = 0.2
 """Seconds between two looks when all connections have shown a credential."""
 ALERT = 0.05
 """Seconds between two looks otherwise."""
+HASTE = 0.01
+"""Seconds between two looks while a peer is penalized, or a stranger has come within the last second."""
 _SHARE = 20
 """A look takes at most one in so many parts of the event loop's time."""
+_AGAIN = 0.002
+"""Seconds between two looks for the connection of a call from an unknown peer."""
 _EARLY = 4096
 """Peers with an accepted credential whose connection was not seen yet."""
 
@@ -66,6 +71,9 @@ class ConnectionGuard:
         """Users (`uid:N`) on Unix sockets with an accepted credential."""
         self._all_users = False
         """A credential came over a Unix socket that does not say which user showed it."""
+        self._cut: OrderedDict[str, None] = OrderedDict()
+        """Strangers' connections that were closed here and are gone, by name; the latest."""
+        self._looked = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
 
@@ -132,6 +140,28 @@ class ConnectionGuard:
             self._soon = True
             self._arm(ALERT)
 
+    def admits(self, peer: str) -> bool:
+        """Whether a call from `peer` is to be looked at. A stranger's is not once its connection was closed here, or
+        has received more than a stranger may send: gRPC bounds the metadata of a frame, not of a call, and hands over
+        calls whose connection was cut in the middle of theirs."""
+        if peer in self._accepted or self._sockets is None or not self._guarded():
+            return True
+        name = normal_name(peer)
+        each = self._named.get(name)
+        if name and each is None and name not in self._cut and self._clock() - self._looked > _AGAIN:
+            self.look()
+            each = self._named.get(name)
+        if each is None:
+            return name not in self._cut
+        if each.proven:
+            return True
+        if not each.closed:
+            self._measure(self._sockets, each)
+            if each.bytes <= self.bounds.bytes // 2:
+                return True
+            self._close(self._sockets, each, "flood", self._clock())
+        return False
+
     # ---- a look ----
 
     @staticmethod
@@ -148,33 +178,38 @@ class ConnectionGuard:
             return
         self._soon = False
         began = time.perf_counter()
-        alert = False
+        wait = REST
         try:
-            alert = self.look()
+            wait = self.look()
         except OSError as error:
             log.warning("connection_guard", why=error.strerror or str(error))
         finally:
-            self._arm(max(ALERT if alert else REST, _SHARE * (time.perf_counter() - began)))
+            self._arm(max(wait, _SHARE * (time.perf_counter() - began)))
 
-    def look(self) -> bool:
-        """Updates the table and closes what is to be closed; whether to look again soon."""
+    def look(self) -> float:
+        """Updates the table and closes what is to be closed; seconds until the next look."""
         sockets = self._sockets
         assert sockets is not None
-        now = self._clock()
+        now = self._looked = self._clock()
         new, gone = sockets.scan()
         for number in gone:
             self._forget(number)
         for number, inode in new.items():
             self._enter(sockets, number, inode, now)
         if not self._guarded():
-            return False
+            return REST
         for each in self._connections.values():
             if not each.proven and not each.closed:
                 self._measure(sockets, each)
         self._all_users = False
         for each, reason in judge(self._connections.values(), self.bounds, self.penalties, now):
             self._close(sockets, each, reason, now)
-        return self.penalties.any(now) or any(not each.proven for each in self._connections.values())
+        strangers = [each for each in self._connections.values() if not each.proven]
+        if strangers and now - max(each.since for each in strangers) < 1.0:
+            return HASTE
+        if self.penalties.any(now):
+            return HASTE
+        return ALERT if strangers else REST
 
     def _enter(self, sockets: OpenSockets, number: int, inode: int, now: float) -> None:
         found = sockets.find(number, inode)
@@ -184,6 +219,7 @@ class ConnectionGuard:
         self._connections[number] = each
         if found.name:
             self._named[found.name] = each
+            self._cut.pop(found.name, None)
             called = self._early.pop(found.name, "")
             each.proven, each.called = bool(called), called
         self._observer.connection_opened(self._listener(each))
@@ -202,6 +238,7 @@ class ConnectionGuard:
         each.closed = True
         if reason == "flood":
             self.penalties.add(each.peer, now)
+            each.bytes = 0  # they are paid for
         self._observer.connection_refused(self._listener(each), each.peer, reason)
 
     def _forget(self, number: int) -> None:
@@ -209,6 +246,11 @@ class ConnectionGuard:
         if each is None:
             return
         self._observer.connection_closed(self._listener(each))
+        if each.name and not each.proven:
+            self.penalties.add(each.peer, self._looked, each.bytes / self.bounds.bytes)
+            self._cut[each.name] = None
+            if len(self._cut) > _EARLY:
+                self._cut.popitem(last=False)
         if self._named.get(each.name) is each:
             del self._named[each.name]
         self._accepted.discard(each.called)

@@ -15,4 +15,4 @@ class Connections(Section):
     max_strangers: int = Field(default=256, ge=2)  # of each listener; a further one takes the place of an older one
     max_strangers_per_address: int = Field(default=64, ge=1)  # or per user on Unix sockets; IPv6: per /64
     handshake_timeout: Seconds = Field(default=10.0, ge=1, le=600)  # in which a stranger has to show a credential
-    stranger_bytes: Bytes = Field(default=2 << 20, ge=64 << 10)  # that a stranger may send by gRPC over TCP
+    stranger_bytes: Bytes = Field(default=256 << 10, ge=64 << 10)  # that a stranger may send by gRPC over TCP
