@@ -99,7 +99,7 @@ class Listeners:
         if unix:
             self._listen_unix(server, unix)
             await self._access.listen_beside(unix)
-            self._calls = CallServer(services, self._access.ticket, self._gate)
+            self._calls = CallServer(services, self._access.ticket, self._gate, self._connections.limiter("call"))
             await self._calls.open(socket_path(unix), public=self._access.by_user)
             if self._config.lane_path:
                 self._lanes.open(self._config.lane_path, public=self._access.by_user)

@@ -12,7 +12,7 @@ class Connections(Section):
     limit on open files allows (`ulimit -n`, `LimitNOFILE`)."""
 
     max: int = Field(default=4096, ge=8)  # of each listener
-    max_strangers: int = Field(default=256, ge=2)  # of each listener; a further one takes the place of an older one
-    max_strangers_per_address: int = Field(default=64, ge=1)  # or per user on Unix sockets; IPv6: per /64
+    max_strangers: int = Field(default=512, ge=2)  # of each listener; a further one takes the place of an older one
+    max_strangers_per_address: int = Field(default=128, ge=1)  # or per user on Unix sockets; IPv6: per /64
     handshake_timeout: Seconds = Field(default=10.0, ge=1, le=600)  # in which a stranger has to show a credential
     stranger_bytes: Bytes = Field(default=256 << 10, ge=64 << 10)  # that a stranger may send by gRPC over TCP

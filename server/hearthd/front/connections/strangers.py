@@ -23,6 +23,9 @@ PENALTY_GRACE = 1.0
 """Seconds that a stranger has even then: time for the first call of a tenant at the same address."""
 CROWD_GRACE = 0.25
 """Seconds in which a stranger is not closed for the number of a penalized peer's others."""
+SETTLED = 1.0
+"""Seconds in which a stranger does not count against the number of its peer's: many tenants of one address may start at
+once."""
 BACKLOG = 32 << 10
 """Unread bytes on a Unix socket, whose received bytes the kernel does not count, that make a look suspicious."""
 BACKLOG_LOOKS = 10
@@ -97,7 +100,8 @@ def judge(
             old = [each for each in several if now - each.since > CROWD_GRACE]
             for each in old[: max(0, len(several) - max(1, bounds.most_per_peer // PENALTY_DIVISOR))]:
                 closing[each] = "penalty"
-        for each in several[: max(0, len(several) - bounds.most_per_peer)]:
+        settled = [each for each in several if now - each.since > SETTLED]
+        for each in settled[: max(0, len(settled) - bounds.most_per_peer)]:
             closing[each] = "address"
     rest = {peer: [each for each in several if each not in closing] for peer, several in by_peer.items()}
     for each in _beyond(rest, bounds.most):
