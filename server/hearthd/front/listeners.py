@@ -83,6 +83,9 @@ class Listeners:
         """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
         is open by then."""
         config = self._config.listen
+        devices = len(self._supervisor.devices)
+        tenants = max(1, len(self._config.tenants))
+        self._connections.fit(devices * min(self._config.devices.max_processes, tenants))
         self._health = health.Health(self._supervisor)
         open_service = self._open_service(health_pb2_grpc.add_HealthServicer_to_server, self._health.servicer)
         listed = (node_service.NAME, device_service.NAME, health.NAME)
