@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from hearthd.config import Config, ConfigError
 from hearthd.front.addresses import parse_address
+from hearthd.front.connections import descriptors
 from hearthd.front.tenancy import exposure
 
 SOON_S = 14 * 86400
@@ -35,6 +37,7 @@ def advise(config: Config, path: Path | None = None, now: float | None = None) -
         *_exposure(config),
         *_logins(config),
         *_reach(config),
+        *_descriptors(),
         *_backend(config),
         *_tls(config, now),
         *_audit(config),
@@ -93,6 +96,16 @@ def _reach(config: Config) -> Iterator[Advice]:
         )  # fmt: skip
     if not (listen.grpc or config.unix_path):
         yield Advice("listen", "neither grpc nor unix: no client can connect")
+
+
+def _descriptors() -> Iterator[Advice]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < descriptors.COMFORT:
+        yield Advice(
+            "connections",
+            f"this shell's limit on open files is {hard}, which leaves few connections to clients; raise it "
+            "(ulimit -n 65536, LimitNOFILE in the unit)",
+        )
 
 
 def _backend(config: Config) -> Iterator[Advice]:

@@ -24,6 +24,7 @@ from hearthd.front.peer_port import Admit, PeerPort
 from hearthd.front.tls import Certificates, TlsError
 
 if TYPE_CHECKING:
+    from hearthd.front.connections.limits import ConnectionLimits
     from hearthd.front.http.refused import Refusals
     from hearthd.front.http.server import HttpServer
     from hearthd.front.link import DeviceLink
@@ -49,6 +50,8 @@ class Access:
             max_failures=config.auth.max_failures,
             failure_delay=config.auth.failure_delay,
         )
+        self.connections: ConnectionLimits | None = None
+        """Limits on connections to the identity socket."""
         self.certificates: Certificates | None = None
         """None: no TLS."""
         self._config = config
@@ -143,7 +146,9 @@ class Access:
             directory = Path(path).parent
             if not directory.stat().st_mode & stat.S_IXOTH:
                 log.warning("socket_out_of_reach", directory=str(directory), fix=f"chmod o+x {directory}")
-            self._identity = IdentitySocket(identity_path(path), self._tickets)
+            self._identity = IdentitySocket(
+                identity_path(path), self._tickets, self.connections.limiter("identity") if self.connections else None
+            )
             await self._identity.start()
 
     async def watch(self, link: DeviceLink) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hearthd.front.admission.account import Account
     from hearthd.front.admission.gate import Admitted, Door
     from hearthd.front.admission.settings import Admission
+    from hearthd.front.connections.limiter import Slot
 
 _SMALL = 64 << 10
 """Messages up to here are copied behind their header; longer ones are written from where they lie."""
@@ -49,6 +50,9 @@ class FramedCall(asyncio.Protocol):
     ) -> None:
         self.admitted: Admitted | Refusal | None = None
         """The gate's decision, made when METHOD came."""
+        self.slot: Slot | None = None
+        """Of its connection, among those of the listener."""
+        self.on_lost: Callable[[FramedCall], None] = lambda call: None
         self.transport: asyncio.Transport | None = None
         self.metadata: calls.Metadata = ()
         self.identify: Callable[[], calls.Metadata] | None = None
@@ -245,6 +249,9 @@ class FramedCall(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost, self.transport = True, None
+        if self.slot is not None:
+            self.slot.release()
+        self.on_lost(self)
         for timer in (self._timer, self._slow):
             if timer is not None:
                 timer.cancel()

@@ -20,13 +20,14 @@ from hearthd.front.admission.gate import Door, Gate, Service
 from hearthd.front.admission.limits import Credential
 from hearthd.front.auth import AUTHORIZATION, SESSION, TICKET
 from hearthd.front.call_context import Aborted, FramedCall
+from hearthd.front.connections.limiter import ConnectionLimiter
+from hearthd.front.connections.peers import peer_of
 from hearthd.front.listen import UnixSocket
 
 log = structlog.get_logger("hearthd.calls")
 
 _METHOD_WAIT = 2.0
 """Seconds in which METHOD has to come."""
-_MOST_WAITING = 1024
 _BACKLOG = 1024
 _MAX_PATH = 107
 _SHOWN = frozenset((AUTHORIZATION, SESSION, TICKET))
@@ -42,14 +43,22 @@ class _Details(NamedTuple):
 class CallServer:
     """Of one daemon; belongs to the event loop."""
 
-    def __init__(self, services: Sequence[Service], ticket: Callable[[socket.socket], str], gate: Gate) -> None:
+    def __init__(
+        self,
+        services: Sequence[Service],
+        ticket: Callable[[socket.socket], str],
+        gate: Gate,
+        limiter: ConnectionLimiter,
+    ) -> None:
         """`ticket`: one that stands for the user at the other end of a socket; empty where none is needed."""
         self._services = services
         self._gate = gate
         self._ticket = ticket
         self._socket: UnixSocket | None = None
         self._server: asyncio.AbstractServer | None = None
-        self._waiting: dict[FramedCall, asyncio.TimerHandle] = {}
+        self._limiter = limiter
+        self._waiting: set[FramedCall] = set()
+        """Connections whose METHOD has not come."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def open(self, path: str, *, public: bool) -> None:
@@ -93,23 +102,21 @@ class CallServer:
 
     def _made(self, call: FramedCall) -> bool:
         """Whether a connection is taken."""
-        if len(self._waiting) >= _MOST_WAITING:
-            for gone in [each for each in self._waiting if each.transport is None]:
-                self._waiting.pop(gone).cancel()
-        if len(self._waiting) >= _MOST_WAITING:
+        assert call.transport is not None
+        peer = peer_of(call.transport.get_extra_info("socket"))
+        call.slot = self._limiter.admit(peer, call.drop)
+        if call.slot is None:
             return False
-        self._waiting[call] = asyncio.get_running_loop().call_later(_METHOD_WAIT, self._overdue, call)
+        call.slot.expect(_METHOD_WAIT)
+        self._waiting.add(call)
+        call.on_lost = self._waiting.discard
         return True
-
-    def _overdue(self, call: FramedCall) -> None:
-        self._waiting.pop(call, None)
-        call.drop()
 
     def _start(self, call: FramedCall, head: bytes) -> None:
         """Its METHOD has come. Raises `FrameError`."""
-        timer = self._waiting.pop(call, None)
-        if timer is not None:
-            timer.cancel()
+        self._waiting.discard(call)
+        if call.slot is not None:
+            call.slot.expect()  # an accepted credential, which ends the wait
         method, metadata = calls.unpack_head(head)
         if self._server is None or call.transport is None:
             call.drop()

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from hearthd.front.connections.limiter import ConnectionLimiter, Slot
 from hearthd.front.listen import ListenError, UnixSocket
 from hearthd.front.tenants import User
 
@@ -28,6 +29,8 @@ log = structlog.get_logger("hearthd.identity")
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
+_SEND_WAIT = 2.0
+"""Seconds in which a ticket has to be on its way."""
 _MOST_TICKETS = 256
 """Of one user, not redeemed; one more takes the place of the oldest, so that nobody's flood costs others theirs."""
 
@@ -83,9 +86,10 @@ class Tickets:
 class IdentitySocket:
     """The socket. Belongs to the event loop."""
 
-    def __init__(self, path: str, tickets: Tickets) -> None:
+    def __init__(self, path: str, tickets: Tickets, limiter: ConnectionLimiter | None = None) -> None:
         self._socket = UnixSocket(path, public=True)
         self._tickets = tickets
+        self._limiter = limiter
         self._server: asyncio.AbstractServer | None = None
 
     async def start(self) -> None:
@@ -97,7 +101,7 @@ class IdentitySocket:
         before = os.umask(0o111)  # everybody may ask who they are
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Greeter(self._tickets), path, backlog=128
+                lambda: _Greeter(self._tickets, self._limiter), path, backlog=128
             )
         except OSError as error:
             self._socket.release()
@@ -115,8 +119,10 @@ class IdentitySocket:
 class _Greeter(asyncio.Protocol):
     """Sends the ticket and hangs up."""
 
-    def __init__(self, tickets: Tickets) -> None:
+    def __init__(self, tickets: Tickets, limiter: ConnectionLimiter | None) -> None:
         self._tickets = tickets
+        self._limiter = limiter
+        self._slot: Slot | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")
@@ -126,8 +132,18 @@ class _Greeter(asyncio.Protocol):
             log.warning("no_peer_credentials", why=error.strerror or str(error))
             transport.close()
             return
+        if self._limiter is not None:
+            self._slot = self._limiter.admit(f"uid:{user.uid}", transport.abort)  # type: ignore[attr-defined]
+            if self._slot is None:
+                transport.close()
+                return
+            self._slot.expect(_SEND_WAIT)
         transport.write(f"{self._tickets.issue(user)}\n".encode())
         transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._slot is not None:
+            self._slot.release()
 
 
 def peer_of(connection: socket.socket) -> User:

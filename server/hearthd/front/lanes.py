@@ -8,6 +8,7 @@ import socket
 import structlog
 
 from hearth_proto.v1 import device_pb2
+from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.lane_tickets import LIFETIME, Attachment
 from hearthd.front.listen import UnixSocket
 from hearthd.front.ticket_port import PortObserver, TicketPort
@@ -20,8 +21,8 @@ MAX_PATH = 107
 class Lanes(TicketPort):
     """Of one daemon."""
 
-    def __init__(self, observer: PortObserver) -> None:
-        super().__init__(observer)
+    def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
+        super().__init__(observer, limiter)
         self._socket: UnixSocket | None = None
 
     @property

@@ -19,6 +19,7 @@ from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.admission import grpc_server
 from hearthd.front.admission.gate import Gate, Service
 from hearthd.front.call_server import CallServer
+from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
 from hearthd.front.reflection import Reflection
@@ -38,8 +39,11 @@ _GRPC_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # of gRPC's other pings: while one is out, no keepalive is sent
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # No limit: beyond one, gRPC makes an error of every further ping, at 12 us each. The connection guard counts bytes.
     ("grpc.http2.max_ping_strikes", 0),
+    # Not 4 MiB, the default: a connection's turn in gRPC's threads would last long, and a few that flood starve others.
+    ("grpc.experimental.tcp_max_read_chunk_size", 128 << 10),
+    ("grpc.max_concurrent_streams", 1024),  # of one connection
 )
 
 
@@ -57,7 +61,9 @@ class Listeners:
         stripes: StripePort,
         status: NodeStatus,
         gate: Gate,
+        connections: ConnectionLimits,
     ) -> None:
+        self._connections = connections
         self._gate = gate
         self._config = config
         self._access = access
@@ -77,12 +83,17 @@ class Listeners:
         """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
         is open by then."""
         config = self._config.listen
+        devices = len(self._supervisor.devices)
+        tenants = max(1, len(self._config.tenants))
+        self._connections.fit(devices * min(self._config.devices.max_processes, tenants))
         self._health = health.Health(self._supervisor)
         open_service = self._open_service(health_pb2_grpc.add_HealthServicer_to_server, self._health.servicer)
         listed = (node_service.NAME, device_service.NAME, health.NAME)
         reflection = Reflection(listed, self._gate, self._metrics).handler()
-        options = (*_GRPC_OPTIONS, *grpc_server.options(self._gate.limits.largest))
-        server = grpc_server.make((*services, open_service, reflection), self._gate.account, options)
+        options = (*_GRPC_OPTIONS, *self._connections.grpc_options(), *grpc_server.options(self._gate.limits.largest))
+        server = grpc_server.make(
+            (*services, open_service, reflection), self._gate.account, options, self._connections.guard.admits
+        )
         self._server = server
         grpc_address = ""
         if config.grpc:
@@ -91,7 +102,7 @@ class Listeners:
         if unix:
             self._listen_unix(server, unix)
             await self._access.listen_beside(unix)
-            self._calls = CallServer(services, self._access.ticket, self._gate)
+            self._calls = CallServer(services, self._access.ticket, self._gate, self._connections.limiter("call"))
             await self._calls.open(socket_path(unix), public=self._access.by_user)
             if self._config.lane_path:
                 self._lanes.open(self._config.lane_path, public=self._access.by_user)
@@ -100,6 +111,8 @@ class Listeners:
             beside = parse_address(config.grpc).host if config.grpc else ""
             lanes = str(self._stripes.open(parse_address(self._config.lane_address), beside))
         await server.start()
+        ports = [parse_address(grpc_address).port] if grpc_address else []
+        self._connections.guard.start(ports, [unix] if unix else [])
         return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
@@ -157,6 +170,7 @@ class Listeners:
         """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
         if self._health is not None:
             await self._health.stop()
+        self._connections.guard.stop()
         await self._lanes.close()
         await self._stripes.close()
         server, self._server = self._server, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hearthd.config import Config
 from hearthd.front import backends, device_service, node_service
 from hearthd.front.access import Access
@@ -13,6 +15,7 @@ from hearthd.front.bulk_service import Bounds, BulkService
 from hearthd.front.changes import Changes
 from hearthd.front.collective_metrics import CollectiveMetrics
 from hearthd.front.collective_router import CollectiveRouter
+from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.credits import Credits
 from hearthd.front.drain import Drain
 from hearthd.front.durable import Vault
@@ -86,10 +89,16 @@ class Parts:
         self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.vault.restore)
         self.access = Access(config, self.sessions, self.metrics)
+        self.connections = ConnectionLimits(
+            config.connections, self.metrics.registry, lambda: not self.access.auth.directory.open
+        )
         self.metrics.certificate_expires = lambda: self.access.certificate_expires
         self.supervisor.prepare.append(self.access.watch)
         account = Account(config.admission.max_unauthenticated_bytes, self.metrics.registry)
         self.gate = Gate(self.access.auth, Limits.of(config), account)
+        self.access.connections = self.connections
+        self.gate.on_shown = self.sessions.on_shown = self.connections.shown
+        self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.credits = Credits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
         limits = device_service.Limits(
@@ -102,8 +111,8 @@ class Parts:
                 max_unacked_bytes=config.limits.max_unacked_bytes,
             ),
         )
-        self.lanes = Lanes(self.metrics)
-        self.stripes = StripePort(self.metrics)
+        self.lanes = Lanes(self.metrics, self.connections.limiter("lanes"))
+        self.stripes = StripePort(self.metrics, self.connections.limiter("stripes"))
         bounds = Bounds(
             config.lanes.segment_bytes or 2 * share_of_host(),
             config.lanes.chunk_bytes,
@@ -114,6 +123,7 @@ class Parts:
             self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk, self.gate
         )
         self.groups.port = self.access.peers(self.groups.admit)
+        self.groups.port.on_refused = partial(self.connections.counts.connection_refused, "peers")
         group_service = GroupService(
             self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
         )
@@ -141,6 +151,7 @@ class Parts:
             self.stripes,
             self.status,
             self.gate,
+            self.connections,
         )
         self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
         changes = Changes(

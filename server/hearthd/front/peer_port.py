@@ -57,6 +57,8 @@ class PeerPort:
         self._closed = False
         self._from: Counter[str] = Counter()
         """Strangers by address."""
+        self.on_refused: Callable[[str, str], None] = lambda host, reason: None
+        """Told the address and why of each connection that is not taken or says nothing in time."""
         self._left_out, self._next_word = 0, 0.0
         """How many were hung up on since the log said so, and when it may again."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,6 +122,7 @@ class PeerPort:
             host = str(where[0])
             if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
                 connection.close()
+                self.on_refused(host, "strangers" if self.strangers >= MAX_STRANGERS else "address")
                 self._left_out += 1
                 if loop.time() >= self._next_word:  # the log is not theirs to fill
                     counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
@@ -142,6 +145,7 @@ class PeerPort:
             if link.over:  # turned away; it counts until it has gone, or connections would add up
                 await asyncio.wait([link.gone])
         except TimeoutError:
+            self.on_refused(host, "silent")
             link.cut(f"it did not say who it is within {self._handshake:g} s")
         except PeerLost as lost:
             log.info("peer_gone", peer=link.peer, why=str(lost))

@@ -125,6 +125,8 @@ class SessionTable:
         self._closing: set[asyncio.Task[list[int]]] = set()
         self.accounts = Accounts()
         self.audit = Audit()
+        self.on_shown: Callable[[Caller | None], None] = lambda caller: None
+        """Told whom the session token of the running call stands for; None: no live session."""
         self.draining = False
         self.drain_left: Callable[[], float] = lambda: 0.0
         self.emptied = asyncio.Event()
@@ -197,7 +199,9 @@ class SessionTable:
         if session is None and key in self._revoked:
             raise _ended(*self._revoked[key])
         if session is None or session.closing or session.deadline <= now:
+            self.on_shown(None)
             raise refusals.session_expired()
+        self.on_shown(session.caller)
         session.touched = now
         spans.of_session(session)
         return session

@@ -12,6 +12,7 @@ from hearthd.front.addresses import Address, default_unix_path, parse_address
 from hearthd.front.admission.settings import Admission
 from hearthd.front.auditing.settings import AuditLog
 from hearthd.front.collective_settings import Collectives, refuse_clear_tickets
+from hearthd.front.connections.settings import Connections
 from hearthd.front.http_settings import Http
 from hearthd.front.section import Bytes, Seconds, Section
 from hearthd.front.tenant_settings import TenantSettings, check_distinct
@@ -190,6 +191,7 @@ class Config(Section):
     profile: Profile = Profile()
     log: Log = Log()
     limits: Limits = Limits()
+    connections: Connections = Connections()
     admission: Admission = Admission()
     tls: Tls = Tls()
     auth: Auth = Auth()

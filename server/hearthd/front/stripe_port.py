@@ -8,6 +8,7 @@ import socket
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
 from hearthd.front.addresses import Address
+from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.listen import check_free, listen_error
 from hearthd.front.ticket_port import PortObserver, TicketPort
 
@@ -18,8 +19,8 @@ class StripePort(TicketPort):
     ticket_bytes = (TICKET_BYTES, TICKET_NAME)
     """The whole ticket; before TLS, what names it."""
 
-    def __init__(self, observer: PortObserver) -> None:
-        super().__init__(observer)
+    def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
+        super().__init__(observer, limiter)
         self._address: Address | None = None
         self._beside = ""
 

@@ -14,11 +14,12 @@ from typing import Protocol
 import structlog
 
 from hearth_proto.frames import HEADER, Kind
+from hearthd.front.connections.limiter import ConnectionLimiter
+from hearthd.front.connections.peers import peer_of
 from hearthd.front.lane_tickets import TICKET_BYTES, Attachment, Tickets, check_open
 
 log = structlog.get_logger("hearthd.lanes")
 
-_MOST_WAITING = 256
 _TICKET_WAIT = 2.0
 """Seconds in which the ticket has to come."""
 _REST_WAIT = 0.25
@@ -46,8 +47,10 @@ class TicketPort:
     ticket_bytes: tuple[int, ...] = (TICKET_BYTES,)
     """What is shown here."""
 
-    def __init__(self, observer: PortObserver) -> None:
+    def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
+        """`limiter`: of connections that have shown no ticket; those with one are the device processes'."""
         self._observer = observer
+        self._limiter = limiter
         self._tickets = Tickets()
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -81,12 +84,22 @@ class TicketPort:
                 log.warning("lane_accept", why=error.strerror or str(error))
                 await asyncio.sleep(_ACCEPT_PAUSE)
                 continue
-            if len(self._waiting) >= _MOST_WAITING:
-                self._refuse(connection, "crowded")
-                continue
-            task = asyncio.create_task(self._serve(connection), name="lane-ticket")
-            self._waiting.add(task)
-            task.add_done_callback(self._waiting.discard)
+            self._receive(connection)
+
+    def _receive(self, connection: socket.socket) -> None:
+        task = asyncio.create_task(self._serve(connection), name="lane-ticket")
+
+        def drop() -> None:
+            self._refuse(connection, "crowded")
+            task.cancel()
+
+        slot = self._limiter.admit(peer_of(connection), drop)
+        if slot is None:
+            drop()
+            return
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        task.add_done_callback(lambda _: slot.release())
 
     # ---- one connection ----
 

@@ -21,6 +21,8 @@ from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.addresses import Address
 from hearthd.front.bulk_service import MAX_STRIPES
+from hearthd.front.connections.limits import ConnectionLimits
+from hearthd.front.connections.settings import Connections
 from hearthd.front.listen import ListenError
 from hearthd.front.metrics import Metrics
 from hearthd.front.stripe_port import StripePort
@@ -241,7 +243,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_client_is_sent(listens: str, beside: str, peer: str, told: str | None) -> None:
-    port = StripePort(Metrics())
+    port = StripePort(Metrics(), ConnectionLimits(Connections()).limiter("stripes"))
     port._address, port._beside = Address(listens, 7423), beside
     if told is None:
         with pytest.raises(Refusal, match="own host") as refusal:

@@ -222,7 +222,6 @@ def test_tickets_that_nobody_shows_are_forgotten() -> None:
 
 def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticket_port, "_TICKET_WAIT", 0.3)
-    monkeypatch.setattr(ticket_port, "_MOST_WAITING", 8)
     said = {
         b"": "silent",
         frames.encode(Kind.TICKET, b"x" * 32)[:30]: "silent",
@@ -248,6 +247,7 @@ def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path, monkeypatch:
             client.close()
             await until(lambda: refusals(f, "closed") == 1)
             monkeypatch.setattr(ticket_port, "_TICKET_WAIT", 30.0)
+            f.daemon.parts.connections.limiter("lanes").most_per_peer = 8
             flood = [await asyncio.open_unix_connection(path) for _ in range(12)]
             await until(lambda: refusals(f, "crowded") == 4)
             for _, writer in flood:

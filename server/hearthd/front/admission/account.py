@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -35,6 +35,8 @@ class Account:
         """Bytes."""
         self._freed = 0
         self._trim: asyncio.TimerHandle | None = None
+        self.on_refused: Callable[[str], None] = lambda peer: None
+        """Told the peer, gRPC's name, of each refusal."""
         self._logged: dict[str, tuple[float, int]] = {}
         Gauge(
             "hearth_admission_unauthenticated_bytes",
@@ -81,6 +83,7 @@ class Account:
     def refused(self, limit: str, peer: str, method: str, **details: object) -> None:
         """Counts a refusal, and logs it unless one by the same limit was logged lately."""
         self._refusals.labels(limit).inc()
+        self.on_refused(peer)
         now = time.monotonic()
         last, unlogged = self._logged.get(limit, (-_LOG_EVERY, 0))
         if now - last < _LOG_EVERY:

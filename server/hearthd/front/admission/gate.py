@@ -25,6 +25,7 @@ from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limit
 from hearthd.front.admission.turns import Turns
 from hearthd.front.attach import EOF
 from hearthd.front.auth import Authenticator, host_of
+from hearthd.front.connections import calling
 from hearthd.front.refusals import Context, malformed
 from hearthd.front.tenants import Caller
 
@@ -67,6 +68,10 @@ class Gate:
         self.limits = limits
         self.account = account
         self.turns = Turns()
+        self.on_shown: Callable[[Caller | None], None] = lambda caller: None
+        """Told whom the credential of the running call stands for; None: it has none that is good."""
+        self.on_probe: Callable[[], None] = lambda: None
+        """Told of each call that needs no credential."""
 
     def door(self, service: str, method: str, *, limit: Limit | None = None) -> Door:
         """The gate of one method; `limit`: another than the table's."""
@@ -119,6 +124,7 @@ class Door:
     async def enter(self, context: Context) -> Any:
         """The first message of a call whose headers have arrived; `None` where a stream has none. Raises the refusal of
         what is not admitted."""
+        calling.enter(context)
         admitted: Any = getattr(context, "admitted", None)  # framed calls are decided on when METHOD comes
         try:
             if admitted is None:
@@ -126,12 +132,16 @@ class Door:
             elif isinstance(admitted, Refusal):
                 raise admitted
         except Refusal as refusal:
+            self._gate.on_shown(None)
             if refusal.reason == Reason.UNAUTHENTICATED:
                 with self._gate.account.holding(MAX_STRANGER_BYTES) as room:
                     await self._gate.auth.failed(context.peer(), self.method, refusal, wait=room)
             raise
         if admitted.caller is not None:
+            self._gate.on_shown(admitted.caller)
             _caller.set(spans.of_caller(admitted.caller))
+        elif self.limit.credential is Credential.NONE:
+            self._gate.on_probe()
         message = await self._read(context, admitted)
         if message is EOF:
             if not self.unary:

@@ -48,23 +48,31 @@ def options(largest: int) -> Options:
     )
 
 
-def make(services: Sequence[Service], account: Account, channel_options: Options) -> grpc.aio.Server:
-    """A server of these services that has not begun."""
+def make(
+    services: Sequence[Service],
+    account: Account,
+    channel_options: Options,
+    admits: Callable[[str], bool] = lambda peer: True,
+) -> grpc.aio.Server:
+    """A server of these services that has not begun. `admits`: whether a call of a peer, by gRPC's name, is looked at;
+    one that is not is dropped before Python has made objects of its metadata."""
     names = ("_request_call", "_request_registered_call", "_make_request_call_future", "add_registered_method_handlers")
     core = _core.AioServer
-    known = all(hasattr(core, name) for name in names) and hasattr(_core, "_schedule_rpc_coro")
+    known = all(hasattr(core, name) for name in names) and all(
+        hasattr(_core, name) for name in ("_schedule_rpc_coro", "_ServicerContext")
+    )
     if not known or "method_resolver" not in inspect.signature(_core._handle_rpc).parameters:
         log.warning("grpc_unprotected", version=grpc.__version__, why="its accept loop ends at a path that is no UTF-8")
         server: grpc.aio.Server = grpc.aio.server(options=channel_options)
         server.add_generic_rpc_handlers(services)
         return server
-    server = _server(account, channel_options)
+    server = _server(account, channel_options, admits)
     for service in services:
         server.add_registered_method_handlers(service.name, service.methods)  # type: ignore[attr-defined]
     return server
 
 
-def _server(account: Account, channel_options: Options) -> Any:
+def _server(account: Account, channel_options: Options, admits: Callable[[str], bool]) -> Any:
     base: Any = inspect.getmodule(grpc.aio.server)  # grpc.aio._server
 
     class Server(base.Server):  # type: ignore[misc]
@@ -72,6 +80,7 @@ def _server(account: Account, channel_options: Options) -> Any:
             self._loop = _core.get_working_loop()
             self._server = _accepting()(self._loop, None, (), (), tuple(channel_options), None)
             self._server.unknown = partial(_unknown, account)
+            self._server.admits = admits
 
     return Server()
 
@@ -83,6 +92,7 @@ def _accepting() -> Any:
         """Accepts in one loop a method. `unknown` answers calls of no method."""
 
         unknown: Callable[[Any, Context], Any]
+        admits: Callable[[str], bool]
 
         def add_registered_method_handlers(self, method_handlers: dict[str, Any]) -> None:
             self.__dict__.setdefault("handlers", {}).update(method_handlers)
@@ -103,6 +113,9 @@ def _accepting() -> Any:
                 resolver = _Resolver(self.__dict__["handlers"][path])
             while True:
                 state = await request()
+                if not self.admits(_core._ServicerContext(state, None, None, loop).peer()):
+                    del state
+                    continue
                 call = _core._handle_rpc(path, resolver, (), state, loop, False)
                 task = loop.create_task(_core._schedule_rpc_coro(call, state, loop, path), name="rpc_task")
                 calls.add(task)

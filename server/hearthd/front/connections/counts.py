@@ -1,0 +1,45 @@
+"""Connections as metrics, and as log lines at a bounded rate."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+log = structlog.get_logger("hearthd.connections")
+
+LOG_INTERVAL = 5.0
+"""Seconds between two lines about the same listener and reason; the second says how many it stands for."""
+
+
+class ConnectionCounts:
+    """Of one daemon: the `limiter.ConnectionObserver` of all listeners."""
+
+    def __init__(self, registry: CollectorRegistry | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open = Gauge(
+            "hearth_connections", "Open connections, lanes excepted, by listener.", ("listener",), registry=registry
+        )
+        self._refused = Counter(
+            "hearth_connections_refused", "Connections closed by a limit or a deadline.", ("listener", "reason"),
+            registry=registry,
+        )  # fmt: skip
+        self._next: dict[tuple[str, str], float] = {}
+        self._unsaid: Tally[tuple[str, str]] = Tally()
+
+    def connection_opened(self, listener: str) -> None:
+        self._open.labels(listener).inc()
+
+    def connection_closed(self, listener: str) -> None:
+        self._open.labels(listener).dec()
+
+    def connection_refused(self, listener: str, peer: str, reason: str) -> None:
+        self._refused.labels(listener, reason).inc()
+        key, now = (listener, reason), self._clock()
+        self._unsaid[key] += 1
+        if now >= self._next.get(key, 0.0):
+            log.warning("connection_refused", listener=listener, reason=reason, peer=peer, times=self._unsaid.pop(key))
+            self._next[key] = now + LOG_INTERVAL

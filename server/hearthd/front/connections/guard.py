@@ -1,0 +1,260 @@
+"""The guard of the gRPC listeners: closes connections that show no credential in time, or flood before they do.
+
+Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.judge`. The rate adapts:
+`REST` seconds between two looks while there is no stranger, `ALERT` while there are some or a peer is penalized, and
+never more than a twentieth of the event loop's time. Without tenants everybody is let in, and nothing is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from hearthd.front.connections.limiter import ConnectionObserver
+from hearthd.front.connections.open_sockets import OpenSockets
+from hearthd.front.connections.peers import group_of, normal_name
+from hearthd.front.connections.penalties import Penalties
+from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge
+
+log = structlog.get_logger("hearthd.connections")
+
+REST = 0.2
+"""Seconds between two looks when all connections have shown a credential."""
+ALERT = 0.05
+"""Seconds between two looks otherwise."""
+HASTE = 0.01
+"""Seconds between two looks while a peer is penalized, or a stranger has come within the last second."""
+_SHARE = 20
+"""A look takes at most one in so many parts of the event loop's time."""
+_AGAIN = 0.002
+"""Seconds between two looks for the connection of a call from an unknown peer."""
+_EARLY = 4096
+"""Peers with an accepted credential whose connection was not seen yet."""
+
+FAILED_COST = 12.0
+"""Of a call with a missing or wrong credential, in calls: see `strangers.CALLS`."""
+UNKNOWN_COST = 8.0
+"""Of a request that was refused before it was decoded, or to a method that there is not."""
+
+
+class ConnectionGuard:
+    """Of one daemon; belongs to the event loop."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        observer: ConnectionObserver,
+        guarded: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`guarded`: whether calls have to show credentials, i.e. there are tenants."""
+        self.bounds = bounds
+        self.penalties = Penalties()
+        self._observer = observer
+        self._guarded = guarded
+        self._clock = clock
+        self._listeners: dict[str, str] = {}
+        """Listener's name by its port (as text) or path."""
+        self._sockets: OpenSockets | None = None
+        self._connections: dict[int, Stranger] = {}
+        """By descriptor, proven ones as well."""
+        self._named: dict[str, Stranger] = {}
+        self._accepted: set[str] = set()
+        """Peers, as gRPC calls them, with an accepted credential."""
+        self._early: dict[str, str] = {}
+        """Of them those whose connection was not seen yet, by `peers.grpc_name`; oldest first."""
+        self._users: set[str] = set()
+        """Users (`uid:N`) on Unix sockets with an accepted credential."""
+        self._all_users = False
+        """A credential came over a Unix socket that does not say which user showed it."""
+        self._cut: OrderedDict[str, None] = OrderedDict()
+        """Strangers' connections that were closed here and are gone, by name; the latest."""
+        self._looked = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+
+    # ---- life ----
+
+    def start(self, ports: Iterable[int], paths: Iterable[str]) -> None:
+        """Watches the gRPC listeners on these TCP ports and Unix sockets."""
+        self._listeners = {str(port): "grpc" for port in ports} | dict.fromkeys(paths, "grpc_unix")
+        try:
+            self._sockets = OpenSockets()
+        except OSError as error:
+            log.warning("no_connection_guard", why=error.strerror or str(error), fix="Mount /proc.")
+            return
+        self._arm(REST)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sockets is not None:
+            self._sockets.close()
+            self._sockets = None
+
+    @property
+    def descriptors(self) -> int:
+        """Open descriptors of the process at the last look."""
+        return self._sockets.descriptors if self._sockets is not None else 0
+
+    @property
+    def strangers(self) -> int:
+        return sum(not each.proven for each in self._connections.values())
+
+    # ---- reports about calls ----
+
+    def accepted(self, peer: str, uid: int | None) -> None:
+        """A call from `peer` (gRPC's name) has shown an accepted credential. Cheap for a peer that has before."""
+        if peer in self._accepted:
+            return
+        name = normal_name(peer)
+        if not name:
+            if uid is not None and uid >= 0:
+                self._users.add(f"uid:{uid}")
+            else:
+                self._all_users = True
+            return
+        self._accepted.add(peer)
+        found = self._named.get(name)
+        if found is not None:
+            found.proven, found.called = True, peer
+            return
+        self._early[name] = peer
+        if len(self._early) > _EARLY:
+            self._accepted.discard(self._early.pop(next(iter(self._early))))
+
+    def spent(self, peer: str, cost: float = 1.0) -> None:
+        """A call from `peer` showed no credential, or a wrong one."""
+        found = self._named.get(normal_name(peer))
+        if found is not None and not found.proven:
+            now = self._clock()
+            found.spend(cost, now)
+            if cost <= 1:
+                found.probed = now
+        if not self._soon and self._timer is not None and self._timer.when() - self._now() > ALERT:
+            self._soon = True
+            self._arm(ALERT)
+
+    def admits(self, peer: str) -> bool:
+        """Whether a call from `peer` is to be looked at. A stranger's is not once its connection was closed here, or
+        has received more than a stranger may send: gRPC bounds the metadata of a frame, not of a call, and hands over
+        calls whose connection was cut in the middle of theirs."""
+        if peer in self._accepted or self._sockets is None or not self._guarded():
+            return True
+        name = normal_name(peer)
+        each = self._named.get(name)
+        if name and each is None and name not in self._cut and self._clock() - self._looked > _AGAIN:
+            self.look()
+            each = self._named.get(name)
+        if each is None:
+            return name not in self._cut
+        if each.proven:
+            return True
+        if not each.closed:
+            self._measure(self._sockets, each)
+            if each.bytes <= self.bounds.bytes // 2:
+                return True
+            self._close(self._sockets, each, "flood", self._clock())
+        return False
+
+    # ---- a look ----
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _arm(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        if self._sockets is None:
+            return
+        self._soon = False
+        began = time.perf_counter()
+        wait = REST
+        try:
+            wait = self.look()
+        except OSError as error:
+            log.warning("connection_guard", why=error.strerror or str(error))
+        finally:
+            self._arm(max(wait, _SHARE * (time.perf_counter() - began)))
+
+    def look(self) -> float:
+        """Updates the table and closes what is to be closed; seconds until the next look."""
+        sockets = self._sockets
+        assert sockets is not None
+        now = self._looked = self._clock()
+        new, gone = sockets.scan()
+        for number in gone:
+            self._forget(number)
+        for number, inode in new.items():
+            self._enter(sockets, number, inode, now)
+        if not self._guarded():
+            return REST
+        for each in self._connections.values():
+            if not each.proven and not each.closed:
+                self._measure(sockets, each)
+        self._all_users = False
+        for each, reason in judge(self._connections.values(), self.bounds, self.penalties, now):
+            self._close(sockets, each, reason, now)
+        strangers = [each for each in self._connections.values() if not each.proven]
+        if strangers and now - max(each.since for each in strangers) < 1.0:
+            return HASTE
+        if self.penalties.any(now):
+            return HASTE
+        return ALERT if strangers else REST
+
+    def _enter(self, sockets: OpenSockets, number: int, inode: int, now: float) -> None:
+        found = sockets.find(number, inode)
+        if found is None or found.local not in self._listeners:
+            return
+        each = Stranger(number, inode, group_of(found.peer), found.name, now, found.pid, spent_at=now)
+        self._connections[number] = each
+        if found.name:
+            self._named[found.name] = each
+            self._cut.pop(found.name, None)
+            called = self._early.pop(found.name, "")
+            each.proven, each.called = bool(called), called
+        self._observer.connection_opened(self._listener(each))
+
+    def _measure(self, sockets: OpenSockets, each: Stranger) -> None:
+        received = sockets.received(each.number, each.inode, tcp=bool(each.name))
+        if each.name:
+            each.bytes = max(0, received)
+        else:
+            each.backlogs = each.backlogs + 1 if received > BACKLOG else 0
+            each.proven = self._all_users or each.peer in self._users
+
+    def _close(self, sockets: OpenSockets, each: Stranger, reason: str, now: float) -> None:
+        if not sockets.shut(each.number, each.inode):
+            return
+        each.closed = True
+        if reason == "flood":
+            self.penalties.add(each.peer, now)
+            each.bytes = 0  # they are paid for
+        self._observer.connection_refused(self._listener(each), each.peer, reason)
+
+    def _forget(self, number: int) -> None:
+        each = self._connections.pop(number, None)
+        if each is None:
+            return
+        self._observer.connection_closed(self._listener(each))
+        if each.name and not each.proven:
+            self.penalties.add(each.peer, self._looked, each.bytes / self.bounds.bytes)
+            self._cut[each.name] = None
+            if len(self._cut) > _EARLY:
+                self._cut.popitem(last=False)
+        if self._named.get(each.name) is each:
+            del self._named[each.name]
+        self._accepted.discard(each.called)
+
+    @staticmethod
+    def _listener(each: Stranger) -> str:
+        return "grpc" if each.name else "grpc_unix"

@@ -1,0 +1,129 @@
+"""All connection limits of one daemon, made from its configuration: a limiter for each listener that accepts by itself,
+the guard of gRPC's, and what reports credentials to both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from hearthd.front.connections import descriptors
+from hearthd.front.connections.calling import current
+from hearthd.front.connections.counts import ConnectionCounts
+from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, ConnectionGuard
+from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.settings import Connections
+from hearthd.front.connections.strangers import Bounds
+
+log = structlog.get_logger("hearthd.connections")
+
+
+def _half(most: int, wanted: int) -> int:
+    """Strangers among at most `most` connections, `wanted` where that many fit in half of them."""
+    return max(1, min(wanted, most // 2))
+
+
+class ConnectionLimits:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        settings: Connections,
+        registry: CollectorRegistry | None = None,
+        guarded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`guarded`: whether there are tenants, so that calls have to show credentials."""
+        self.settings = settings
+        self.counts = ConnectionCounts(registry)
+        bounds = Bounds(
+            settings.max_strangers,
+            settings.max_strangers_per_address,
+            settings.handshake_timeout,
+            settings.stranger_bytes,
+        )
+        self.guard = ConnectionGuard(bounds, self.counts, guarded)
+        self.most_grpc = settings.max
+        """Connections of each of gRPC's listeners."""
+        self._limiters: dict[str, ConnectionLimiter] = {}
+        self._shares: dict[str, int] = {}
+
+    def limiter(self, listener: str) -> ConnectionLimiter:
+        """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, http, peers."""
+        found = self._limiters.get(listener)
+        if found is None:
+            settings = self.settings
+            found = self._limiters[listener] = ConnectionLimiter(
+                listener,
+                self.counts,
+                # These show a credential within a second or are closed, and clients open several at once.
+                most=settings.max,
+                most_strangers=2 * settings.max_strangers,
+                most_per_peer=settings.max_strangers,
+                timeout=settings.handshake_timeout,
+            )
+            self._cut(found)
+        return found
+
+    def fit(self, devices: int) -> None:
+        """Raises the limit on open files and cuts all limits to it; logs a warning where that is much. Call it before
+        the listeners are opened. `devices`: device processes that there may be."""
+        limit = descriptors.raise_limit()
+        self._shares = descriptors.shares(limit, descriptors.used(), devices)
+        for limiter in self._limiters.values():
+            self._cut(limiter)
+        self.most_grpc = min(self.settings.max, self._shares["grpc"])
+        self.guard.bounds = replace(
+            self.guard.bounds,
+            most=_half(self.most_grpc, self.settings.max_strangers),
+            most_per_peer=_half(self.most_grpc, self.settings.max_strangers_per_address),
+        )
+        if limit < descriptors.COMFORT:
+            log.warning(
+                "few_descriptors",
+                limit=limit,
+                connections=self._shares,
+                fix="Raise the limit on open files: LimitNOFILE=65536 in the unit, or ulimit -n.",
+            )
+
+    def share(self, listener: str) -> int:
+        """The most connections that the limit on open files leaves a listener."""
+        return self._shares.get(listener, self.settings.max)
+
+    def _cut(self, limiter: ConnectionLimiter) -> None:
+        limiter.most = min(limiter.most, self.share(limiter.listener))
+        limiter.most_strangers = _half(limiter.most, limiter.most_strangers)
+        limiter.most_per_peer = min(limiter.most_strangers, limiter.most_per_peer)
+
+    def grpc_options(self) -> tuple[tuple[str, int], ...]:
+        """Options of the gRPC server. The handshake's deadline covers TLS and the client's first SETTINGS."""
+        return (
+            ("grpc.server_handshake_timeout_ms", int(self.settings.handshake_timeout * 1000)),
+            ("grpc.max_allowed_incoming_connections", self.most_grpc),
+        )
+
+    # ---- what calls show ----
+
+    def shown(self, caller: Any) -> None:
+        """The running call has shown the credential of `caller`, who has a `uid` where the credential was a user of
+        this host; None: no credential, or a wrong one."""
+        calling = current()
+        if isinstance(calling, Slot):
+            if caller is not None:
+                calling.prove()
+        elif calling and caller is not None:
+            self.guard.accepted(calling, caller.uid)
+        elif calling:
+            self.guard.spent(calling, FAILED_COST)
+
+    def probed(self) -> None:
+        """The running call asks for what needs no credential."""
+        calling = current()
+        if isinstance(calling, str) and calling:
+            self.guard.spent(calling)
+
+    def refused(self, peer: str) -> None:
+        """A request from `peer`, gRPC's name, was refused for its form."""
+        self.guard.spent(peer, UNKNOWN_COST)

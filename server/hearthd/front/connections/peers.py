@@ -1,0 +1,67 @@
+"""Names of peers: how gRPC, sockets and limits call the other end of a connection. Pure but for `peer_of`."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+
+def peer_of(connection: Any) -> str:
+    """The peer of a connected socket, as `ConnectionLimiter.admit` takes it: an IP address, or `uid:N` on a Unix
+    socket; empty where it has gone already. Accepts asyncio's transport sockets."""
+    try:
+        if connection.family == socket.AF_UNIX:
+            return f"uid:{user_of(connection)[1]}"
+        return str(connection.getpeername()[0])
+    except OSError:
+        return ""
+
+
+def user_of(connection: Any) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket when it connected. Raises `OSError`."""
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+@lru_cache(maxsize=1024)
+def group_of(peer: str) -> str:
+    """The group that limits count `peer` in: an IPv6 address counts as its /64, which one host has to itself; an IPv4
+    address in IPv6 clothes as the IPv4 address."""
+    if ":" not in peer or peer.startswith("uid:"):
+        return peer
+    try:
+        address = ipaddress.IPv6Address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if address.is_loopback:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def grpc_name(host: str, port: int) -> str:
+    """gRPC's name of a TCP peer, in the form that `normal_name` gives."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return f"{mapped or address}|{port}"
+
+
+@lru_cache(maxsize=4096)
+def normal_name(peer: str) -> str:
+    """`context.peer()` (`ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) in the form of `grpc_name`; empty where it is not of
+    TCP."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    host, _, port = unquote(rest).rpartition(":")
+    try:
+        return grpc_name(host.strip("[]"), int(port))
+    except ValueError:
+        return ""

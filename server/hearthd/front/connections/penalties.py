@@ -1,0 +1,58 @@
+"""Peers whose connections misbehaved: a bounded table of scores that decay. Pure: the clock is passed in.
+
+A score halves every `half_life` seconds. The table holds `most` peers; a further one takes the place of the lowest
+score among the oldest, so that a sweep over many addresses does not make the table forget the worst.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+
+HALF_LIFE = 30.0
+"""Seconds."""
+MOST_PEERS = 1024
+_LOOKED_AT = 16
+_FORGOTTEN = 0.05
+"""A score below counts as none."""
+
+
+class Penalties:
+    """Scores by peer: one point a misbehaving connection."""
+
+    def __init__(self, threshold: float = 3.0, half_life: float = HALF_LIFE, most: int = MOST_PEERS) -> None:
+        """`threshold`: the score from which a peer is penalized."""
+        self.threshold = threshold
+        self._half_life = half_life
+        self._most = most
+        self._scores: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Score and its time, the peer that misbehaved last at the end."""
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def add(self, peer: str, now: float, points: float = 1.0) -> float:
+        """The peer's new score."""
+        score = self.score(peer, now) + points
+        self._scores[peer] = (score, now)
+        self._scores.move_to_end(peer)
+        if len(self._scores) > self._most:
+            self._evict(now)
+        return score
+
+    def score(self, peer: str, now: float) -> float:
+        score, when = self._scores.get(peer, (0.0, now))
+        return float(score * 0.5 ** (max(0.0, now - when) / self._half_life))
+
+    def penalized(self, peer: str, now: float) -> bool:
+        return bool(self._scores) and self.score(peer, now) >= self.threshold
+
+    def any(self, now: float) -> bool:
+        """Whether some peer is penalized; drops what has decayed."""
+        for peer in [peer for peer in self._scores if self.score(peer, now) < _FORGOTTEN]:
+            del self._scores[peer]
+        return any(self.penalized(peer, now) for peer in self._scores)
+
+    def _evict(self, now: float) -> None:
+        oldest = islice(self._scores, min(_LOOKED_AT, len(self._scores) - 1))
+        del self._scores[min(oldest, key=lambda peer: self.score(peer, now))]

@@ -1,0 +1,149 @@
+"""Pure policy: penalties that decay, strangers to be closed, shares of descriptors, names of peers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.front.connections import descriptors
+from hearthd.front.connections.peers import group_of, grpc_name, normal_name
+from hearthd.front.connections.penalties import HALF_LIFE, Penalties
+from hearthd.front.connections.strangers import (
+    CALLS,
+    PENALTY_DIVISOR,
+    PENALTY_GRACE,
+    SETTLED,
+    Bounds,
+    Stranger,
+    judge,
+)
+
+BOUNDS = Bounds(most=16, most_per_peer=8, timeout=10.0, bytes=1 << 20)
+PEERS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "uid:7"])
+STRANGERS = st.lists(
+    st.builds(
+        Stranger,
+        number=st.integers(3, 1000),
+        inode=st.integers(1, 1 << 31),
+        peer=PEERS,
+        name=st.just("x"),
+        since=st.floats(0, 100),
+        proven=st.booleans(),
+        closed=st.booleans(),
+        bytes=st.integers(0, 4 << 20),
+    ),
+    max_size=60,
+)
+
+
+# ---- penalties ----
+
+
+@given(st.lists(st.tuples(PEERS, st.floats(0, 5)), max_size=50))
+def test_score_never_exceeds_the_points_given_and_decays_to_nothing(points: list[tuple[str, float]]) -> None:
+    penalties, given_points = Penalties(), dict.fromkeys((peer for peer, _ in points), 0.0)
+    for now, (peer, value) in enumerate(points):
+        penalties.add(peer, float(now), value)
+        given_points[peer] += value
+        assert penalties.score(peer, float(now)) <= given_points[peer] + 1e-9
+    assert not penalties.any(len(points) + 20 * HALF_LIFE)
+    assert len(penalties) == 0
+
+
+@given(st.lists(st.integers(0, 500), max_size=300))
+def test_table_is_bounded_and_keeps_the_worst(peers: list[int]) -> None:
+    penalties = Penalties(most=32)
+    for _ in range(5):
+        penalties.add("worst", 0.0)
+    for number in peers:
+        penalties.add(f"10.0.0.{number}", 0.0, 0.5)
+    assert len(penalties) <= 32
+    assert penalties.penalized("worst", 0.0)
+
+
+# ---- strangers ----
+
+
+@given(STRANGERS, st.floats(0, 120))
+def test_nobody_with_a_credential_is_closed_and_the_numbers_are_kept(strangers: list[Stranger], now: float) -> None:
+    strangers = [each for each in strangers if each.since <= now]
+    closing = dict(judge(strangers, BOUNDS, Penalties(), now))
+    assert not [each for each in closing if each.proven or each.closed]
+    left = [each for each in strangers if not each.proven and not each.closed and each not in closing]
+    assert len(left) <= BOUNDS.most
+    for each in left:
+        assert each.bytes <= BOUNDS.bytes and now - each.since <= BOUNDS.timeout
+    for peer in {each.peer for each in left}:
+        settled = [each for each in left if each.peer == peer and now - each.since > SETTLED]
+        assert len(settled) <= BOUNDS.most_per_peer
+
+
+@given(st.integers(1, 30), st.integers(17, 200))
+def test_a_peer_with_many_connections_does_not_cost_another_its_own(few: int, many: int) -> None:
+    few = min(few, BOUNDS.most // 2)
+    honest = [Stranger(n, n, "10.0.0.1", "x", 0.0) for n in range(few)]
+    crowd = [Stranger(n, n, "10.0.0.2", "x", 0.5) for n in range(many)]
+    closing = dict(judge([*honest, *crowd], BOUNDS, Penalties(), 0.6))
+    assert not [each for each in closing if each.peer == "10.0.0.1"]
+
+
+def test_the_oldest_goes_first() -> None:
+    crowd = [Stranger(n, n, "10.0.0.2", "x", n / 100) for n in range(20)]
+    closing = dict(judge(crowd, BOUNDS, Penalties(), 0.3))
+    assert [each.number for each in closing] == [0, 1, 2, 3]
+    assert set(closing.values()) == {"strangers"}
+
+
+def test_a_penalized_peer_has_tighter_bounds_and_a_chance() -> None:
+    penalties = Penalties()
+    for _ in range(4):
+        penalties.add("10.0.0.2", 0.0)
+    loud = Stranger(1, 1, "10.0.0.2", "x", 0.0, bytes=BOUNDS.bytes // PENALTY_DIVISOR + 1)
+    fresh = Stranger(2, 2, "10.0.0.2", "x", 0.0)
+    assert judge([loud, fresh], BOUNDS, penalties, 0.1) == [(loud, "flood")]
+    assert judge([fresh], BOUNDS, penalties, PENALTY_GRACE + 0.1) == [(fresh, "penalty")]
+
+
+def test_calls_without_a_credential_are_a_flood_and_come_back_with_time() -> None:
+    probe, flood = Stranger(1, 1, "10.0.0.1", "x", 0.0), Stranger(2, 2, "10.0.0.1", "x", 0.0)
+    for _ in range(CALLS + 1):
+        flood.spend(1, 0.0)
+    for second in range(1000):
+        probe.spend(1, float(second))
+    probe.probed = 999.0
+    flood.probed = 999.0
+    assert judge([probe, flood], BOUNDS, Penalties(), 1000.0) == [(flood, "flood")]
+
+
+# ---- descriptors ----
+
+
+@given(st.integers(16, 1 << 20), st.integers(0, 200), st.integers(0, 64))
+def test_shares_fit_the_limit(limit: int, used: int, devices: int) -> None:
+    shares = descriptors.shares(limit, used, devices)
+    left = limit - used - descriptors.RESERVE - descriptors.DEVICE * devices
+    assert min(shares.values()) >= descriptors.LEAST
+    assert sum(shares.values()) <= max(left, 0) + descriptors.LEAST * len(shares)
+
+
+# ---- peers ----
+
+
+def test_names_of_peers_agree() -> None:
+    assert normal_name("ipv4:10.0.0.1:50") == grpc_name("10.0.0.1", 50) == grpc_name("::ffff:10.0.0.1", 50)
+    assert normal_name("ipv6:%5B::1%5D:50") == grpc_name("::1", 50)
+    assert normal_name("ipv6:[fe80::1%25eth0]:50") == grpc_name("fe80::1%eth0", 50)
+    assert normal_name("unix:") == normal_name("unix:/run/x") == normal_name("") == ""
+
+
+def test_limits_count_a_network_of_ipv6_as_one_peer() -> None:
+    assert group_of("2001:db8::1") == group_of("2001:db8::ffff:2")
+    assert group_of("2001:db8::1") != group_of("2001:db8:0:1::1")
+    assert group_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert group_of("uid:7") == "uid:7"
+
+
+@given(st.text(max_size=40))
+def test_any_text_has_a_name_and_a_group(text: str) -> None:
+    normal_name(text)
+    assert isinstance(group_of(text), str)
