@@ -20,8 +20,8 @@ from .kernels import saxpy_works
 SOURCE = 'extern "C" __global__ void f(int* x) { *x = NUMBER; }'
 
 SAID = (
-    "Fatal error: can't write 12 bytes to section .text of module.o: 'No space left on device'\n",
-    "/usr/bin/ld: final link failed: No space left on device\n",
+    "Fatal error: can't write 12 bytes to section .text of module.o: 'No space left on device'",
+    "/usr/bin/ld: final link failed: No space left on device",
 )
 """Of gcc's assembler and linker."""
 
@@ -65,27 +65,28 @@ def test_a_cache_directory_that_is_full(start_daemon: StartDaemon, small: Path) 
 def test_a_temporary_directory_that_is_full(
     start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While `full` exists the assembler or the linker says so, as it has it in `full`, of the module's file."""
+    """While `full0` or `full1` exists the assembler or the linker says so of the module's object file."""
     full, script = tmp_path / "full", tmp_path / "c++"
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no compiler to stand before")
-    script.write_text(
-        "#!/bin/sh\n"
-        f'if [ -e {full} ]; then case "$*" in *module.o*) cat {full} >&2; exit 1;; esac; fi\n'
-        f'exec {compiler} "$@"\n'
-    )
+    lines = [
+        f'if [ -e {full}{number} ]; then case "$*" in *module.o*) echo "{said}" >&2; exit 1;; esac; fi'
+        for number, said in enumerate(SAID)
+    ]
+    script.write_text("\n".join(("#!/bin/sh", *lines, f'exec {compiler} "$@"\n')))
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     daemon = start_daemon(cache_dir=tmp_path / "cache")
     with daemon.connect() as node:
         gpu = node.device(0)
         saxpy_works(gpu)
-        for number, said in enumerate(SAID):
-            full.write_text(said)
+        for number in range(len(SAID)):
+            sign = Path(f"{full}{number}")
+            sign.touch()
             assert "TMPDIR" in refused(gpu, number).fix
+            sign.unlink()
         with pytest.raises(hearth.CompileError, match="error"):
             gpu.RawModule(code='#error "No space left on device"\n').compile()
-        full.unlink()
-        gpu.RawModule(code=SOURCE.replace("NUMBER", "7")).compile()
+        gpu.RawModule(code=SOURCE.replace("NUMBER", "0")).compile()
     assert daemon.generation() == 1
