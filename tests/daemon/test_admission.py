@@ -25,7 +25,7 @@ from .harness import DaemonProcess, wait_until
 from .kernels import saxpy_works
 from .lent import LentDaemon
 from .raw import Raw, refused
-from .tenants import tenants
+from .tenants import tenant, tenants
 
 DESCRIBE = "/hearth.v1.NodeService/Describe"
 LOAD_MODULE = "/hearth.v1.DeviceService/LoadModule"
@@ -41,8 +41,10 @@ class Admitting(LentDaemon):
 
     def __init__(self, cache: Path) -> None:
         admission = {"request_timeout": "0.5s", "request_rate": "1GiB"}
-        config, tokens = tenants("alice", admission=admission, auth={"max_failures": 10000})
-        self.token = tokens["alice"]
+        config, tokens = tenants(
+            "alice", tenant("operator", rights=["admin"]), admission=admission, auth={"max_failures": 10000}
+        )
+        self.token, self.operator = tokens["alice"], tokens["operator"]
         super().__init__(cache, config, 1)
 
 
@@ -261,7 +263,7 @@ def test_what_was_refused_is_counted_and_logged(lent: Admitting, daemon: DaemonP
 
     def is_counted() -> bool:  # the page is kept for a second
         nonlocal page
-        page = daemon.get("/metrics", token=lent.token).body
+        page = daemon.get("/metrics", token=lent.operator).body
         return counted in page
 
     wait_until(is_counted, "the count")
