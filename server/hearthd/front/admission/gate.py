@@ -182,7 +182,11 @@ class Door:
                     details={"limit": "admission.max_unauthenticated_bytes", "allowed": self._gate.account.most},
                     retry_after_s=1.0,
                 )
-            return await self._gate.turns.run(host_of(peer), context.read)
+            try:
+                return await self._gate.turns.run(host_of(peer), context.read)
+            except BaseException:
+                self._gate.account.freed(self._gate.limits.largest)  # as much as may have come of it
+                raise
 
     def _checked(self, message: Any, context: Context, admitted: Admitted) -> Any:
         """The message, decoded where its size and the number of its fields allow."""
