@@ -1,7 +1,7 @@
 """Compares the lock files with the ranges of `pyproject.toml`, without the network: `make lint` runs it.
 
-Each requirement of the project has a locked version that its range allows, each locked package has hashes, no package is
-locked twice, and `oldest.txt` has the lower end of each range that the running program depends on.
+Each requirement of the project has a locked version that its range allows, each locked package has hashes, no package
+is locked twice, and `oldest.txt` has the lower end of each range that the running program depends on.
 """
 
 from __future__ import annotations
