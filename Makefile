@@ -1,6 +1,9 @@
 # Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests
+#   make test-quick   the unit tests but for the slow ones, and a smoke of the daemon: a minute or so
+#   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest
+#   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories
 #   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
 #                Kubernetes' schemas
 #   make docs    the reference of the client, from its docstrings, into build/reference
@@ -19,7 +22,25 @@ COMPILER_EXTRA := $(shell command -v g++ >/dev/null 2>&1 || command -v c++ >/dev
 CUDA_VERSION := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
 CUDA_EXTRA := $(if $(CUDA_VERSION),$(if $(filter 12,$(CUDA_VERSION)),$(comma)cuda12,$(comma)cuda13))
 
-.PHONY: demo test tools docs lint typecheck proto proto-check bench clean serve
+# Installs lock files (1) and the project into the virtual environment (2), with hashes checked (3 says so). What pip says
+# is in pip.log there, and shown where it fails. Where the index has not one of the locked versions, or none for this
+# platform, the ranges of pyproject.toml decide, with the extras (4); a hash that differs is an error.
+define install
+	@echo "setting up $(2) (once)"
+	@{ $(2)/bin/pip install -q --disable-pip-version-check $(3) $(foreach lock,$(1),-r locks/$(lock).txt) \
+	  && $(2)/bin/pip install -q --disable-pip-version-check --no-deps -e .; } >$(2)/pip.log 2>&1 \
+	|| { grep -q "No matching distribution" $(2)/pip.log && echo "a locked package is not to be had: see $(2)/pip.log" >&2 \
+	  && $(2)/bin/pip install -q --disable-pip-version-check -e ".[$(4)]" >>$(2)/pip.log 2>&1; } \
+	|| { cat $(2)/pip.log >&2; exit 1; }
+endef
+
+# Lock files for this machine on top of server.txt.
+MACHINE := $(if $(COMPILER_EXTRA),cpu) $(patsubst $(comma)%,%,$(CUDA_EXTRA))
+# Of make test-quick: these files of the daemon's tests.
+SMOKE := launch transfers collectives first_process cli_status modules
+QUICK := --quick tests/unit $(patsubst %,tests/daemon/test_%.py,$(SMOKE))
+
+.PHONY: demo test test-quick test-oldest tools docs lint lock audit typecheck proto proto-check bench clean serve
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
@@ -28,7 +49,14 @@ test: $(VENV)/.dev $(VENV)-proto/.tools
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check -q client server proto tests docs deploy
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
+	$(BIN)/python locks/check.py
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+test-quick: $(VENV)/.dev
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile $(QUICK) $(PYTEST_ARGS)
+
+test-oldest: $(VENV)-oldest/.dev
+	$(VENV)-oldest/bin/pytest -q -n $(JOBS) --dist loadfile $(QUICK) $(PYTEST_ARGS)
 
 # Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
 tools: | $(VENV)/bin/python
@@ -44,6 +72,14 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check client server proto tests docs deploy
 	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
+	$(BIN)/python locks/check.py
+
+lock: $(VENV)-tools/.tools
+	$(PYTHON) locks/write.py $(VENV)-tools/bin/uv
+
+# Asks the index for advisories, over the internet.
+audit: $(VENV)-tools/.tools
+	$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r locks/server.txt -r locks/dev.txt
 
 serve: $(VENV)/.server
 	$(BIN)/hearthd serve
@@ -62,21 +98,32 @@ proto-check: $(VENV)-proto/.tools
 	$(VENV)-proto/bin/python proto/generate.py --check
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -U pip
+	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.server: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install -q --disable-pip-version-check -e ".[server$(COMPILER_EXTRA)$(CUDA_EXTRA)]"
-	touch $@
+$(VENV)/.server: pyproject.toml locks/server.txt | $(VENV)/bin/python
+	$(call install,server $(MACHINE),$(VENV),--require-hashes,server$(COMPILER_EXTRA)$(CUDA_EXTRA))
+	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install -q --disable-pip-version-check -e ".[dev$(COMPILER_EXTRA)$(CUDA_EXTRA)]"
-	touch $@ $(VENV)/.server
+$(VENV)/.dev: pyproject.toml locks/server.txt locks/dev.txt | $(VENV)/bin/python
+	$(call install,server dev $(MACHINE),$(VENV),--require-hashes,dev$(COMPILER_EXTRA)$(CUDA_EXTRA))
+	@touch $@ $(VENV)/.server
+
+$(VENV)-oldest/.dev: pyproject.toml locks/oldest.txt
+	@$(PYTHON) -m venv $(VENV)-oldest
+	$(call install,oldest $(if $(COMPILER_EXTRA),cpu),$(VENV)-oldest,,dev$(COMPILER_EXTRA))
+	@touch $@
 
 $(VENV)-proto/.tools: Makefile
-	$(PYTHON) -m venv $(VENV)-proto
-	$(VENV)-proto/bin/pip install -q --disable-pip-version-check grpcio-tools==1.76.0
-	touch $@
+	@$(PYTHON) -m venv $(VENV)-proto
+	@$(VENV)-proto/bin/pip install -q --disable-pip-version-check grpcio-tools==1.76.0 >$(VENV)-proto/pip.log 2>&1 \
+	  || { cat $(VENV)-proto/pip.log >&2; exit 1; }
+	@touch $@
+
+$(VENV)-tools/.tools: Makefile
+	@$(PYTHON) -m venv $(VENV)-tools
+	@$(VENV)-tools/bin/pip install -q --disable-pip-version-check uv pip-audit >$(VENV)-tools/pip.log 2>&1 \
+	  || { cat $(VENV)-tools/pip.log >&2; exit 1; }
+	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-proto $(VENV)-tools build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -46,6 +47,18 @@ def _settled() -> None:
     """Some tests have all objects looked at again."""
     if not gc.get_freeze_count():
         settle()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leaves out what tests/slow.txt lists")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = set((Path(__file__).parent / "slow.txt").read_text().splitlines())
+        out = [item for item in items if item.nodeid.partition("[")[0] in slow]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item.nodeid.partition("[")[0] not in slow]
 
 
 _LONGEST_NAME = 60

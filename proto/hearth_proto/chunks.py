@@ -26,16 +26,18 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends. Raises ValueError where the message ends inside it."""
+    """The number at `at`, and where it ends. Raises ValueError where the message ends inside it, and for one of more
+    than the ten bytes that 64 bits take: the time to read it would grow with the square of its length."""
     value = shift = 0
-    while at < len(view):
+    end = min(len(view), at + 10)
+    while at < end:
         byte = view[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
         shift += 7
-    raise ValueError("the message ends inside a number")
+    raise ValueError("the message ends inside a number" if end == len(view) else "a number of more than ten bytes")
 
 
 def upload_request(head: bytes, data: memoryview) -> bytes:

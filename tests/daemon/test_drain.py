@@ -75,7 +75,7 @@ def test_clients_are_told_and_go_on(start_daemon: StartDaemon) -> None:
     with pytest.raises(hearth.UnavailableError) as caught:
         daemon.connect()
     assert caught.value.reason == "DRAINING" and caught.value.fix
-    assert caught.value.retry_after is not None and 10 < caught.value.retry_after <= 20
+    assert caught.value.retry_after is not None and 10 < caught.value.retry_after <= 60
     assert (x.get() == 7).all()  # over a stream of its own
     saxpy_works(node.devices[-1])
     node.close()
@@ -89,11 +89,11 @@ def test_the_event_on_every_stream(start_daemon: StartDaemon) -> None:
         with raw.execute() as early:
             began = terminate(daemon)
             event = early.receive().event
-            assert event.WhichOneof("kind") == "draining" and 15e9 < event.draining.deadline_ns <= 20e9
+            assert event.WhichOneof("kind") == "draining" and 15e9 < event.draining.deadline_ns <= 60e9
             assert early.ask(c.Command(flush=c.Flush())).HasField("done")
         with raw.execute(device=len(raw.opened.devices) - 1) as late:
             event = late.receive().event
-            assert event.WhichOneof("kind") == "draining" and event.draining.deadline_ns <= 20e9
+            assert event.WhichOneof("kind") == "draining" and event.draining.deadline_ns <= 60e9
         told = refused(raw.node.OpenSession, node_pb2.OpenSessionRequest(), timeout=10)
         assert told.reason == "DRAINING" and told.code == grpc.StatusCode.UNAVAILABLE.value[0] and told.retry_after_s
     assert ended(daemon, began) < SOON

@@ -1,0 +1,49 @@
+"""The lock files agree with the ranges of `pyproject.toml`, and a disagreement is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("locks_check", ROOT / "locks" / "check.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def test_every_requirement_is_locked(check: ModuleType, project: dict[str, Any]) -> None:
+    assert check.problems(project) == []
+
+
+def test_a_requirement_that_is_not_locked_is_told(check: ModuleType, project: dict[str, Any]) -> None:
+    project["dependencies"].append("a-new-one>=1")
+    project["dependencies"][0] = "grpcio>=99"
+    told = "\n".join(check.problems(project))
+    assert "server: a-new-one>=1 is not met by server: missing" in told and "grpcio>=99 is not met" in told
+
+
+def test_a_package_without_hashes_is_told(
+    check: ModuleType, project: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in (*check.FILES, "oldest"):
+        text = (ROOT / "locks" / f"{file}.txt").read_text()
+        (tmp_path / f"{file}.txt").write_text(text + ("bare==1.0\n" if file == "dev" else ""))
+    monkeypatch.setattr(check, "HERE", tmp_path)
+    assert check.problems(project) == ["dev.txt: bare has no hash"]
