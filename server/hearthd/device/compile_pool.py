@@ -36,7 +36,7 @@ _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate me
 
 
 class CompileWorkers:
-    """The workers of one device process. Implements `hearthd.device.compiler.Runner`."""
+    """The workers of one device process. Implements `hearthd.device.broker.images.Runner`."""
 
     def __init__(self, backend: str, limits: CompileLimits, *, confine: bool = True) -> None:
         self._backend = backend
