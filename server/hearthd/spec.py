@@ -59,6 +59,8 @@ class DeviceSpec:
     compile_memory: int = 4 << 30
     """Address space that one compile may take, in bytes."""
     compile_workers: int = 2
+    compile_confined: bool = False
+    """A compile worker that Landlock does not confine compiles nothing: there are tenants."""
     cpu_threads: int = 0
     """Threads of one virtual CPU device; 0: all cores."""
     nvtx: bool = False

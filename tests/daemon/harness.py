@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import hearth
+from hearthd.confinement.support import support
 from tests.daemon.tenants import new_token, token_hash
 
 BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")

@@ -26,6 +26,11 @@ class Support:
         ]
         return " and ".join(missing)
 
+    def __str__(self) -> str:
+        """As device processes report it: "landlock 7, seccomp"."""
+        parts = [f"landlock {self.landlock}" if self.landlock else "", "seccomp" if self.seccomp else ""]
+        return ", ".join(filter(None, parts)) or "nothing"
+
 
 @functools.cache
 def support() -> Support:

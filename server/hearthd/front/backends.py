@@ -39,6 +39,8 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
     check_exposure(config, backend)
     if backend == "cpu":
         check_cpu_tenants(config)
+    else:
+        check_compiling_tenants(config)
     visible = config.devices.visible
     if isinstance(visible, str):
         return backend, list(range(count))
@@ -65,6 +67,23 @@ def check_cpu_tenants(config: Config) -> None:
             f"tenants {names} cannot use the CPU backend here: its kernels are native code, and this kernel, or this "
             f"container, has no {lacking} to confine them; use a kernel that has (Linux 5.13 or later), {trusted}"
         )
+
+
+def check_compiling_tenants(config: Config) -> None:
+    """Compilers read what tenants wrote, and run with the daemon's rights where nothing confines them. Raises
+    `ConfigError`."""
+    if config.tenants and config.compile.tenants == "confined" and not support().landlock:
+        names = ", ".join(repr(tenant.name) for tenant in config.tenants)
+        raise ConfigError(
+            f"tenants {names} cannot compile here: this kernel, or this container, has no Landlock to confine the "
+            'compilers; use a kernel that has (Linux 5.13 or later), or set compile.tenants = "trusted"'
+        )
+
+
+def _compile_confined(config: Config, backend: Backend) -> bool:
+    """Whether a compile worker that cannot be confined is of no use."""
+    trusted = config.compile.tenants == "trusted" or (backend == "cpu" and config.devices.cpu_tenants == "trusted")
+    return bool(config.tenants) and not trusted
 
 
 def _confinement(config: Config, backend: Backend) -> Confinement:
@@ -104,6 +123,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             compile_timeout=config.compile.timeout,
             compile_memory=config.compile.memory,
             compile_workers=config.compile.workers,
+            compile_confined=_compile_confined(config, backend),
             memory_limit=config.devices.memory_limit,
             max_streams=config.devices.max_streams,
             linger=config.devices.linger,

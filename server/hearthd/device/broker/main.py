@@ -71,7 +71,8 @@ class _Main:
         self._files = files
         self._sending = threading.Lock()
         self._jobs: dict[int, Job] = {}
-        self._workers = CompileWorkers(spec.backend, CompileLimits(spec.compile_timeout, spec.compile_memory))
+        limits = CompileLimits(spec.compile_timeout, spec.compile_memory)
+        self._workers = CompileWorkers(spec.backend, limits, unconfined=not spec.compile_confined)
         self._workers.warm(forked)  # before there is a thread, and before the cache's key is read
         journal = Journal(spec)
         self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
