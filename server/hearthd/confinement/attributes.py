@@ -46,18 +46,25 @@ def no_new_privileges() -> None:
 def drop_capabilities() -> None:
     """Gives up every capability for ever; nothing where there are none. Raises OSError where that fails."""
 
+    if not _capabilities():
+        return
+
     class Header(ctypes.Structure):
         _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
     libc = ctypes.CDLL(None, use_errno=True)
-    header = Header(_CAPABILITY_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; low and high half
-    if libc.capget(ctypes.byref(header), sets) == 0 and not any(sets):
-        return
-    nothing = (ctypes.c_uint32 * 6)()
-    if libc.capset(ctypes.byref(header), nothing):
+    nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; low and high half
+    if libc.capset(ctypes.byref(Header(_CAPABILITY_VERSION_3, 0)), nothing):
         number = ctypes.get_errno()
         raise OSError(number, f"capabilities cannot be dropped: {os.strerror(number)}")
+
+
+def _capabilities() -> int:
+    """The permitted capabilities of this thread, as bits."""
+    for line in Path("/proc/thread-self/status").read_text().splitlines():
+        if line.startswith("CapPrm:"):
+            return int(line.split()[1], 16)
+    return 0
 
 
 def keep_descriptors(kept: Collection[int]) -> None:
