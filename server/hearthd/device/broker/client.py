@@ -208,5 +208,5 @@ def _ended() -> Refusal:
     return Refusal(
         Reason.INTERNAL,
         "The broker of this device process has ended; nothing more can be compiled in it.",
-        fix="restart the device (hearth restart), or open the session anew when its process has been replaced",
+        fix="save what is needed, then have an operator replace the process: `hearth restart-device`",
     )
