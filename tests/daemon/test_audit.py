@@ -43,7 +43,7 @@ def audited(start_daemon: StartDaemon, tmp_path: Path) -> tuple[DaemonProcess, P
         tenant("alice", tokens=[{"hash": token_hash(named), "name": "notebook"}]),
         tenant("guest", rights=["read"], quotas={"sessions": 1}),
         tenant("operator", rights=["admin"]),
-        audit={"path": str(path)}, devices={"isolation": "shared", "cpu_tenants": "trusted"},
+        audit={"path": str(path)}, devices={"isolation": "shared"},
     )  # fmt: skip
     tokens["alice"] = named
     return start_daemon(**config), path, tokens

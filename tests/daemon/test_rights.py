@@ -180,9 +180,7 @@ class World:
 
     def __init__(self, cache: Path) -> None:
         tables = [tenant(f"only-{right}", rights=[right]) for right in RIGHTS]
-        config, self.tokens = tenants(
-            "holder", tenant("nothing", rights=[]), *tables, devices={"isolation": "shared", "cpu_tenants": "trusted"}
-        )
+        config, self.tokens = tenants("holder", tenant("nothing", rights=[]), *tables, devices={"isolation": "shared"})
         self.daemon = DaemonProcess(cache, config, 1)
         self._open = ExitStack()
         self._sessions: dict[str, tuple[Raw, Execute]] = {}

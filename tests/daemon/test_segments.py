@@ -401,9 +401,7 @@ def _refused_handle(sharing: Sharing, buffer: int, segment: int) -> bool:
 
 def test_as_many_and_as_much_as_is_allowed(start_daemon: StartDaemon) -> None:
     config, tokens = tenants("free", tenant("bounded", quotas={"pinned_bytes": "1MiB"}))
-    daemon = start_daemon(
-        lanes={"segment_bytes": "4MiB"}, devices={"isolation": "shared", "cpu_tenants": "trusted"}, **config
-    )
+    daemon = start_daemon(lanes={"segment_bytes": "4MiB"}, devices={"isolation": "shared"}, **config)
     with Sharing(daemon.unix, tokens["free"]) as first, Sharing(daemon.unix, tokens["bounded"]) as second:
         assert first.shared.offer.max_segment_bytes == 4 * MIB
         assert second.shared.offer.max_segment_bytes == MIB

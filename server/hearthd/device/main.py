@@ -61,7 +61,7 @@ def main(
     )  # as the fork server had them
     try:
         broker = brokers.start(spec)  # before there is a thread or a CUDA context
-        kept = [end.fileno() for end in (link, descriptors, *broker.ends) if end is not None]
+        kept = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
         confined = confine(spec, kept)
         process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
     except (Refusal, DeviceFault) as error:
