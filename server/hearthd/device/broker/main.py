@@ -30,7 +30,12 @@ from hearthd.device.sandbox import adopt_orphans
 from hearthd.spec import DeviceSpec
 
 _PR_SET_PDEATHSIG = 1
-_MAX_REQUEST = 256 << 20
+_MAX_REQUEST = 64 << 20
+"""Bytes; a client's message, which the front has bounded, is smaller."""
+
+_MAX_REQUESTS = 64
+"""Requests at once beside compiles. A device process asks for less, unless a kernel speaks for it: no more is read then,
+and no more compiles run at once than the device process itself would run."""
 
 
 def start(spec: DeviceSpec) -> Broker:
@@ -77,6 +82,8 @@ class _Main:
         journal = Journal(spec)
         self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
         self._images = CachedImages(self._workers, _cache(spec, journal))
+        self._compiles = threading.BoundedSemaphore(2 * spec.compile_workers)  # `CompileQueue.most`
+        self._free = threading.BoundedSemaphore(2 * spec.compile_workers + _MAX_REQUESTS)
         self._known = threading.Event()
         """Set when the compiler is known."""
         if spec.backend == "cpu":
@@ -116,6 +123,7 @@ class _Main:
 
                 self._use(CudaCompiler.made_from(head["recipe"]))
             case _:
+                self._free.acquire()
                 threading.Thread(target=self._work, args=(head, parts), name="request", daemon=True).start()
 
     def _work(self, head: dict[str, Any], parts: list[bytes]) -> None:
@@ -131,6 +139,7 @@ class _Main:
             answer = messages.pack_refusal(
                 Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
             )
+        self._free.release()
         with contextlib.suppress(messages.Closed), self._sending:
             messages.send(self._link, {**answer, "id": number}, made)
 
@@ -147,7 +156,8 @@ class _Main:
                 job = self._jobs[number] = messages.unpack_job(head, parts)
                 parts.clear()
                 try:
-                    image, cached = self._images.image(job)
+                    with self._compiles:
+                        image, cached = self._images.image(job)
                 finally:
                     del self._jobs[number]
                 answer, code = messages.pack_image(image)
