@@ -148,7 +148,7 @@ class DaemonProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hearthd", "serve", *arguments],
                 stdout=subprocess.PIPE, stderr=log, text=True,
-                env=environment(**{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")}),
+                env=environment(**OPEN, **{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")}),
             )  # fmt: skip
         overdue = threading.Timer(START_S, self.process.kill)
         overdue.start()

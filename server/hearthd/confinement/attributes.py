@@ -17,9 +17,15 @@ _PR_SET_DUMPABLE, _PR_GET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 3, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
+DEBUGGABLE = "HEARTH_DEBUGGABLE"
+"""Environment variable: the daemon's processes stay open to debuggers and profilers of their user."""
+
+
 def close_to_others() -> None:
     """Makes the process not dumpable, and has it leave no core file: others of the user cannot read it."""
     leave_no_core()
+    if os.environ.get(DEBUGGABLE, "") not in ("", "0"):
+        return
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 

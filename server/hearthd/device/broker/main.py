@@ -34,8 +34,8 @@ _MAX_REQUEST = 64 << 20
 """Bytes; a client's message, which the front has bounded, is smaller."""
 
 _MAX_REQUESTS = 64
-"""Requests at once beside compiles. A device process asks for less, unless a kernel speaks for it: no more is read then,
-and no more compiles run at once than the device process itself would run."""
+"""Requests at once beside compiles. A device process asks for less, unless a kernel speaks for it: then no more is
+read, and no more compiles run at once than the device process itself would run."""
 
 
 def start(spec: DeviceSpec) -> Broker:
