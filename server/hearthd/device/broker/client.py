@@ -184,18 +184,25 @@ class BrokeredLibraries:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
         self._files: dict[str, int] = {}
 
     def library(self, name: str, _folder: Path, _sources: Sequence[str], *_more: str) -> Path:
-        """The path of the shared object. Raises Refusal."""
+        """The path of the shared object. Raises Refusal. Different ones are made at the same time."""
         with self._lock:
-            if name not in self._files:
-                code = memoryview(self._broker.library(name))
-                file = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC)
-                while code:
-                    code = code[os.write(file, code) :]
-                self._files[name] = file
-            return Path(f"/proc/self/fd/{self._files[name]}")
+            making = self._making.setdefault(name, threading.Lock())
+        with making:
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = self._made(name)
+        return Path(f"/proc/self/fd/{file}")
+
+    def _made(self, name: str) -> int:
+        code = memoryview(self._broker.library(name))
+        file = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC)
+        while code:
+            code = code[os.write(file, code) :]
+        return file
 
 
 def _refusal(head: dict[str, Any]) -> Refusal:
