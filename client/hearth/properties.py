@@ -36,6 +36,8 @@ class DeviceProperties:
     features: frozenset[str]
     memory_alignment: int
     """Of every buffer."""
+    confinement: str = ""
+    """How the kernel confines the device's processes, e.g. ``"landlock 7, seccomp"``; empty: not at all."""
 
     @classmethod
     def of(cls, message: node_pb2.DeviceProperties) -> DeviceProperties:
@@ -62,6 +64,7 @@ class DeviceProperties:
             runtime_version=message.runtime_version,
             features=frozenset(message.features),
             memory_alignment=message.memory_alignment,
+            confinement=message.confinement,
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hearthd.config import Config, ConfigError
+from hearthd.confinement.support import support
 from hearthd.front.addresses import parse_address
 from hearthd.front.connections import descriptors
 from hearthd.front.tenancy import exposure
@@ -121,6 +122,12 @@ def _backend(config: Config) -> Iterator[Advice]:
             "devices.cpu_on_network",
             "the CPU backend runs native code of clients on other hosts, which can do anything that the daemon's user "
             "can",
+        )
+    if backend == "cpu" and config.tenants and config.devices.cpu_tenants == "trusted":
+        yield Advice(
+            "devices.cpu_tenants",
+            '"trusted": tenants of the CPU backend run native code, and no wall between them is promised; what this '
+            f"kernel offers is used ({support()})",
         )
     for tenant in config.tenants:
         strangers = [] if tenant.devices == "all" else [each for each in tenant.devices if each >= len(devices)]

@@ -37,8 +37,8 @@ FOREIGN_VARIABLES = frozenset(
     }
 )
 """Variables of the clients, which share the prefix."""
-DEBUG_VARIABLES = frozenset({"HEARTH_CPU_RACECHECK"})
-"""Variables that a backend reads itself (docs/operations.md, "Finding races on a laptop")."""
+DEBUG_VARIABLES = frozenset({"HEARTH_CPU_RACECHECK", "HEARTH_DEBUGGABLE"})
+"""Variables that processes read themselves (docs/operations.md, "Finding races on a laptop", "What it protects")."""
 FILE_VARIABLE = "HEARTH_CONFIG"
 _PREFIX = "HEARTH_"
 

@@ -10,6 +10,10 @@ from typing import Literal
 
 Backend = Literal["cuda", "cpu"]
 
+Confinement = Literal["off", "available", "required", "process", "files"]
+"""On the CPU backend: as far as the kernel can ("available"), or wholly ("required"). On CUDA: not at all ("off"), by
+seccomp and attributes ("process"), and by Landlock too ("files")."""
+
 
 @dataclass(frozen=True)
 class DeviceSpec:
@@ -25,6 +29,12 @@ class DeviceSpec:
     cache_dir: str = ""
     """Where compiled modules are kept; empty: nowhere."""
     cache_bytes: int = 1 << 30
+    cache_key: str = ""
+    """File with the key that authenticates what is in there; empty: there is none."""
+    cache_divided: bool = False
+    """Each tenant has compiled modules of its own."""
+    confinement: Confinement = "available"
+    """How the process is confined before it serves anybody."""
     memory_limit: int = 0
     """The most that all sessions together may hold; 0: what the device has (CPU: a share of the host's memory)."""
     memory_granted: int | None = None
@@ -49,6 +59,8 @@ class DeviceSpec:
     compile_memory: int = 4 << 30
     """Address space that one compile may take, in bytes."""
     compile_workers: int = 2
+    compile_confined: bool = False
+    """A compile worker that Landlock does not confine compiles nothing: there are tenants."""
     cpu_threads: int = 0
     """Threads of one virtual CPU device; 0: all cores."""
     nvtx: bool = False

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import hearth
+from hearthd.confinement.support import support
 from tests.daemon.tenants import new_token, token_hash
 
 BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
@@ -147,7 +148,7 @@ class DaemonProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hearthd", "serve", *arguments],
                 stdout=subprocess.PIPE, stderr=log, text=True,
-                env=environment(**{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")}),
+                env=environment(**OPEN, **{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")}),
             )  # fmt: skip
         overdue = threading.Timer(START_S, self.process.kill)
         overdue.start()

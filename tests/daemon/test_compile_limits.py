@@ -20,7 +20,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from tests.steady import LATE
 
 from .conftest import StartDaemon
-from .harness import BACKEND, DaemonProcess, alive, wait_until
+from .harness import BACKEND, DaemonProcess, alive, on_cpu, wait_until
 from .kernels import common, saxpy_works
 from .raw import Raw, refused
 
@@ -183,7 +183,7 @@ def test_a_compiler_that_crashes_costs_one_compile(limited: DaemonProcess, gpu: 
 
 def _busy_worker(device: int) -> int:
     """The compile worker of a device process that is at work: it has the compiler under it, or uses the processor."""
-    workers = [pid for pid in processes(device) if _parent(pid) == device]
+    workers = [pid for pid in processes(device) if _parent(_parent(pid)) == device]  # under its broker
     if BACKEND == "cpu":
         return next((pid for pid in workers if "cc1plus" in processes(pid).values()), 0)
     before = {pid: _cpu_ticks(pid) for pid in workers}
@@ -240,6 +240,20 @@ def test_a_killed_device_process_takes_its_workers_with_it(start_daemon: StartDa
         os.kill(device, signal.SIGKILL)
         wait_until(lambda: not any(map(alive, under)), "the end of the workers")
         del module
+
+
+@on_cpu
+def test_a_device_process_without_its_broker_says_so(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+        (broker,) = [pid for pid in processes(device) if _parent(pid) == device]
+        os.kill(broker, signal.SIGKILL)
+        with pytest.raises(hearth.HearthError, match="broker") as caught:
+            node.device(0).RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+        assert caught.value.reason == "INTERNAL" and "restart-device" in caught.value.fix
+        saxpy_works(node.device(0))  # what is compiled runs on
 
 
 # ---- what is too large ----

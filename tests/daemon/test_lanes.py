@@ -301,6 +301,9 @@ with hearth.connect(sys.argv[1]) as node:
 def test_a_client_that_is_killed_leaves_nothing(start_daemon: StartDaemon) -> None:
     # A lease that a client which lives keeps also where the machine is so busy that it is not run for seconds.
     daemon = start_daemon(sessions={"lease": "6s"})
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))  # the runtime's file stays open
+    wait_until(lambda: not daemon.status()["sessions"], "the session's end", 30)
     before = descriptors(daemon.device_pid(0))
     for _ in range(3):
         client = subprocess.Popen(

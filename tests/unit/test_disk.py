@@ -12,6 +12,7 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearthd import disk
 from hearthd.device import compile_cache, compile_messages
+from hearthd.device.broker.images import CachedImages
 from hearthd.device.compilation import Image, Source
 from hearthd.device.compile_cache import CompileCache
 from hearthd.device.compile_pool import _not_started
@@ -83,7 +84,7 @@ def test_a_compile_that_meets_a_full_disk(tmp_path: Path, inside: bool) -> None:
     place = str(tmp_path / "prelude") if inside else "/tmp/hearth-x"
     done, outcome = threading.Event(), list[Compiled]()
     runner: Any = Runner(OSError(errno.ENOSPC, "No space left on device", place))
-    service = CompileService(runner, CompileCache(str(tmp_path), 1 << 20), 1, lambda action: action())
+    service = CompileService(CachedImages(runner, CompileCache(str(tmp_path), 1 << 20)), 1, lambda action: action())
 
     def landed(compiled: Compiled) -> None:
         outcome.append(compiled)

@@ -95,6 +95,10 @@ def _device(device: DeviceInfo) -> Check:
     if properties.backend == "cuda":
         major, minor = properties.compute_capability
         detail += f"; sm_{major}{minor}, driver {properties.driver_version}, runtime {properties.runtime_version}"
+    elif properties.confinement:
+        detail += f"; confined by {properties.confinement}"
+    else:
+        detail += "; not confined: kernels may do what the daemon's user may"
     return Check(name, "ok", detail)
 
 

@@ -1,4 +1,8 @@
-"""Compiled modules on disk: content-addressed, checksummed, bounded, shared by every device process of the node.
+"""Compiled modules on disk: content-addressed, authenticated, bounded, shared by the broker processes of the node.
+
+An entry is code that a device process loads and runs. Each carries an HMAC under the daemon's key over its name and
+its content: what another process wrote, or moved here from another name, is no entry. Where the cache is divided, an
+entry's name depends on the tenant too, so that no tenant learns from the time of a compile what others have compiled.
 
 The cache is never a reason for a launch to fail: what cannot be read is a miss, what cannot be written is left out.
 """
@@ -8,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import struct
@@ -19,7 +24,7 @@ from pathlib import Path
 from hearthd import disk
 from hearthd.device.compilation import Assembly, Image, Job
 
-MAGIC = b"hearth-image-1\n"
+MAGIC = b"hearth-image-2\n"
 DIGEST_BYTES = 32
 MAX_ENTRY_BYTES = 256 << 20
 REPORT_S = 60.0
@@ -44,11 +49,21 @@ def key(job: Job, identity: bytes) -> str:
 
 
 class CompileCache:
-    """One directory, `<first two hex digits>/<key>`. Threads and processes may use it at once."""
+    """One directory, `<first two hex digits>/<name>`. Threads and processes may use it at once.
 
-    def __init__(self, directory: str, max_bytes: int) -> None:
+    Args:
+        directory: Where the entries are; empty: nowhere.
+        max_bytes: Size of all entries; the bound drops those that were not used for longest.
+        secret: Key of the entries' authentication.
+        divided: Whether each tenant has entries of its own: `pin` then says whose they are.
+    """
+
+    def __init__(self, directory: str, max_bytes: int, secret: bytes = b"", divided: bool = False) -> None:
         self._directory = Path(directory) if directory else None
         self._max_bytes = max_bytes
+        self._secret = secret
+        self._divided = divided
+        self._tenant: str | None = None
         self._told = float("-inf")
         self.report: Callable[[str], None] = lambda _what: None
         """Told now and then, by any thread, that the disk is full: what is compiled is compiled again another time."""
@@ -58,6 +73,11 @@ class CompileCache:
         """Where it lies; empty: nowhere."""
         return str(self._directory or "")
 
+    def pin(self, tenant: str) -> None:
+        """Entries are this tenant's from now on, where the cache is divided; the first call counts."""
+        if self._tenant is None:
+            self._tenant = tenant
+
     def load(self, name: str) -> Image | None:
         path = self._path(name)
         if path is None:
@@ -65,7 +85,7 @@ class CompileCache:
         try:
             if path.stat().st_size > MAX_ENTRY_BYTES:
                 return None
-            image = _decode(path.read_bytes())
+            image = self._decode(path)
             os.utime(path)  # the bound drops what was not used for longest
             return image
         except OSError:
@@ -80,7 +100,7 @@ class CompileCache:
         if path is None:
             return
         try:
-            data = _encode(image)
+            data = self._encode(path, image)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
                 try:
@@ -116,7 +136,35 @@ class CompileCache:
                 os.close(descriptor)
 
     def _path(self, name: str) -> Path | None:
-        return None if self._directory is None else self._directory / name[:2] / name
+        if self._directory is None:
+            return None
+        if self._divided:
+            name = self._mac(b"tenant", (self._tenant or "").encode(), name.encode()).hex()
+        return self._directory / name[:2] / name
+
+    def _mac(self, *parts: bytes) -> bytes:
+        code = hmac.new(self._secret, digestmod=hashlib.sha256)
+        for part in parts:
+            code.update(len(part).to_bytes(8, "little"))
+            code.update(part)
+        return code.digest()
+
+    def _encode(self, path: Path, image: Image) -> bytes:
+        head = json.dumps({"names": dict(image.names), "log": image.log}).encode()
+        body = struct.pack("<I", len(head)) + head + image.code
+        return MAGIC + self._mac(b"entry", path.name.encode(), body) + body
+
+    def _decode(self, path: Path) -> Image:
+        data = path.read_bytes()
+        if not data.startswith(MAGIC):
+            raise ValueError("no image")
+        body = data[len(MAGIC) + DIGEST_BYTES :]
+        shown = data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES]
+        if not hmac.compare_digest(shown, self._mac(b"entry", path.name.encode(), body)):
+            raise ValueError("the authentication code is wrong")
+        (length,) = struct.unpack_from("<I", body)
+        head = json.loads(body[4 : 4 + length])
+        return Image(code=body[4 + length :], names=head["names"], log=head["log"])
 
     def _trim(self) -> None:
         assert self._directory is not None
@@ -134,18 +182,14 @@ class CompileCache:
             total -= size
 
 
-def _encode(image: Image) -> bytes:
-    head = json.dumps({"names": dict(image.names), "log": image.log}).encode()
-    body = struct.pack("<I", len(head)) + head + image.code
-    return MAGIC + hashlib.sha256(body).digest() + body
-
-
-def _decode(data: bytes) -> Image:
-    if not data.startswith(MAGIC):
-        raise ValueError("no image")
-    body = data[len(MAGIC) + DIGEST_BYTES :]
-    if hashlib.sha256(body).digest() != data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES]:
-        raise ValueError("the checksum is wrong")
-    (length,) = struct.unpack_from("<I", body)
-    head = json.loads(body[4 : 4 + length])
-    return Image(code=body[4 + length :], names=head["names"], log=head["log"])
+def cache_directory(configured: str) -> str:
+    """Where compiled modules go: the configured directory, never one that others can write to."""
+    if not configured:
+        return ""
+    try:
+        Path(configured).mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = Path(configured).stat()
+    except OSError:
+        return ""
+    # Code in it is run: a directory that another user could fill is no cache.
+    return configured if status.st_uid == os.getuid() and not status.st_mode & 0o022 else ""

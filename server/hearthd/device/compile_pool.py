@@ -36,10 +36,12 @@ _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate me
 
 
 class CompileWorkers:
-    """The workers of one device process. Implements `hearthd.device.compiler.Runner`."""
+    """The workers of one device process. Implements `hearthd.device.broker.images.Runner`."""
 
-    def __init__(self, backend: str, limits: CompileLimits, *, confine: bool = True) -> None:
+    def __init__(self, backend: str, limits: CompileLimits, *, confine: bool = True, unconfined: bool = True) -> None:
+        """`confine`: as far as the kernel can; without `unconfined`, a worker that it cannot confine gets no job."""
         self._backend = backend
+        self._unconfined = unconfined
         self._limits = limits
         self._confine = confine
         self._compiler: Compiler | None = None
@@ -258,6 +260,12 @@ class CompileWorkers:
         first, self.confined = self.confined is None, str(hello["confined"])
         if first and self._confine and not self.confined:
             self.report("no Landlock here: only the text of sources is checked for files of the host")
+        if not self.confined and not self._unconfined:
+            raise Refusal(
+                Reason.NO_COMPILER,
+                "The compile worker could not be confined (no Landlock), and tenants depend on it.",
+                fix='run a kernel with Landlock, or set compile.tenants = "trusted" in the daemon\'s configuration',
+            )
 
     def _next(self, job: Job | None) -> Worker:
         with self._lock:

@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import disk
+from hearthd.device.broker.images import ImageSource
 from hearthd.device.compilation import Image, Job
-from hearthd.device.compile_cache import CompileCache, key
 from hearthd.device.image_store import ImageStore
 from hearthd.device.policy.compile_queue import CompileQueue
 
@@ -34,32 +32,6 @@ class Compiled:
 Callback = Callable[[Compiled], None]
 
 
-class Runner(Protocol):
-    """Compiles: `hearthd.device.compile_pool.CompileWorkers`. Called on compile threads, but for the last two."""
-
-    def ready(self) -> None:
-        """Prepares for the first job."""
-        ...
-
-    def identity(self, job: Job) -> bytes:
-        """What besides the job decides the result. Raises Refusal."""
-        ...
-
-    def run(self, job: Job) -> Image:
-        """Raises Refusal."""
-        ...
-
-    def rest(self) -> None:
-        """There was nothing to do for a while."""
-        ...
-
-    def cancel(self, job: Job) -> None:
-        """Nobody waits for the job any more. Does not block."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class _Flight:
     """A job under way, and who waits for it."""
 
@@ -75,11 +47,8 @@ class CompileService:
     """`submit`, `abandon`, `close` and the callbacks belong to the device-handle thread; the work is done on compile
     threads, which are started as they are needed."""
 
-    def __init__(
-        self, runner: Runner, cache: CompileCache, workers: int, post: Callable[[Callable[[], None]], None]
-    ) -> None:
-        self._runner = runner
-        self._cache = cache
+    def __init__(self, images: ImageSource, workers: int, post: Callable[[Callable[[], None]], None]) -> None:
+        self._source = images
         self._post = post
         self._images = ImageStore()
         self._flights: dict[Job, _Flight] = {}
@@ -90,7 +59,7 @@ class CompileService:
         self._closed = False
 
     def warm(self) -> None:
-        """Lets the runner prepare for the first job, on a compile thread."""
+        """Has the source prepare for the first job, on a compile thread."""
         with self._changed:
             self._thread()
 
@@ -125,14 +94,18 @@ class CompileService:
         with self._changed:
             waited = self._queue.drop(flight)
         if not waited:
-            self._runner.cancel(flight.job)
+            self._source.cancel(flight.job)
+
+    def pin(self, tenant: str) -> None:
+        """All that this process compiles is the tenant's; the first call counts."""
+        self._source.pin(tenant)
 
     def close(self) -> None:
         """Stops what is under way. Compile threads end by themselves, or with the process."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._runner.close()
+        self._source.close()
 
     # ---- compile threads ----
 
@@ -142,7 +115,7 @@ class CompileService:
         threading.Thread(target=self._serve, name=f"compile-{self._threads}", daemon=True).start()
 
     def _serve(self) -> None:
-        self._guarded(self._runner.ready)
+        self._guarded(self._source.ready)
         while True:
             taken = self._next()
             if taken is None:
@@ -167,7 +140,7 @@ class CompileService:
                 if rested:
                     self._changed.release()
                     try:
-                        self._guarded(self._runner.rest)
+                        self._guarded(self._source.rest)
                     finally:
                         self._changed.acquire()
             return None
@@ -186,23 +159,11 @@ class CompileService:
         image: Image | None = None
         error: Refusal | None = None
         try:
-            name = key(job, self._runner.identity(job))
-            image = self._cache.load(name)
-            cached = image is not None
-            if image is None:
-                with self._cache.single_flight(name):
-                    image = self._cache.load(name)
-                    cached = image is not None
-                    if image is None:
-                        image = self._runner.run(job)
-                        self._cache.store(name, image)
+            image, cached = self._source.image(job)
         except Refusal as refusal:
             error = refusal
         except Exception as unexpected:  # a compiler's own failure is the module's, never the device's
-            if isinstance(unexpected, OSError) and disk.is_full(unexpected):
-                error = disk.of_error(unexpected, self._cache.directory)
-            else:
-                error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
+            error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
         elapsed = 0 if cached else time.perf_counter_ns() - started
         return Compiled(image, error, cached, elapsed)
 

@@ -14,9 +14,11 @@ from multiprocessing.connection import Connection
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compile_pool import forked
+from hearthd.confinement import attributes
+from hearthd.device.broker import main as brokers
 from hearthd.device.outbox import Outbox
-from hearthd.device.process import DeviceProcess, compile_workers, make_server
+from hearthd.device.platform.confine import confine
+from hearthd.device.process import DeviceProcess, make_server
 from hearthd.device.sandbox import adopt_orphans
 from hearthd.device.server import DeviceFault
 from hearthd.lifeline import die_with
@@ -44,6 +46,7 @@ def main(
 ) -> None:
     """Entry point of a device process."""
     _die_with_the_front(link, lifeline)
+    attributes.close_to_others()  # and its broker with it
     adopt_orphans()
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # this thread's, which will be the device-handle thread
     keep_freed_memory(KEEP_BYTES)
@@ -56,10 +59,11 @@ def main(
     signal.pthread_sigmask(
         signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     )  # as the fork server had them
-    workers = compile_workers(spec)
-    workers.warm(forked)  # before there is a thread or a CUDA context; it loads its compiler while the device is opened
     try:
-        process = DeviceProcess(link, spec, make_server(spec), workers, descriptors)
+        broker = brokers.start(spec)  # before there is a thread or a CUDA context
+        kept = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
+        confined = confine(spec, kept)
+        process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
     except (Refusal, DeviceFault) as error:
         refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))
         link.setblocking(True)

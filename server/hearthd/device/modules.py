@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
@@ -288,16 +286,3 @@ class ModuleCommands:
             return True
 
         return Operation(origin, run, reads=(entry,))
-
-
-def cache_directory(configured: str) -> str:
-    """Where compiled modules go: the configured directory, never one that others can write to."""
-    if not configured:
-        return ""
-    try:
-        Path(configured).mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = Path(configured).stat()
-    except OSError:
-        return ""
-    # Code in it is run: a directory that another user could fill is no cache.
-    return configured if status.st_uid == os.getuid() and not status.st_mode & 0o022 else ""

@@ -13,8 +13,10 @@ from typing import NoReturn
 from hearth_proto.cores import cores
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearthd import crash_record, log
+from hearthd.device.broker.client import Broker, BrokeredLibraries
+from hearthd.device.broker.images import CachedImages, ImageSource
 from hearthd.device.collector import Collector
-from hearthd.device.compile_cache import CompileCache
+from hearthd.device.compile_cache import CompileCache, cache_directory
 from hearthd.device.compile_limits import CompileLimits
 from hearthd.device.compile_pool import CompileWorkers
 from hearthd.device.compiler import CompileService
@@ -29,7 +31,6 @@ from hearthd.device.lanes import Lanes
 from hearthd.device.last_words import give_up, send_output
 from hearthd.device.loop import Loop
 from hearthd.device.marking import Activity, Marks
-from hearthd.device.modules import cache_directory
 from hearthd.device.outbox import Outbox
 from hearthd.device.output import Output
 from hearthd.device.policy import spinning
@@ -53,35 +54,49 @@ LONG_RECEIVE_BYTES = 2 << 20
 """While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""
 
 
-def make_server(spec: DeviceSpec) -> ComputeServer:
-    """The backend that the specification names."""
+def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:
+    """The backend that the specification names. With a `broker`, all that it needs of the host's files comes from
+    there."""
     if spec.backend == "cuda":
         from hearthd.device.cuda.server import CudaServer
 
         return CudaServer(spec)
     from hearthd.device.cpu.server import CpuServer
 
-    return CpuServer(spec)
+    if broker is None:
+        return CpuServer(spec)
+    from hearthd.device.cpu.collective import shared_segment
+
+    shared_segment.use(broker)
+    return CpuServer(spec, BrokeredLibraries(broker))
 
 
-def compile_workers(spec: DeviceSpec) -> CompileWorkers:
-    """The workers that the specification allows; none of them is started yet."""
-    return CompileWorkers(spec.backend, CompileLimits(spec.compile_timeout, spec.compile_memory))
+def own_images(spec: DeviceSpec, server: ComputeServer, journal: Journal) -> ImageSource:
+    """A source of images within this process, for one that has no broker."""
+    workers = CompileWorkers(spec.backend, CompileLimits(spec.compile_timeout, spec.compile_memory))
+    workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
+    workers.serve(server.compiler)
+    cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
+    cache.report = lambda why: journal.warning("disk_full", why=why)
+    return CachedImages(workers, cache)
 
 
 class DeviceProcess:
     """The loop, the link to the front, and the executor between them."""
+
+    _answers_faults = False
+    _pinned = False
+    """Whether it is known whose the compiled modules are: before anything of a session runs."""
 
     def __init__(
         self,
         link: socket.socket,
         spec: DeviceSpec,
         server: ComputeServer,
-        workers: CompileWorkers | None = None,
+        broker: Broker | None = None,
         descriptors: socket.socket | None = None,
+        confined: str = "",
     ) -> None:
-        workers = workers or compile_workers(spec)
-        workers.serve(server.compiler)
         self._link = link
         self._spec = spec
         self._server = server
@@ -90,10 +105,13 @@ class DeviceProcess:
         link.setblocking(False)
         self._outbox = Outbox(link, self._watch_writes)
         properties = server.properties
+        properties.confinement = confined
         tracks = Tracks(server, spec.max_streams, self.loop.wake)
         telemetry = Telemetry()
         journal = Journal(spec)
-        workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
+        images = broker or own_images(spec, server, journal)
+        if broker is not None and spec.backend == "cuda":
+            broker.serve(server.compiler.recipe())
         output = Output(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
         device = Device(
             spec=spec,
@@ -101,12 +119,7 @@ class DeviceProcess:
             tracks=tracks,
             staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
             grants=Grants(spec, server, self._outbox),
-            compiler=CompileService(
-                workers,
-                _cache(spec, journal),
-                spec.compile_workers,
-                self.loop.post,
-            ),
+            compiler=CompileService(images, spec.compile_workers, self.loop.post),
             outbox=self._outbox,
             telemetry=telemetry,
             output=output,
@@ -153,7 +166,6 @@ class DeviceProcess:
         if self.loop.lingering is not None:
             self.loop.on_served = self._haste.expects
         self.loop.on_idle = self._send
-        self._answers_faults = False
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
             self.descriptors.receive()  # what the front has sent by now
@@ -308,6 +320,9 @@ class DeviceProcess:
         else:
             if frame.kind == Kind.CLOSE:
                 self._lanes.drop(frame.channel)
+            if frame.kind == Kind.OPEN and not self._pinned:
+                self._pinned = True
+                self._device.compiler.pin(str(json.loads(frame.payload).get("tenant", "")))
             self._executor.frame(frame)
             if frame.kind == Kind.OPEN:
                 self._lanes.opened(frame.channel)
@@ -316,12 +331,6 @@ class DeviceProcess:
 
     def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
         give_up(self._device, self._executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
-
-
-def _cache(spec: DeviceSpec, journal: Journal) -> CompileCache:
-    cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
-    cache.report = lambda why: journal.warning("disk_full", why=why)
-    return cache
 
 
 def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:

@@ -51,11 +51,12 @@ def landlock_version() -> int:
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)))
 
 
-def confine(read: Iterable[str], write: Iterable[str]) -> str:
+def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) -> str:
     """From now on this thread, and what it starts, reaches files beneath `read` and `write` only, `write` to change
     them too; TCP, abstract sockets and signals of others are shut as far as the kernel can.
 
-    Paths that do not exist are left out. Returns what is in force, "landlock 7" for one; empty where nothing is.
+    Paths that do not exist are left out. `execute`: programs beneath `read` may be started. Returns what is in force,
+    "landlock 7" for one; empty where nothing is.
     """
     version = landlock_version()
     if not version:
@@ -71,7 +72,8 @@ def confine(read: Iterable[str], write: Iterable[str]) -> str:
         return ""
     try:
         change = rights & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK)
-        for paths, allowed in ((read, _READ & rights), (write, change)):
+        look = (_READ if execute else _READ & ~_EXECUTE) & rights
+        for paths, allowed in ((read, look), (write, change)):
             for path in paths:
                 _allow(libc, ruleset, path, allowed)
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(_RESTRICT_SELF, ruleset, 0):

@@ -7,9 +7,11 @@ import sys
 
 import structlog
 
+from hearthd import secret_file
 from hearthd.config import Config, ConfigError, check_exposure
+from hearthd.confinement.support import support
 from hearthd.front import nvml
-from hearthd.spec import Backend, DeviceSpec
+from hearthd.spec import Backend, Confinement, DeviceSpec
 
 log = structlog.get_logger("hearthd.backends")
 
@@ -35,6 +37,10 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
             f"devices.backend = 'cuda', but there is no usable GPU here: {why}; use devices.backend = 'cpu' or 'auto'"
         )
     check_exposure(config, backend)
+    if backend == "cpu":
+        check_cpu_tenants(config)
+    else:
+        check_compiling_tenants(config)
     visible = config.devices.visible
     if isinstance(visible, str):
         return backend, list(range(count))
@@ -44,8 +50,63 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
     return backend, list(visible)
 
 
+def check_cpu_tenants(config: Config) -> None:
+    """Kernels of the CPU backend are native code: tenants depend on what this kernel confines. Raises `ConfigError`."""
+    if not config.tenants or config.devices.cpu_tenants == "trusted":
+        return
+    names = ", ".join(repr(tenant.name) for tenant in config.tenants)
+    trusted = 'or set devices.cpu_tenants = "trusted", which lets each tenant reach all that the others have here'
+    if config.devices.isolation == "shared":
+        raise ConfigError(
+            f"tenants {names} would share one process of the CPU backend, whose kernels read each other's memory: set "
+            f'devices.isolation = "tenant", {trusted}'
+        )
+    lacking = support().lacking
+    if lacking:
+        raise ConfigError(
+            f"tenants {names} cannot use the CPU backend here: its kernels are native code, and this kernel, or this "
+            f"container, has no {lacking} to confine them; use a kernel that has (Linux 5.13 or later), {trusted}"
+        )
+
+
+def check_compiling_tenants(config: Config) -> None:
+    """Compilers read what tenants wrote, and run with the daemon's rights where nothing confines them. Raises
+    `ConfigError`."""
+    if config.tenants and config.compile.tenants == "confined" and not support().landlock:
+        names = ", ".join(repr(tenant.name) for tenant in config.tenants)
+        raise ConfigError(
+            f"tenants {names} cannot compile here: this kernel, or this container, has no Landlock to confine the "
+            'compilers; use a kernel that has (Linux 5.13 or later), or set compile.tenants = "trusted"'
+        )
+
+
+def _compile_confined(config: Config, backend: Backend) -> bool:
+    """Whether a compile worker that cannot be confined is of no use."""
+    trusted = config.compile.tenants == "trusted" or (backend == "cpu" and config.devices.cpu_tenants == "trusted")
+    return bool(config.tenants) and not trusted
+
+
+def _confinement(config: Config, backend: Backend) -> Confinement:
+    if backend == "cuda":
+        return config.devices.gpu_confinement
+    return "required" if config.tenants and config.devices.cpu_tenants == "confined" else "available"
+
+
+def _cache_key(config: Config) -> str:
+    """The file with the key of the compile cache, made where it is not there; empty: nothing is kept."""
+    path = config.cache_key
+    try:
+        if path:
+            secret_file.ensure(path)
+    except OSError as error:
+        log.warning("compile_cache", off=f"its key cannot be had: {error}", key=path)
+        return ""
+    return path
+
+
 def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[DeviceSpec]:
     """One specification a device; ordinals count from 0 whatever the indices are."""
+    key = _cache_key(config)
     form = config.log.format
     if form == "auto":
         form = "console" if sys.stderr.isatty() else "json"
@@ -56,9 +117,13 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             index=index,
             cache_dir=config.cache_dir,
             cache_bytes=config.cache.max_bytes,
+            cache_key=key,
+            cache_divided=bool(config.tenants) and config.devices.isolation == "tenant" and not config.cache.shared,
+            confinement=_confinement(config, backend),
             compile_timeout=config.compile.timeout,
             compile_memory=config.compile.memory,
             compile_workers=config.compile.workers,
+            compile_confined=_compile_confined(config, backend),
             memory_limit=config.devices.memory_limit,
             max_streams=config.devices.max_streams,
             linger=config.devices.linger,

@@ -20,8 +20,11 @@ from typing import Any
 
 from hearthd.scratch import Scratch
 
-PRELOAD = ("hearthd.device.main",)
-PRELOAD_OF = {"cuda": ("cupy", "hearthd.device.cuda.server"), "cpu": ("hearthd.device.cpu.server",)}
+PRELOAD = ("hearthd.confinement.at_import", "hearthd.device.main")
+PRELOAD_OF = {
+    "cuda": ("cupy", "hearthd.device.cuda.server"),
+    "cpu": ("hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment"),
+}
 """By backend. What is not imported there is imported by every device process for itself."""
 _DRIVER = Path("/dev/nvidiactl")
 

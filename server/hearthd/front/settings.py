@@ -50,6 +50,8 @@ class Devices(Section):
     memory_limit: Bytes = Field(default=0, ge=0)  # per device; 0: what the device has
     max_streams: int = Field(default=128, ge=1, le=1024)  # per device; further streams of clients share these
     cpu_on_network: bool = False
+    cpu_tenants: Literal["confined", "trusted"] = "confined"  # tenants of the CPU backend: behind walls, or known
+    gpu_confinement: Literal["off", "process", "files"] = "off"  # of processes on GPUs: seccomp, and Landlock too
     start_timeout: Seconds = Field(default=60.0, gt=0)
     ping_timeout: Seconds = Field(default=10.0, gt=0)
     linger: Seconds = Field(default=500e-6, ge=0)  # looking for the next request without a sleep; 0: none
@@ -116,6 +118,15 @@ class Cache(Section):
 
     dir: str = "auto"  # "auto": $CACHE_DIRECTORY, $XDG_CACHE_HOME/hearth or ~/.cache/hearth; "": no cache
     max_bytes: Bytes = Field(default=1 << 30, ge=0)
+    key: str = "auto"  # file with the key that authenticates entries; "auto": `key` in the cache's directory
+    shared: bool = False  # whether tenants find what others have compiled
+
+    @field_validator("key")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if value != "auto" and not Path(value).is_absolute():
+            raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
+        return value
 
 
 class Profile(Section):
@@ -131,6 +142,9 @@ class Compile(Section):
     timeout: Seconds = Field(default=120.0, gt=0)
     memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space, beyond what the compiler takes to start
     workers: int = Field(default=2, ge=1, le=64)  # at once, for each device; one more for each further session
+    tenants: Literal["confined", "trusted"] = (
+        "confined"  # tenants' compiles: behind Landlock, or wherever there is none
+    )
 
 
 class Log(Section):
@@ -271,6 +285,13 @@ class Config(Section):
             return systemd
         base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
         return str(Path(base) / "hearth")
+
+    @property
+    def cache_key(self) -> str:
+        """The file with the key of the cache; empty: there is no cache."""
+        if not self.cache_dir:
+            return ""
+        return str(Path(self.cache_dir) / "key") if self.cache.key == "auto" else self.cache.key
 
 
 def refuse_cpu_exposed(config: Config, name: str, address: str) -> None:

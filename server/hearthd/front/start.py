@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from hearth_proto import polling
 from hearthd.config import Config, ConfigError, tenants
+from hearthd.confinement import attributes
 from hearthd.front import backends, forkserver
 from hearthd.front.launcher import ForkServerLauncher
 from hearthd.hangup import Hangup
@@ -32,6 +33,7 @@ def serve(
     """Runs the daemon until it is told to stop; its exit code: 0, 1 for a failure, 2 for a configuration that cannot
     work here. `read` reads the configuration again for a reload; `hangup` has had that signal until now."""
     keep_freed_memory(_KEEP_BYTES, arenas=_ARENAS)
+    attributes.close_to_others()  # tokens, keys and sessions' secrets: also to processes of this user
     try:
         tenants(config)
         backend, devices = backends.choose(config)

@@ -118,6 +118,7 @@ class NodeStatus:
             "ordinal": device.ordinal,
             "name": properties.name,
             "backend": properties.backend,
+            "confinement": properties.confinement,
             "uuid": properties.uuid,
             "state": STATE_NAMES[device.state],
             "detail": device.detail,

@@ -15,6 +15,7 @@ import pytest
 from cpu_ranks import address
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.broker.segments import Segments
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.exchange import Exchange
@@ -95,10 +96,14 @@ def test_a_segment_that_is_gone_is_refused() -> None:
     SharedExchange.release(later)
     plain = os.memfd_create("as large, too")
     os.ftruncate(plain, int(shared_segment.library(None).hearth_segment_bytes(2)))
-    machine, pid, _, nonce = descriptor.split(b":")
-    taken = refusal(b":".join((machine, pid, str(plain).encode(), nonce)))
+    nonce = bytes.fromhex(descriptor.split(b":")[3].decode())
+    hand_over = Segments()
+    hand_over.keep(nonce, plain)
+    taken = refusal(descriptor)
+    hand_over.drop(nonce)
     os.close(plain)
     assert taken.reason is Reason.COMMUNICATOR_FAILED and "another file" in taken.message
+    assert "cannot be opened" in refusal(descriptor).message
 
 
 def test_a_segment_of_another_build_is_refused() -> None:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearthd.device.broker.images import CachedImages
 from hearthd.device.compilation import Assembly, Image, Job, Source
-from hearthd.device.compile_cache import MAX_ENTRY_BYTES, CompileCache, key
+from hearthd.device.compile_cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
 from hearthd.device.compiler import Compiled, CompileService
-from hearthd.device.modules import cache_directory
 from tests.privileges import obeying
 
 IMAGE = Image(code=b"\x7fELF" + bytes(range(256)), names={"f<int>": "_Z1fIiE"}, log="a warning")
@@ -111,6 +111,7 @@ def test_a_directory_without_rights_is_no_failure(tmp_path: Path, mode: int) -> 
     script = """
 import sys, threading
 from hearthd.device.compile_cache import CompileCache
+from hearthd.device.broker.images import CachedImages
 from hearthd.device.compiler import CompileService
 from hearthd.device.compilation import Image, Source
 class Runner:
@@ -120,7 +121,7 @@ class Runner:
 landed = threading.Event()
 def post(task): task(); landed.set()
 done = []
-service = CompileService(Runner(), CompileCache(sys.argv[1], 1 << 20), 1, post)
+service = CompileService(CachedImages(Runner(), CompileCache(sys.argv[1], 1 << 20)), 1, post)
 service.submit(Source("x"), done.append)
 assert landed.wait(10) and done[0].image == Image(b"made") and not done[0].cached, done
 """
@@ -178,6 +179,7 @@ def test_two_processes_compile_once(tmp_path: Path) -> None:
 import sys, threading, time
 from pathlib import Path
 from hearthd.device.compile_cache import CompileCache
+from hearthd.device.broker.images import CachedImages
 from hearthd.device.compiler import CompileService
 from hearthd.device.compilation import Image, Source
 folder = Path(sys.argv[1])
@@ -191,7 +193,7 @@ class Runner:
 landed = threading.Event()
 def post(task): task(); landed.set()
 done = []
-service = CompileService(Runner(), CompileCache(str(folder / "cache"), 1 << 20), 1, post)
+service = CompileService(CachedImages(Runner(), CompileCache(str(folder / "cache"), 1 << 20)), 1, post)
 (folder / ("here-" + sys.argv[2])).touch()
 service.submit(Source("x"), done.append)
 assert landed.wait(20) and done[0].image == Image(b"made"), done
@@ -273,7 +275,7 @@ class Poster:
 
 def test_single_flight_in_the_process_and_across_caches(tmp_path: Path) -> None:
     compiler, post = CountingRunner(), Poster()
-    services = [CompileService(compiler, CompileCache(str(tmp_path), 1 << 20), 2, post) for _ in range(2)]
+    services = [CompileService(CachedImages(compiler, CompileCache(str(tmp_path), 1 << 20)), 2, post) for _ in range(2)]
     done: list[Compiled] = []
     for _ in range(8):
         for service in services:
@@ -292,7 +294,7 @@ def test_single_flight_in_the_process_and_across_caches(tmp_path: Path) -> None:
 def test_a_compiler_that_breaks_fails_the_module_only(tmp_path: Path) -> None:
     compiler, post = CountingRunner(), Poster()
     compiler.go.set()
-    service = CompileService(compiler, CompileCache("", 0), 1, post)
+    service = CompileService(CachedImages(compiler, CompileCache("", 0)), 1, post)
     done: list[Compiled] = []
     service.submit(Source("crash"), done.append)
     post.run(1)
@@ -305,7 +307,7 @@ def test_a_compiler_that_breaks_fails_the_module_only(tmp_path: Path) -> None:
 
 def test_one_owners_flood_does_not_keep_another_waiting(tmp_path: Path) -> None:
     runner, post = CountingRunner(), Poster()
-    service = CompileService(runner, CompileCache("", 0), 2, post)
+    service = CompileService(CachedImages(runner, CompileCache("", 0)), 2, post)
     done: list[Compiled] = []
     for number in range(6):
         service.submit(Source(f"flood {number}"), done.append, "flood")
@@ -324,7 +326,7 @@ def test_one_owners_flood_does_not_keep_another_waiting(tmp_path: Path) -> None:
 
 def test_what_nobody_waits_for_is_taken_out_or_stopped(tmp_path: Path) -> None:
     runner, post = CountingRunner(), Poster()
-    service = CompileService(runner, CompileCache("", 0), 1, post)
+    service = CompileService(CachedImages(runner, CompileCache("", 0)), 1, post)
     done: list[str] = []
     callbacks = {name: (lambda _outcome, name=name: done.append(name)) for name in ("a", "b", "shared 1", "shared 2")}
     service.submit(Source("a"), callbacks["a"])

@@ -108,9 +108,13 @@ import importlib, sys
 for name in {(*PRELOAD, *PRELOAD_OF["cpu"])}:
     importlib.import_module(name)
 before = set(sys.modules)
+from hearthd.device.broker import main
 from hearthd.device.process import make_server
 from hearthd.spec import DeviceSpec
-make_server(DeviceSpec(0, "cpu", 0, cache_dir={str(tmp_path)!r})).close()
+spec = DeviceSpec(0, "cpu", 0, cache_dir={str(tmp_path)!r})
+broker = main.start(spec)
+make_server(spec, broker).close()
+broker.close()
 print(sorted(name for name in set(sys.modules) - before if name.startswith("hearth")))
 """
     assert run(code) == "[]"

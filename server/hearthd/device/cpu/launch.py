@@ -13,9 +13,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compilation import Image
 from hearthd.device.cpu import occupancy, racecheck
 from hearthd.device.cpu.crash_keeping import CrashKeeping
+from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.cpu.toolchain import Toolchain
 from hearthd.device.nodes import Dim, LaunchAttributes
 from hearthd.device.policy import device_code, tensor_map
 from hearthd.device.resources import Function, FunctionAttributes, Module
@@ -71,7 +71,7 @@ class LoadedModule:
 class LaunchOperations:
     """The part of CpuServer that loads code and runs it."""
 
-    def __init__(self, toolchain: Callable[[], Toolchain], multiprocessors: int) -> None:
+    def __init__(self, toolchain: Callable[[], LibraryMaker], multiprocessors: int) -> None:
         self._toolchain = toolchain
         self._multiprocessors = multiprocessors
         self._crashes = CrashKeeping()

@@ -10,18 +10,40 @@ import ctypes
 import os
 import platform
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.exchange_kinds import STORED
-from hearthd.device.cpu.toolchain import EXCHANGE, RUNTIME, Toolchain, find_toolchain
+from hearthd.device.cpu.toolchain import EXCHANGE, RUNTIME, find_toolchain
 
 _REDUCE = "reduce.cpp"
 _lock = threading.Lock()
 _loaded: dict[Path, ctypes.CDLL] = {}
 
 
-def runtime(toolchain: Toolchain) -> Path:
+class LibraryMaker(Protocol):
+    """Makes shared objects of the backend's own sources: a `Toolchain`, or a broker's."""
+
+    def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
+        """Raises Refusal."""
+        ...
+
+
+def named(name: str, maker: LibraryMaker) -> Path:
+    """The library that `runtime`, `exchange` or `reduction` asks its maker for by `name`. Raises Refusal."""
+    dtype = name.removeprefix("reduce-")
+    if name == "runtime":
+        return runtime(maker)
+    if name == "exchange":
+        return _exchange(maker)
+    if name != dtype and dtype in STORED:
+        return _reduction(dtype, maker)
+    raise Refusal(Reason.INTERNAL, f"The CPU backend has no library {name!r}.")
+
+
+def runtime(toolchain: LibraryMaker) -> Path:
     """What launches kernels."""
     sources = sorted(path.name for path in RUNTIME.glob("*.cpp"))
     # fiber.h pushes onto the stack in the midst of functions.
@@ -29,20 +51,27 @@ def runtime(toolchain: Toolchain) -> Path:
     return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *more)
 
 
-def exchange(toolchain: Toolchain | None = None) -> ctypes.CDLL:
+def exchange(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
     """What moves bytes between the ranks of a group."""
+    return _load(_exchange(toolchain or find_toolchain()))
+
+
+def _exchange(maker: LibraryMaker) -> Path:
     sources = sorted(path.name for path in EXCHANGE.glob("*.cpp") if path.name != _REDUCE)
     # It copies whole blocks and waits: there is nothing in it that the compiler could make faster.
-    return _load((toolchain or find_toolchain()).library("exchange", EXCHANGE, sources, "-O1"))
+    return maker.library("exchange", EXCHANGE, sources, "-O1")
 
 
-def reduction(dtype: str, toolchain: Toolchain | None = None) -> int:
+def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> int:
     """The address of the function that combines numbers of the dtype: reduce.h's `Reduce`."""
-    option = f"-DHEARTH_DTYPE={STORED[dtype]}"
-    library = _load((toolchain or find_toolchain()).library(f"reduce-{dtype}", EXCHANGE, [_REDUCE], option))
+    library = _load(_reduction(dtype, toolchain or find_toolchain()))
     address = ctypes.cast(library.hearth_reduce, ctypes.c_void_p).value
     assert address is not None
     return address
+
+
+def _reduction(dtype: str, maker: LibraryMaker) -> Path:
+    return maker.library(f"reduce-{dtype}", EXCHANGE, [_REDUCE], f"-DHEARTH_DTYPE={STORED[dtype]}")
 
 
 def _load(path: Path) -> ctypes.CDLL:

@@ -17,8 +17,9 @@ from pathlib import Path
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.images.image import shared_bytes as kernels_shared_bytes
+from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.racecheck import MARK, Race, RaceReports
-from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
+from hearthd.device.cpu.toolchain import find_toolchain
 
 
 class _Param(ctypes.Structure):
@@ -61,7 +62,7 @@ _runtime_lock = threading.Lock()
 _runtimes: dict[Path, ctypes.CDLL] = {}
 
 
-def load_runtime(toolchain: Toolchain | None = None) -> ctypes.CDLL:
+def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
     """The runtime library, compiled and loaded once per process. Calls into it release the GIL."""
     path = libraries.runtime(toolchain or find_toolchain())
     with _runtime_lock:
@@ -174,7 +175,7 @@ class CpuModule:
     Raises `Refusal` (MODULE_INVALID) when the image is not one of this machine's.
     """
 
-    def __init__(self, image: bytes, toolchain: Toolchain | None = None) -> None:
+    def __init__(self, image: bytes, toolchain: LibraryMaker | None = None) -> None:
         self.runtime = load_runtime(toolchain)
         shared_bytes = kernels_shared_bytes(image)
         if shared_bytes is None:

@@ -15,6 +15,7 @@ from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.cpu.copies import CopyOperations
 from hearthd.device.cpu.graphs import GraphOperations
 from hearthd.device.cpu.launch import LaunchOperations
+from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.memory import CpuMemory, Heap, HostPool
 from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
 from hearthd.device.cpu.shared_memory import SharedMemoryOperations
@@ -37,7 +38,8 @@ COMPUTE_CAPABILITY = (7, 0)
 class CpuServer(CopyOperations, SharedMemoryOperations, LaunchOperations, GraphOperations):
     """One virtual device. Streams are threads; events wake the device-handle thread."""
 
-    def __init__(self, spec: DeviceSpec) -> None:
+    def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
+        """`libraries` makes the backend's own; None: this process's toolchain."""
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
         self._streams: list[CpuStream] = []
@@ -45,8 +47,9 @@ class CpuServer(CopyOperations, SharedMemoryOperations, LaunchOperations, GraphO
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
         self._compiler = CpuCompiler(spec.cache_dir)
-        self._communicators = CpuCommunicators(self._compiler.toolchain)
-        LaunchOperations.__init__(self, self._compiler.toolchain, self._properties.multiprocessor_count)
+        maker: Callable[[], LibraryMaker] = self._compiler.toolchain if libraries is None else lambda: libraries
+        self._communicators = CpuCommunicators(maker)
+        LaunchOperations.__init__(self, maker, self._properties.multiprocessor_count)
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:

@@ -23,7 +23,7 @@ _AT_ONCE = threading.BoundedSemaphore(2)
 
 if TYPE_CHECKING:
     from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-    from hearthd.device.cpu.toolchain import Toolchain
+    from hearthd.device.cpu.libraries import LibraryMaker
 
 
 class CpuCommunicator:
@@ -69,7 +69,7 @@ class CpuCommunicator:
 class CpuCommunicators:
     """Groups by the descriptor of their segment. `toolchain` says which build of the runtime this process uses."""
 
-    def __init__(self, toolchain: Callable[[], Toolchain]) -> None:
+    def __init__(self, toolchain: Callable[[], LibraryMaker]) -> None:
         self._toolchain = toolchain
         self._asked: set[str] = set()
         """Dtypes whose arithmetic has been asked for; empty: what every group needs."""

@@ -13,7 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
-from hearthd.device.cpu.toolchain import Toolchain
+from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.exchange import Exchange
 
 _TIMED_OUT, _ABORTED, _MISMATCH = 1, 2, 3
@@ -62,7 +62,7 @@ class SharedExchange:
     """One rank's end of a segment. `create` once, `attach` in every rank."""
 
     def __init__(
-        self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, toolchain: Toolchain | None
+        self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, toolchain: LibraryMaker | None
     ) -> None:
         self.rank = rank
         self.ranks = ranks
@@ -81,7 +81,7 @@ class SharedExchange:
     release = staticmethod(shared_segment.release)
 
     @classmethod
-    def attach(cls, descriptor: bytes, rank: int, ranks: int, toolchain: Toolchain | None = None) -> SharedExchange:
+    def attach(cls, descriptor: bytes, rank: int, ranks: int, toolchain: LibraryMaker | None = None) -> SharedExchange:
         """Join the segment as `rank` of `ranks`; raises `Refusal`, as `shared_segment.attach` does."""
         if not 0 <= rank < ranks:
             raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was asked for.")

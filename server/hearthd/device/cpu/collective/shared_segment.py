@@ -1,5 +1,5 @@
-"""The memory that the ranks of one communicator share, on one machine: an anonymous file that peers open through
-`/proc/<pid>/fd/<fd>`. It has no name, and it is gone when the processes are.
+"""The memory that the ranks of one communicator share, on one machine: an anonymous file that its maker hands to
+whoever knows the nonce of its descriptor. It has no name, and it is gone when the processes are.
 """
 
 from __future__ import annotations
@@ -11,23 +11,51 @@ import os
 import secrets
 import threading
 from pathlib import Path
+from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd import sealed_memory
+from hearthd.device.broker.segments import Segments
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu.toolchain import Toolchain
+from hearthd.device.cpu.libraries import LibraryMaker
 
 MAX_RANKS = 128
 
 _NONCE_BYTES = 16
 _OTHER_BUILD = 1
 
+
+class HandOver(Protocol):
+    """Hands segments from process to process: `hearthd.device.broker.segments.Segments`, or a broker's."""
+
+    def keep(self, nonce: bytes, file: int) -> None:
+        """Raises OSError."""
+        ...
+
+    def drop(self, nonce: bytes) -> None: ...
+
+    def fetch(self, nonce: bytes) -> int:
+        """Raises OSError where no process keeps the segment."""
+        ...
+
+
+class _Way:
+    """The hand-over that this process uses."""
+
+    hand_over: HandOver = Segments()
+
+
+def use(hand_over: HandOver) -> None:
+    """Segments of this process go this way from now on."""
+    _Way.hand_over = hand_over
+
+
 _created: dict[bytes, int] = {}
 """Descriptors of segments that this process made."""
 _created_lock = threading.Lock()
 
 
-def library(toolchain: Toolchain | None) -> ctypes.CDLL:
+def library(toolchain: LibraryMaker | None) -> ctypes.CDLL:
     """What is compiled for groups, with the signatures of what is called here and in `shared_exchange`. Calls release
     the GIL."""
     code = libraries.exchange(toolchain)
@@ -46,7 +74,7 @@ def library(toolchain: Toolchain | None) -> ctypes.CDLL:
     return code
 
 
-def create(ranks: int, toolchain: Toolchain | None = None) -> bytes:
+def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
     """Make a segment for `ranks` ranks; the descriptor is for `attach`, in this process or any other of the user.
 
     The segment must be kept by this process until all ranks have attached: until `release`. Raises `Refusal`
@@ -67,6 +95,14 @@ def create(ranks: int, toolchain: Toolchain | None = None) -> bytes:
             view = ctypes.c_char.from_buffer(memory)
             code.hearth_segment_init(ctypes.addressof(view), ranks, nonce)
             del view
+        _Way.hand_over.keep(nonce, fd)
+    except OSError as error:
+        os.close(fd)
+        raise Refusal(
+            Reason.COMMUNICATOR_FAILED,
+            f"The shared segment cannot be handed to other ranks: {error}.",
+            fix="Try again; the daemon's log and its limit of open files may say more.",
+        ) from None
     except BaseException:
         os.close(fd)
         raise
@@ -81,14 +117,15 @@ def release(descriptor: bytes) -> None:
     with _created_lock:
         fd = _created.pop(descriptor, None)
     if fd is not None and _parsed(descriptor)[1] == os.getpid():  # not in a fork, whose descriptors are its own
+        _Way.hand_over.drop(_parsed(descriptor)[3])
         os.close(fd)
 
 
-def attach(descriptor: bytes, ranks: int, toolchain: Toolchain | None = None) -> mmap.mmap:
+def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None) -> mmap.mmap:
     """The segment, mapped. Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED where it is gone, or
     another than the descriptor says; INVALID_ARGUMENT for what is no descriptor."""
     code = library(toolchain)
-    machine, pid, number, nonce = _parsed(descriptor)
+    machine, pid, _, nonce = _parsed(descriptor)
     if machine != _machine():
         raise Refusal(
             Reason.UNSUPPORTED,
@@ -98,7 +135,7 @@ def attach(descriptor: bytes, ranks: int, toolchain: Toolchain | None = None) ->
             details={"requested": machine, "allowed": _machine()},
         )
     try:
-        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = _Way.hand_over.fetch(nonce)
     except OSError as error:
         raise Refusal(
             Reason.COMMUNICATOR_FAILED,

@@ -1,0 +1,82 @@
+"""Attributes that a process sets for itself: not dumpable, no core file, no capabilities, few descriptors.
+
+A process that is not dumpable is closed to others of its user: they can neither trace it nor open its memory, its
+environment or its descriptors in /proc (prctl(2), PR_SET_DUMPABLE).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+from collections.abc import Collection
+from pathlib import Path
+
+_PR_SET_DUMPABLE, _PR_GET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 3, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+DEBUGGABLE = "HEARTH_DEBUGGABLE"
+"""Environment variable: the daemon's processes stay open to debuggers and profilers of their user."""
+
+
+def close_to_others() -> None:
+    """Makes the process not dumpable, and has it leave no core file: others of the user cannot read it."""
+    leave_no_core()
+    if os.environ.get(DEBUGGABLE, "") not in ("", "0"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def open_to_others() -> None:
+    """The opposite, for a process that was forked from one that is closed."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def leave_no_core() -> None:
+    """The process leaves no core file, which would hold the memory of all its sessions."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def closed_to_others() -> bool:
+    """Whether this process is not dumpable."""
+    return int(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)) == 0
+
+
+def no_new_privileges() -> None:
+    """No program that the process starts gains rights from its file (set-user-ID, capabilities)."""
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """Gives up every capability for ever; nothing where there are none. Raises OSError where that fails."""
+
+    if not _capabilities():
+        return
+
+    class Header(ctypes.Structure):
+        _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; low and high half
+    if libc.capset(ctypes.byref(Header(_CAPABILITY_VERSION_3, 0)), nothing):
+        number = ctypes.get_errno()
+        raise OSError(number, f"capabilities cannot be dropped: {os.strerror(number)}")
+
+
+def _capabilities() -> int:
+    """The permitted capabilities of this thread, as bits."""
+    for line in Path("/proc/thread-self/status").read_text().splitlines():
+        if line.startswith("CapPrm:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def keep_descriptors(kept: Collection[int]) -> None:
+    """Closes every descriptor but these and the three of standard input and output."""
+    wanted = {0, 1, 2, *kept}
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) not in wanted:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(entry.name))

@@ -1,0 +1,86 @@
+"""Seccomp rules for device processes: of the CPU backend, whose kernels are native code, and of GPUs."""
+
+from __future__ import annotations
+
+import errno
+
+from hearthd.confinement.seccomp import Argument, Rule
+
+_OTHER_PROCESSES = (
+    "kcmp", "migrate_pages", "move_pages", "pidfd_getfd", "pidfd_open", "pidfd_send_signal", "process_madvise",
+    "process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace",
+)  # fmt: skip
+_SYSTEM = (
+    "acct", "add_key", "adjtimex", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module", "fanotify_init",
+    "fanotify_mark", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "ioperm", "iopl",
+    "kexec_file_load", "kexec_load", "keyctl", "listmount", "lookup_dcookie", "modify_ldt", "mount", "mount_setattr",
+    "move_mount", "name_to_handle_at", "nfsservctl", "open_by_handle_at", "open_tree", "perf_event_open", "personality",
+    "pivot_root", "quotactl", "quotactl_fd", "reboot", "request_key", "setdomainname", "sethostname", "setns",
+    "settimeofday", "statmount", "swapoff", "swapon", "syslog", "umount2", "unshare", "uselib", "userfaultfd",
+    "vhangup",
+)  # fmt: skip
+_PROGRAMS = ("execve", "execveat", "fork", "vfork", "io_uring_enter", "io_uring_register", "io_uring_setup")
+"""io_uring makes system calls that no filter sees."""
+_SOCKETS = ("accept", "accept4", "bind", "connect", "listen", "socket")
+_ATTRIBUTES = (
+    "chmod", "chown", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fremovexattr", "fsetxattr", "futimesat",
+    "inotify_init", "inotify_init1", "lchown", "lremovexattr", "lsetxattr", "mknod", "mknodat", "removexattr",
+    "setxattr", "truncate", "utime", "utimensat", "utimes",
+)  # fmt: skip
+"""Landlock leaves attributes of files alone, and versions before 3 truncation."""
+_IDENTITY = (
+    "capset", "setfsgid", "setfsuid", "setgid", "setgroups", "setregid", "setresgid", "setresuid", "setreuid", "setuid",
+)  # fmt: skip
+_NAMED_IPC = (
+    "mq_notify", "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop",
+    "semtimedop", "shmat", "shmctl", "shmget",
+)  # fmt: skip
+"""What other processes of the user, or of the machine, may have named."""
+
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
+_CLONE_THREAD = 0x10000
+_MSG_FASTOPEN = 0x20000000
+_F_SETOWN, _F_SETOWN_EX = 8, 15
+_TIOCSTI, _TIOCLINUX, _TIOCCONS, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x541D, 0x8901, 0x8902
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
+
+
+def cpu(pid: int) -> list[Rule]:
+    """Rules for the process `pid` of the CPU backend. It has its sockets and its threads; it starts no process, opens
+    no socket, signals itself alone, and changes nothing of files but their content."""
+    own, own_or_none = (pid,), (0, pid)
+    always = (*_OTHER_PROCESSES, *_SYSTEM, *_PROGRAMS, *_SOCKETS, *_ATTRIBUTES, *_IDENTITY, *_NAMED_IPC, "tkill")
+    return [
+        # A closed TCP socket can be connected anew by the first bytes that are sent.
+        Rule("sendto", clear=((3, _MSG_FASTOPEN),)),
+        Rule("sendmsg", clear=((2, _MSG_FASTOPEN),)),
+        Rule("sendmmsg", clear=((3, _MSG_FASTOPEN),)),
+        Rule("ioctl", never=(Argument(1, (_TIOCSTI, _TIOCLINUX, _TIOCCONS, _FIOSETOWN, _SIOCSPGRP)),)),
+        # The owner of a descriptor gets a signal of choice.
+        Rule("fcntl", never=(Argument(1, (_F_SETOWN, _F_SETOWN_EX)),)),
+        Rule("prctl", never=(Argument(0, (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),)),
+        Rule("clone", set=((0, _CLONE_THREAD),)),
+        Rule("clone3", error=errno.ENOSYS),  # its flags lie in memory; the C library then uses clone
+        # Datagrams go to any address, also from one of a pair.
+        Rule("socketpair", only=(Argument(0, (_AF_UNIX,)), Argument(1, (_SOCK_STREAM,), _SOCK_TYPE))),
+        *(Rule(name, only=(Argument(0, own),)) for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")),
+        *(
+            Rule(name, only=(Argument(0, own_or_none),))
+            for name in ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
+        ),
+        Rule("setpriority", only=(Argument(0, (0,)), Argument(1, own_or_none))),
+        Rule("ioprio_set", only=(Argument(0, (1,)), Argument(1, own_or_none))),
+        *(Rule(name) for name in always),
+    ]
+
+
+def gpu() -> list[Rule]:
+    """Rules for a device process on a GPU: what neither CUDA nor NCCL asks for, and an intruder would.
+
+    Programs may be started (the driver starts `nvidia-modprobe`) and sockets opened (NCCL).
+    """
+    return [Rule(name) for name in (*_OTHER_PROCESSES, *_SYSTEM) if name not in _OF_CUDA]
+
+
+_OF_CUDA = ("migrate_pages", "move_pages", "pidfd_getfd", "pidfd_open", "perf_event_open", "statmount", "listmount")
+"""NUMA placement, exports of memory between processes, and profilers."""

@@ -1,0 +1,41 @@
+"""What this kernel offers to confine a process, and what it lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+from hearthd.confinement import seccomp
+
+_LANDLOCK_CREATE_RULESET, _VERSION = 444, 1
+
+
+@dataclass(frozen=True)
+class Support:
+    """Landlock's version (0: none) and whether seccomp filters can be set."""
+
+    landlock: int
+    seccomp: bool
+
+    @property
+    def lacking(self) -> str:
+        """The parts that are missing, for people; empty: all is there."""
+        missing = [
+            name for name, there in (("Landlock", self.landlock), ("seccomp filters", self.seccomp)) if not there
+        ]
+        return " and ".join(missing)
+
+    def __str__(self) -> str:
+        """As device processes report it: "landlock 7, seccomp"."""
+        parts = [f"landlock {self.landlock}" if self.landlock else "", "seccomp" if self.seccomp else ""]
+        return ", ".join(filter(None, parts)) or "nothing"
+
+
+@functools.cache
+def support() -> Support:
+    """Of this kernel, for this process: a container, or a filter of its parent, may shut parts that the kernel has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    version = max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _VERSION)))
+    return Support(version, seccomp.available())

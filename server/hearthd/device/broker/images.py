@@ -1,0 +1,91 @@
+"""Images of compiled code: from the cache, else from the compile workers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hearthd import disk
+from hearthd.device.compilation import Image, Job
+from hearthd.device.compile_cache import CompileCache, key
+
+
+class Runner(Protocol):
+    """Compiles: `hearthd.device.compile_pool.CompileWorkers`. Called on compile threads, but for the last two."""
+
+    def ready(self) -> None:
+        """Prepares for the first job."""
+        ...
+
+    def identity(self, job: Job) -> bytes:
+        """What besides the job decides the result. Raises Refusal."""
+        ...
+
+    def run(self, job: Job) -> Image:
+        """Raises Refusal."""
+        ...
+
+    def rest(self) -> None:
+        """There was nothing to do for a while."""
+        ...
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for the job any more. Does not block."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ImageSource(Protocol):
+    """Where a device process gets images: `CachedImages` in its own process, or a broker."""
+
+    def ready(self) -> None: ...
+
+    def image(self, job: Job) -> tuple[Image, bool]:
+        """The image, and whether a cache had it. Raises Refusal."""
+        ...
+
+    def rest(self) -> None: ...
+
+    def cancel(self, job: Job) -> None: ...
+
+    def pin(self, tenant: str) -> None:
+        """All jobs to come are the tenant's. The first call counts."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CachedImages:
+    """Implements `ImageSource` over a runner and a cache."""
+
+    def __init__(self, runner: Runner, cache: CompileCache) -> None:
+        self._runner = runner
+        self._cache = cache
+        self.ready, self.rest, self.cancel, self.close = runner.ready, runner.rest, runner.cancel, runner.close
+
+    def image(self, job: Job) -> tuple[Image, bool]:
+        """Raises Refusal."""
+        try:
+            return self._image(job)
+        except OSError as error:
+            if disk.is_full(error):
+                raise disk.of_error(error, self._cache.directory) from error
+            raise
+
+    def _image(self, job: Job) -> tuple[Image, bool]:
+        cache = self._cache
+        name = key(job, self._runner.identity(job))
+        image = cache.load(name)
+        if image is not None:
+            return image, True
+        with cache.single_flight(name):
+            image = cache.load(name)
+            if image is not None:
+                return image, True
+            image = self._runner.run(job)
+            cache.store(name, image)
+            return image, False
+
+    def pin(self, tenant: str) -> None:
+        """Entries are the tenant's from now on, where the cache is divided."""
+        self._cache.pin(tenant)

@@ -1,0 +1,215 @@
+"""Main of a broker process: compiles, loads from the cache, and hands segments over, as its device process asks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from hearth_proto import descriptors
+from hearth_proto.reasons import Reason, Refusal
+from hearthd import secret_file
+from hearthd.confinement import attributes
+from hearthd.device import compile_messages as messages
+from hearthd.device.broker.client import Broker
+from hearthd.device.broker.images import CachedImages
+from hearthd.device.broker.segments import Segments
+from hearthd.device.compilation import Compiler, Job
+from hearthd.device.compile_cache import CompileCache, cache_directory
+from hearthd.device.compile_limits import CompileLimits
+from hearthd.device.compile_pool import CompileWorkers, forked
+from hearthd.device.journal import Journal
+from hearthd.device.sandbox import adopt_orphans
+from hearthd.spec import DeviceSpec
+
+_PR_SET_PDEATHSIG = 1
+_MAX_REQUEST = 64 << 20
+"""Bytes; a client's message, which the front has bounded, is smaller."""
+
+_MAX_REQUESTS = 64
+"""Requests at once beside compiles. A device process asks for less, unless a kernel speaks for it: then no more is
+read, and no more compiles run at once than the device process itself would run."""
+
+
+def start(spec: DeviceSpec) -> Broker:
+    """Forks the broker off this process, which has one thread yet and no device. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    our_files, their_files = descriptors.pair()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        their_files.close()
+        return Broker(ours, our_files, pid)
+    try:
+        attributes.keep_descriptors((theirs.fileno(), their_files.fileno()))
+        _die_with(parent)
+        _Main(spec, theirs, their_files).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """The kernel kills this process when the device-handle thread, which has forked it, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+class _Main:
+    """The loop over requests; each that may take its time has a thread of its own."""
+
+    def __init__(self, spec: DeviceSpec, link: socket.socket, files: socket.socket) -> None:
+        adopt_orphans()
+        self._spec = spec
+        self._link = link
+        self._files = files
+        self._sending = threading.Lock()
+        self._jobs: dict[int, Job] = {}
+        limits = CompileLimits(spec.compile_timeout, spec.compile_memory)
+        self._workers = CompileWorkers(spec.backend, limits, unconfined=not spec.compile_confined)
+        self._workers.warm(forked)  # before there is a thread, and before the cache's key is read
+        journal = Journal(spec)
+        self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
+        self._images = CachedImages(self._workers, _cache(spec, journal))
+        self._compiles = threading.BoundedSemaphore(2 * spec.compile_workers)  # `CompileQueue.most`
+        self._free = threading.BoundedSemaphore(2 * spec.compile_workers + _MAX_REQUESTS)
+        self._known = threading.Event()
+        """Set when the compiler is known."""
+        if spec.backend == "cpu":
+            from hearthd.device.cpu.compiler import CpuCompiler
+
+            self._cpu = CpuCompiler(spec.cache_dir)
+            self._use(self._cpu)
+
+    def _use(self, compiler: Compiler) -> None:
+        self._workers.serve(compiler)
+        self._known.set()
+
+    def run(self) -> None:
+        """Returns when the device process asks for it, or is gone."""
+        threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
+        try:
+            with contextlib.suppress(messages.Closed):
+                while True:
+                    head, parts = messages.receive(self._link, max_bytes=_MAX_REQUEST)
+                    if head.get("ask") == "close":
+                        break
+                    self._take(head, parts)
+                    del head, parts
+        finally:
+            self._images.close()
+
+    def _take(self, head: dict[str, Any], parts: list[bytes]) -> None:
+        match head.get("ask"):
+            case "pin":
+                self._images.pin(str(head.get("tenant", "")))
+            case "cancel":
+                job = self._jobs.get(head.get("which", 0))
+                if job is not None:
+                    self._images.cancel(job)
+            case "recipe" if not self._known.is_set() and self._spec.backend == "cuda":
+                from hearthd.device.cuda.compiler import CudaCompiler
+
+                self._use(CudaCompiler.made_from(head["recipe"]))
+            case _:
+                self._free.acquire()
+                threading.Thread(target=self._work, args=(head, parts), name="request", daemon=True).start()
+
+    def _work(self, head: dict[str, Any], parts: list[bytes]) -> None:
+        number = head.get("id", 0)
+        answer: dict[str, Any]
+        made: Sequence[bytes] = ()
+        try:
+            answer, made = self._answer(head, parts, number)
+        except Refusal as refusal:
+            answer = messages.pack_refusal(refusal)
+        except Exception as error:
+            traceback.print_exc()
+            answer = messages.pack_refusal(
+                Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
+            )
+        self._free.release()
+        with contextlib.suppress(messages.Closed), self._sending:
+            messages.send(self._link, {**answer, "id": number}, made)
+
+    def _answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
+        self._known.wait()
+        match head.get("ask"):
+            case "ready":
+                self._images.ready()
+                return {}, ()
+            case "rest":
+                self._images.rest()
+                return {}, ()
+            case "image":
+                job = self._jobs[number] = messages.unpack_job(head, parts)
+                parts.clear()
+                try:
+                    with self._compiles:
+                        image, cached = self._images.image(job)
+                finally:
+                    del self._jobs[number]
+                answer, code = messages.pack_image(image)
+                return {**answer, "cached": cached}, code
+            case "library":
+                return {}, [self._library(str(head.get("name", "")))]
+        raise Refusal(Reason.INTERNAL, f"a broker is not asked for {head.get('ask')!r}")
+
+    def _library(self, name: str) -> bytes:
+        from hearthd.device.cpu import libraries
+
+        return libraries.named(name, self._cpu.toolchain()).read_bytes()
+
+    # ---- segments ----
+
+    def _hand_over(self) -> None:
+        segments = Segments()
+        while True:
+            try:
+                message = descriptors.receive(self._files)
+            except (OSError, ValueError):
+                return
+            if message is None:
+                return
+            body, files = message
+            reply: dict[str, Any] = {}
+            found: list[int] = []
+            try:
+                nonce = bytes.fromhex(str(body.get("nonce", "")))
+                match body.get("ask"):
+                    case "keep" if len(files) == 1:
+                        segments.keep(nonce, files[0])
+                    case "drop":
+                        segments.drop(nonce)
+                    case "fetch":
+                        found = [segments.fetch(nonce)]
+            except (OSError, ValueError) as error:
+                reply = {"errno": getattr(error, "errno", None) or 22}
+            with contextlib.suppress(OSError):
+                descriptors.send(self._files, reply, found)
+            for file in (*files, *found):
+                os.close(file)
+
+
+def _cache(spec: DeviceSpec, journal: Journal) -> CompileCache:
+    """None of its entries can be told from another's without a key: without one, nothing is kept."""
+    try:
+        secret = secret_file.read(spec.cache_key) if spec.cache_key else b""
+    except OSError as error:
+        journal.warning("compile_cache", lacking=f"its key: {error}")
+        secret = b""
+    directory = cache_directory(spec.cache_dir) if secret else ""
+    cache = CompileCache(directory, spec.cache_bytes, secret, spec.cache_divided)
+    cache.report = lambda why: journal.warning("disk_full", why=why)
+    return cache

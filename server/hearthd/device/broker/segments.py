@@ -1,0 +1,99 @@
+"""Memory segments handed from process to process by a number that only those who share it know.
+
+Who keeps a segment listens on an abstract Unix socket whose name is a hash of the number (the nonce); who knows the
+number connects and gets the descriptor. Both sides check that the other runs as the same user. Device processes do
+this through their brokers: a confined process opens no socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import select
+import socket
+import struct
+import threading
+
+_PATIENCE_S = 5.0
+_CREDENTIALS = struct.Struct("=3i")
+
+
+class Segments:
+    """Keeps segments for others, and fetches theirs. Threads may use it at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[bytes, tuple[socket.socket, int]] = {}
+        self._by_listener: dict[int, bytes] = {}
+        self._poll: select.epoll | None = None
+
+    def keep(self, nonce: bytes, file: int) -> None:
+        """Hands a copy of `file` to whoever knows the nonce, until `drop`; the caller keeps its own. Raises OSError."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(_address(nonce))
+            listener.listen(128)
+            listener.setblocking(False)
+            copy = os.dup(file)
+        except BaseException:
+            listener.close()
+            raise
+        with self._lock:
+            self._kept[nonce] = listener, copy
+            self._by_listener[listener.fileno()] = nonce
+            if self._poll is None:
+                self._poll = select.epoll()
+                threading.Thread(target=self._serve, args=(self._poll,), name="segments kept", daemon=True).start()
+            self._poll.register(listener.fileno(), select.EPOLLIN)
+
+    def drop(self, nonce: bytes) -> None:
+        """Nobody further gets the segment."""
+        with self._lock:
+            listener, copy = self._kept.pop(nonce, (None, -1))
+            if listener is not None:
+                assert self._poll is not None
+                self._poll.unregister(listener.fileno())
+                del self._by_listener[listener.fileno()]
+                listener.close()
+                os.close(copy)
+
+    @staticmethod
+    def fetch(nonce: bytes) -> int:
+        """The descriptor that another process, or this one, keeps. Raises OSError where none does."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.settimeout(_PATIENCE_S)
+            end.connect(_address(nonce))
+            if not _ours(end):
+                raise PermissionError(errno.EACCES, "another user's process answers")
+            _, files, _, _ = socket.recv_fds(end, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if not files:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return files[0]
+
+    def _serve(self, poll: select.epoll) -> None:
+        while True:
+            for descriptor, _ in poll.poll():
+                with contextlib.suppress(OSError), self._lock:
+                    nonce = self._by_listener.get(descriptor)
+                    if nonce is not None:
+                        self._answer(*self._kept[nonce])
+
+    @staticmethod
+    def _answer(listener: socket.socket, file: int) -> None:
+        end, _ = listener.accept()
+        with end:
+            if _ours(end):
+                socket.send_fds(end, [b"!"], [file])
+
+
+def _address(nonce: bytes) -> str:
+    return f"\0hearth-exchange-{hashlib.sha256(nonce).hexdigest()[:48]}"
+
+
+def _ours(end: socket.socket) -> bool:
+    """Whether the other end was opened by a process of this user, or by the superuser."""
+    raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(raw)
+    return user in (0, os.geteuid())

@@ -1,0 +1,93 @@
+"""Confinement of a device process, from before its first thread to its end.
+
+On the CPU backend kernels are native code in this process. From here on it has its sockets, its memory, the system's
+and Python's libraries to read, and the threads that it starts; what else it needs, its broker does (`device.broker`).
+On CUDA the operator chooses (`devices.gpu_confinement`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import hearth_proto
+import hearthd
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.confinement import attributes, profiles, seccomp
+from hearthd.confinement.support import support
+from hearthd.device import sandbox
+from hearthd.spec import DeviceSpec
+
+_SYSTEM_READS = (
+    "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache",
+    "/etc/localtime", "/etc/ssl/openssl.cnf", "/usr/share/zoneinfo", "/dev/urandom", "/proc/cpuinfo", "/proc/meminfo",
+    "/proc/sys/kernel/random/boot_id", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu",
+)  # fmt: skip
+"""Shared libraries, and what the C library and Python ask of the machine."""
+_GPU_READS = ("/etc", "/usr", "/opt", "/proc", "/sys")
+_GPU_WRITES = ("/dev", "/tmp", "/run/nvidia-persistenced", "/var/run/nvidia-persistenced")
+
+
+def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
+    """Confines this process, which has one thread yet, for good; keeps these `descriptors` and standard input and
+    output. Returns what is in force, "landlock 7, seccomp" for one; empty: nothing.
+
+    Raises Refusal where the kernel lacks what the specification requires.
+    """
+    if spec.backend == "cuda":
+        return _confine_gpu(spec)
+    found = support()
+    if spec.confinement == "required" and found.lacking:
+        raise _refused(f"this kernel, or this container, has no {found.lacking}")
+    attributes.keep_descriptors(descriptors)
+    attributes.close_to_others()
+    attributes.no_new_privileges()
+    try:
+        files = sandbox.confine(_reads(), ("/dev/null",), execute=False)
+        attributes.drop_capabilities()
+        calls = ""
+        if found.seccomp:
+            seccomp.install(seccomp.assemble(profiles.cpu(os.getpid())))
+            calls = "seccomp"
+    except OSError as error:
+        raise _refused(str(error)) from None
+    if spec.confinement == "required" and not (files and calls):
+        raise _refused("Landlock did not take effect")
+    return ", ".join(part for part in (files, calls) if part)
+
+
+def _confine_gpu(spec: DeviceSpec) -> str:
+    attributes.no_new_privileges()
+    if spec.confinement not in ("process", "files"):
+        attributes.leave_no_core()
+        attributes.open_to_others()
+        return ""
+    attributes.close_to_others()
+    parts = []
+    if spec.confinement == "files":
+        parts.append(sandbox.confine([*_reads(), *_GPU_READS], _GPU_WRITES))
+    if seccomp.available():
+        seccomp.install(seccomp.assemble(profiles.gpu()))
+        parts.append("seccomp")
+    return ", ".join(part for part in parts if part)
+
+
+def _reads() -> Sequence[str]:
+    """Of Python, only what modules are imported from."""
+    python = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    packages = [str(Path(place)) for package in (hearthd, hearth_proto) for place in package.__path__]
+    installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    library = sysconfig.get_config_var("LIBDIR")
+    own = "/proc/self"
+    return [*_SYSTEM_READS, *python, *packages, *installed, *([library] if library else []), own]
+
+
+def _refused(why: str) -> Refusal:
+    return Refusal(
+        Reason.DEVICE_UNAVAILABLE,
+        f"A device process of the CPU backend cannot be confined, and tenants depend on it: {why}.",
+        fix='run a kernel with Landlock and seccomp, or set devices.cpu_tenants = "trusted"',
+    )

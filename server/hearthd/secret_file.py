@@ -1,0 +1,41 @@
+"""A file with a random key, for its owner only. Neutral ground, as all beside `front/` and `device/`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+SIZE = 32
+"""Bytes of a key."""
+
+
+def ensure(path: str) -> None:
+    """Makes the file where it is not there; several processes may do so at once. Raises OSError, also for a file that
+    others can read or that is no key."""
+    place = Path(path)
+    if not place.exists():
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".key-") as file:  # of mode 0600
+            file.write(secrets.token_bytes(SIZE))
+            file.flush()
+            os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(file.name, place)
+    read(path)
+
+
+def read(path: str) -> bytes:
+    """The key. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{path} is to be a file of this user that nobody else can read; chmod 600 {path}")
+        key = file.read(4096)
+    if len(key) < SIZE:
+        raise OSError(f"{path} has {len(key)} bytes; a key has at least {SIZE}")
+    return key
