@@ -32,6 +32,9 @@ on_cpu = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU backend has t
 on_gpu = pytest.mark.skipif(BACKEND != "cuda", reason="only the CUDA backend has this (HEARTH_TEST_BACKEND)")
 
 OBSERVER = "tests-observer"
+OPEN = {"HEARTH_DEBUGGABLE": "1"} if os.geteuid() else {}
+"""Tests look into /proc, where only the superuser sees processes that are closed to others."""
+
 MARK = "DAEMON_TEST_MARK"
 """A variable in the environment of every process that a daemon here starts: finds those that stayed behind."""
 
@@ -167,7 +170,13 @@ class DaemonProcess:
 
     def settings(self, cache: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """The sections of the file: those of `config`, and what every daemon here has."""
-        settings = {"cache": {"dir": str(cache)}, "drain_timeout": "0s", **config}
+        # Tenants find what others have compiled, so that each kernel is compiled once for all tests.
+        settings = {"cache": {"dir": str(cache), "shared": True}, "drain_timeout": "0s", **config}
+        shared = settings.get("devices", {}).get("isolation") == "shared"
+        if "tenants" in settings and (support().lacking or shared):  # they would be refused on the CPU backend
+            settings["devices"] = {"cpu_tenants": "trusted", **settings.get("devices", {})}
+        if "tenants" in settings and support().lacking:
+            settings["compile"] = {"tenants": "trusted", **settings.get("compile", {})}
         settings["http"] = {"metrics_max_age": "0s", **settings.get("http", {})}  # tests look at what they just did
         settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
         if settings.get("tenants"):
