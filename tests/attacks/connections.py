@@ -102,7 +102,7 @@ def _over(connection: socket.socket) -> bool:
 _FEW = Budget(growth_mib=32, descriptors=2)
 
 ROWS = (
-    Row("idle connections", idle, Budget(descriptors=2)),
+    Row("idle connections", idle, Budget(descriptors=2, kept_mib=12)),
     Row("slowloris", slowloris, Budget(descriptors=2)),
     Row("idle connections, 64 descriptors", idle_and_probe, _FEW, open_files=64),
     Row("idle connections, 256 descriptors", idle_and_probe, _FEW, open_files=256),

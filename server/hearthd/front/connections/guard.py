@@ -22,7 +22,7 @@ from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge
 
 log = structlog.get_logger("hearthd.connections")
 
-REST = 0.2
+REST = 0.1
 """Seconds between two looks when all connections have shown a credential."""
 ALERT = 0.05
 """Seconds between two looks otherwise."""
