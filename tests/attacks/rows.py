@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.attacks.target import Target
 
-MODULES: tuple[str, ...] = ("controls", "messages", "http_requests")
+MODULES: tuple[str, ...] = ("controls", "messages", "http_requests", "connections", "floods")
 """Modules of this package that hold `ROWS`."""
 
 Attack = Callable[[Target, float], dict[str, int]]

@@ -37,6 +37,7 @@ from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
 from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import Policy, Supervisor
+from hearthd.malloc import give_back
 from hearthd.spec import Backend
 
 
@@ -97,6 +98,7 @@ class Parts:
         account = Account(config.admission.max_unauthenticated_bytes, self.metrics.registry)
         self.gate = Gate(self.access.auth, Limits.of(config), account)
         self.access.connections = self.connections
+        self.connections.guard.on_calm = give_back
         self.gate.on_shown = self.sessions.on_shown = self.connections.shown
         self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.credits = Credits(self.sessions)

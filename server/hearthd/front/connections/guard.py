@@ -22,7 +22,7 @@ from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge
 
 log = structlog.get_logger("hearthd.connections")
 
-REST = 0.2
+REST = 0.1
 """Seconds between two looks when all connections have shown a credential."""
 ALERT = 0.05
 """Seconds between two looks otherwise."""
@@ -30,6 +30,8 @@ HASTE = 0.01
 """Seconds between two looks while a peer is penalized, or a stranger has come within the last second."""
 _SHARE = 20
 """A look takes at most one in so many parts of the event loop's time."""
+_CALM = 2.0
+"""Seconds after the last connection that was closed here until memory is given back."""
 _AGAIN = 0.002
 """Seconds between two looks for the connection of a call from an unknown peer."""
 _EARLY = 4096
@@ -74,6 +76,10 @@ class ConnectionGuard:
         self._cut: OrderedDict[str, None] = OrderedDict()
         """Strangers' connections that were closed here and are gone, by name; the latest."""
         self._looked = 0.0
+        self.on_calm: Callable[[], None] = lambda: None
+        """Told some seconds after connections were closed here: what they took can be given back to the system."""
+        self._calm = 0.0
+        """When that is due; 0: it is not."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
 
@@ -204,6 +210,9 @@ class ConnectionGuard:
         self._all_users = False
         for each, reason in judge(self._connections.values(), self.bounds, self.penalties, now):
             self._close(sockets, each, reason, now)
+        if self._calm and now > self._calm:
+            self._calm = 0.0
+            self.on_calm()
         strangers = [each for each in self._connections.values() if not each.proven]
         if strangers and now - max(each.since for each in strangers) < 1.0:
             return HASTE
@@ -236,6 +245,7 @@ class ConnectionGuard:
         if not sockets.shut(each.number, each.inode):
             return
         each.closed = True
+        self._calm = now + _CALM
         if reason == "flood":
             self.penalties.add(each.peer, now)
             each.bytes = 0  # they are paid for
