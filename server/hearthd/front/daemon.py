@@ -15,11 +15,11 @@ from hearthd import version
 from hearthd.config import Config
 from hearthd.front.addresses import Addresses
 from hearthd.front.gpu_watch import GpuWatch
+from hearthd.front.isolation import SERVING, STALLED
 from hearthd.front.launcher import Launcher
 from hearthd.front.parts import Parts
 from hearthd.front.reload import Read
 from hearthd.front.summary import summary
-from hearthd.front.supervisor import SERVING
 from hearthd.front.tenancy import exposure
 from hearthd.front.thrift import Thrift
 from hearthd.hangup import Hangup
@@ -116,7 +116,7 @@ class Daemon:
         """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
-        return all(now - device.last_pong < most for device in self.supervisor if device.state == SERVING)
+        return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
 
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""

@@ -13,6 +13,7 @@ from hearthd.front.admission.settings import Admission
 from hearthd.front.auditing.settings import AuditLog
 from hearthd.front.collective_settings import Collectives, refuse_clear_tickets
 from hearthd.front.connections.settings import Connections
+from hearthd.front.health_settings import HealthSettings
 from hearthd.front.http_settings import Http
 from hearthd.front.section import Bytes, Seconds, Section
 from hearthd.front.tenant_settings import TenantSettings, check_distinct
@@ -207,6 +208,7 @@ class Config(Section):
     limits: Limits = Limits()
     connections: Connections = Connections()
     admission: Admission = Admission()
+    health: HealthSettings = HealthSettings()
     tls: Tls = Tls()
     auth: Auth = Auth()
     http: Http = Http()

@@ -143,8 +143,8 @@ class NodeStatus:
                 {
                     "pid": worker.pid,
                     "generation": worker.generation,
-                    "state": STATE_NAMES[worker.state],
-                    "detail": worker.detail,
+                    "state": STATE_NAMES[worker.condition],
+                    "detail": worker.reason,
                     "tenant": worker.key.tenant if worker.key is not None else None,
                     "session": worker.key.session if worker.key is not None else "",
                     "memory_granted_bytes": device.memory.granted(worker.generation),
