@@ -88,6 +88,7 @@ class Daemon:
             raise
         self._tasks = [
             asyncio.create_task(self._reap(), name="leases"),
+            asyncio.create_task(self.parts.overload.run(), name="overload"),
             asyncio.create_task(GpuWatch(self.supervisor, self.status.readings).run(), name="gpus"),
             asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
         ]
@@ -139,7 +140,9 @@ class Daemon:
 
     def _summary(self) -> str:
         refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
-        return f"Serving {summary(self.supervisor, self.sessions)}{refused}"
+        overload = self.parts.overload.why
+        loaded = f". Overloaded: {overload}" if overload else ""
+        return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"
 
     async def run(self) -> None:
         """Serves until a signal: the first drains, the second stops at once."""
@@ -173,6 +176,7 @@ class Daemon:
         print(f"hearthd ready {self.addresses}", flush=True)
         self._running = True
         self.supervisor.watch(self._tell_status)
+        self.parts.overload.listeners.append(self._tell_status)
         self._notifier.ready(self._summary())
         self.reloader.open()
         gc.collect()

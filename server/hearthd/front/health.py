@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -22,7 +23,8 @@ from prometheus_client.registry import Collector
 
 from hearthd.front import device_service, node_service
 from hearthd.front.health_settings import HealthSettings
-from hearthd.front.supervisor import FENCED, SERVING, Supervisor
+from hearthd.front.sessions import SessionTable
+from hearthd.front.supervisor import FENCED, SERVING, STATE_NAMES, Supervisor
 
 log = structlog.get_logger("hearthd.health")
 
@@ -38,11 +40,25 @@ _LOG_S = 10.0
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def ready(supervisor: Supervisor, draining: bool) -> bool:
-    """Whether work may be sent here: some device serves, and none that is not fenced does not."""
+def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
+    """Whether work may be sent here: some device serves, and none that is not fenced does not. `refuses_new`: whether
+    the daemon drains, or is overloaded."""
     states = [device.state for device in supervisor]
     usable = [state for state in states if state != FENCED]
-    return not draining and bool(usable) and all(state == SERVING for state in usable)
+    return not refuses_new and bool(usable) and all(state == SERVING for state in usable)
+
+
+def readiness(supervisor: Supervisor, sessions: SessionTable) -> dict[str, Any]:
+    """The document of `/readyz`: whether work may be sent here, and why not."""
+    return {
+        "ready": ready(supervisor, sessions.refuses_new),
+        "draining": sessions.draining,
+        "overloaded": sessions.overloaded(),
+        "devices": [
+            {"ordinal": device.ordinal, "state": STATE_NAMES[device.state], "detail": device.detail}
+            for device in supervisor
+        ],
+    }
 
 
 class Health:
@@ -52,11 +68,17 @@ class Health:
     `hearth.v1.NodeService` until the daemon drains, `device/0` and so on while that device does.
     """
 
-    def __init__(self, supervisor: Supervisor, settings: HealthSettings | None = None) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        settings: HealthSettings | None = None,
+        overloaded: Callable[[], str] = lambda: "",
+    ) -> None:
         self.statuses: dict[str, int] = {}
         self.watchers = Watchers(settings or HealthSettings())
         self._supervisor = supervisor
         self._draining = False
+        self._overloaded = overloaded
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         supervisor.watch(self.refresh)
         self.refresh()
@@ -69,7 +91,12 @@ class Health:
     def refresh(self) -> None:
         """Sets every name to what the devices say, and wakes the watchers where that is news. Never waits."""
         some = any(device.state == SERVING for device in self._supervisor)
-        serving = {"": ready(self._supervisor, self._draining), device_service.NAME: some, node_service.NAME: True}
+        refuses_new = self._draining or bool(self._overloaded())
+        serving = {
+            "": ready(self._supervisor, refuses_new),
+            device_service.NAME: some,
+            node_service.NAME: True,
+        }
         serving |= {f"device/{device.ordinal}": device.state == SERVING for device in self._supervisor}
         statuses = {
             name: _SERVING if serves and not self._draining else _NOT_SERVING for name, serves in serving.items()

@@ -21,6 +21,7 @@ from hearthd.front.call_server import CallServer
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
+from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.reflection import Reflection
 from hearthd.front.rpc import guarded
 from hearthd.front.sessions import SessionTable
@@ -61,6 +62,7 @@ class Listeners:
         status: NodeStatus,
         gate: Gate,
         connections: ConnectionLimits,
+        overload: OverloadManager,
     ) -> None:
         self._connections = connections
         self._gate = gate
@@ -72,6 +74,7 @@ class Listeners:
         self._lanes = lanes
         self._stripes = stripes
         self._status = status
+        self._overload = overload
         self._health: health.Health | None = None
         self._http: HttpServer | None = None
         self._unix: listen.UnixSocket | None = None
@@ -85,7 +88,8 @@ class Listeners:
         devices = len(self._supervisor.devices)
         tenants = max(1, len(self._config.tenants))
         self._connections.fit(devices * min(self._config.devices.max_processes, tenants))
-        self._health = health.Health(self._supervisor, self._config.health)
+        self._health = health.Health(self._supervisor, self._config.health, self._sessions.overloaded)
+        self._overload.listeners.append(self._health.refresh)
         self._metrics.registry.register(self._health.watchers)
         open_service = self._gate.open_service(health.NAME, self._health.methods(), self._guard)
         listed = (node_service.NAME, device_service.NAME, health.NAME)

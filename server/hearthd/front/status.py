@@ -50,8 +50,9 @@ class NodeStatus:
             "version": version(),
             "started_unix": self._started,
             "uptime_seconds": round(time.time() - self._started, 3),
-            "ready": health.ready(self._supervisor, self._sessions.draining),
+            "ready": health.ready(self._supervisor, self._sessions.refuses_new),
             "draining": self._sessions.draining,
+            "overloaded": self._sessions.overloaded(),
             "devices": [
                 self._device(
                     device,
