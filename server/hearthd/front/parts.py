@@ -64,14 +64,18 @@ class Parts:
         )
         specs = backends.device_specs(config, backend, devices)
         self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
+        launcher = launcher or ForkServerLauncher(backend)
         self.supervisor = Supervisor(
             specs,
-            launcher or ForkServerLauncher(backend),
+            launcher,
             self.policy,
             self.collectives.on_frame,
             self._on_device_lost,
         )
         self.metrics = Metrics()
+        if isinstance(launcher, ForkServerLauncher):
+            forks = launcher
+            self.metrics.forkserver_losses = lambda: forks.losses
         self.metrics.registry.register(CollectiveMetrics(self.collectives.coordinator))
         self.sessions = SessionTable(
             config.sessions.lease,

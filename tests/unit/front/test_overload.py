@@ -119,7 +119,7 @@ def test_overload_is_told_refused_and_over() -> None:
     values["descriptors"] = 0.99
     manager.measure(0.0, others=True)
     assert manager.admit("Launch") is not None and manager.admit("Free") is None
-    assert manager.why.startswith("99% of the files"), "what is critical, and not what is merely elevated"
+    assert manager.why.startswith("up to 99% of the files"), "what is critical, and not what is merely elevated"
     values.update(memory=0.0, descriptors=0.0)
     for _ in range(6):
         clock.now += HOLD_S

@@ -37,10 +37,10 @@ _MEMORY = 1 << 30
 _RETRY_S = {Level.ELEVATED: 1.0, Level.CRITICAL: 2.0}
 _KINDS = ("session", "large", "work")
 _WORDS = {
-    "loop_lag": "the event loop runs {:.2f} s late",
-    "memory": "the front holds {:.0f} bytes of memory",
-    "group_memory": "the daemon's processes use {:.0%} of the memory that they may have together",
-    "descriptors": "{:.0%} of the files that the front may open are open",
+    "loop_lag": "its event loop ran up to {:.2f} s late",
+    "memory": "it held up to {:.0f} bytes of memory",
+    "group_memory": "its processes used up to {:.0%} of the memory that they may have together",
+    "descriptors": "up to {:.0%} of the files that it may open were open",
 }
 
 
@@ -118,11 +118,11 @@ class OverloadManager(Collector):
 
     @property
     def why(self) -> str:
-        """What is too much, in words; empty where nothing is."""
+        """What was too much since the overload began, in words; empty where nothing is."""
         if not self.level:
             return ""
         over = (name for name, trigger in self.triggers.items() if trigger.level == self.level)
-        return ", ".join(_WORDS[name].format(self.triggers[name].reading) for name in over)
+        return ", ".join(_WORDS[name].format(self.triggers[name].worst) for name in over)
 
     # ---- admission ----
 

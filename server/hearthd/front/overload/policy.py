@@ -31,6 +31,8 @@ class Trigger:
         self.thresholds = {Level.ELEVATED: elevated, Level.CRITICAL: critical}
         self.level = Level.CALM
         self.reading = 0.0
+        self.worst = 0.0
+        """The highest reading since the level was last calm."""
         self._release = release
         self._hold = hold
         self._below: float | None = None
@@ -44,6 +46,7 @@ class Trigger:
     def update(self, reading: float, now: float) -> Level:
         """The level after a reading at the time `now`."""
         self.reading = reading
+        self.worst = max(self.worst, reading) if self.level else reading
         reached = max((level for level, least in self.thresholds.items() if reading >= least), default=Level.CALM)
         if reached > self.level:
             self.level, self._below = reached, None
