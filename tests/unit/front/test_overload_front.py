@@ -63,11 +63,7 @@ def test_new_sessions_are_refused_first_and_work_last(tmp_path: Path) -> None:
 
             load.put(0.9)
             refusal = await refused(f.node.OpenSession(opening))
-            assert (
-                refusal.reason == Reason.OVERLOADED
-                and refusal.retry_after_s
-                and "90% of the files" in str(refusal)
-            )
+            assert refusal.reason == Reason.OVERLOADED and refusal.retry_after_s and "90% of the files" in str(refusal)
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             status, body = await get(f, "/readyz")
             assert status == 503 and "90% of the files that it may open" in json.loads(body)["overloaded"]
