@@ -45,7 +45,7 @@ from hearthd.spec import Backend
 class Parts:
     """Of one daemon; nothing of it runs or listens yet."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - the one place where the parts are made
         self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None
     ) -> None:
         self.policy = Policy(
