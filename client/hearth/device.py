@@ -66,7 +66,7 @@ class Device(Creation, Dispatching, Durability, Published):
 
     @property
     def state(self) -> str:
-        """``"starting"``, ``"serving"``, ``"lost"`` or ``"fenced"``; asks the node."""
+        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``; asks the node."""
         return self._now().state
 
     @property

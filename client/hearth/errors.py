@@ -143,7 +143,8 @@ class UnsupportedTypeError(UnsupportedError, TypeError):
 
 
 class UnavailableError(HearthError):
-    """The daemon or the device does not take work: draining, or fenced after too many faults."""
+    """The daemon or the device does not take work: draining, overloaded, or fenced after too many
+    faults."""
 
 
 class ConnectError(UnavailableError, ConnectionError):
@@ -215,6 +216,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "VERSION_UNSUPPORTED": UnsupportedError,
     "DEVICE_UNAVAILABLE": UnavailableError,
     "DRAINING": UnavailableError,
+    "OVERLOADED": UnavailableError,
     "TRANSFER_ABORTED": TransferError,
     "DEADLINE_EXCEEDED": TimeoutError,
     "INVALID_ARGUMENT": ArgumentError,

@@ -213,9 +213,10 @@ class Execute:
             except HearthError as error:
                 if not may_go_on(error) or driver.over.is_set():
                     raise
+                told = error.retry_after or 0.0
             if not self._transport.absent():
                 there = time.monotonic()
-            pause = patience.pause()
+            pause = patience.pause(told)
             if pause is None or time.monotonic() - there > _ABSENT_S:
                 raise self._lost(broken, time.monotonic() - began)
             driver.over.wait(pause)

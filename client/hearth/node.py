@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import credentials, spans
 from hearth import target as targets
-from hearth.errors import ArgumentError
+from hearth.errors import ArgumentError, HearthError
 from hearth.opening import open_session
 from hearth_proto.later import node_pb2
 
@@ -111,11 +111,18 @@ def session_of(
             dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within, roads=roads,
         )  # fmt: skip
 
-    if not wait_for_ready:
-        return attempt()
-    from hearth.retries import persist
+    if wait_for_ready:
+        from hearth.retries import persist
 
-    return persist(attempt, timeout)
+        return persist(attempt, timeout)
+    try:
+        return attempt()
+    except HearthError as error:
+        if error.reason != "OVERLOADED":  # a daemon that is overloaded says when to come again
+            raise
+        from hearth.retries import persist_after
+
+        return persist_after(error, attempt, timeout, ("OVERLOADED",))
 
 
 class Node:

@@ -14,9 +14,9 @@ MOST_S = 0.5
 
 
 def may_go_on(error: HearthError) -> bool:
-    """Whether another stream may go on for one that ended so: where its connection broke; and where an earlier one of
-    this client's, which an older connection brought late, has displaced it."""
-    return error.broken or error.reason == "HANDLE_IN_USE"
+    """Whether another stream may go on for one that ended so: where its connection broke; where an earlier one of this
+    client's, which an older connection brought late, has displaced it; and where an overloaded daemon refused it."""
+    return error.broken or error.reason in ("HANDLE_IN_USE", "OVERLOADED")
 
 
 class Patience:
@@ -28,12 +28,13 @@ class Patience:
         self._deadline = clock() + seconds
         self._pause = 0.0
 
-    def pause(self) -> float | None:
-        """Seconds to wait before the next attempt; None: there is no time for another."""
+    def pause(self, least: float = 0.0) -> float | None:
+        """Seconds to wait before the next attempt, `least` or more; None: there is no time for another."""
         left = self._deadline - self._clock()
         if left <= 0:
             return None
         import random  # not before something broke: it takes a while to import
 
         pause, self._pause = self._pause, min(MOST_S, max(FIRST_S, 2 * self._pause))
-        return min(left, pause * random.uniform(0.75, 1.25))  # many clients have lost the same daemon
+        # Many clients have lost the same daemon, or were told to come again at the same time.
+        return min(left, max(pause * random.uniform(0.75, 1.25), least * random.uniform(1.0, 1.25)))

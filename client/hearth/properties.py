@@ -104,7 +104,7 @@ class DeviceInfo:
 
     ordinal: int
     state: str
-    """``"starting"``, ``"serving"``, ``"lost"`` or ``"fenced"``."""
+    """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``."""
     generation: int
     """Counts its processes; arrays of an older one are lost."""
     properties: DeviceProperties
@@ -130,7 +130,7 @@ class DeviceInfo:
 
 _DEDICATED = 2
 """``ISOLATION_DEDICATED``."""
-_STATES = {1: "starting", 2: "serving", 3: "lost", 4: "fenced"}
+_STATES = {1: "starting", 2: "serving", 3: "lost", 4: "fenced", 5: "stalled"}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ _RETRY_S = 0.05
 _RETRY_MAX_S = 0.5
 _RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
 """Retried without being told to: a device on its way back, and a daemon that has yet to see the old stream end."""
+_TOLD_TO = ("DEVICE_UNAVAILABLE", "OVERLOADED")
+"""Retried where the daemon says when."""
 _BROKEN_S = 1.0
 """So long a first attach whose connection breaks is tried again."""
 
@@ -40,7 +42,7 @@ class Reattaching:
                 raise error
             return again
         wait = error.retry_after if error.retry_after is not None else self._pause
-        told_to = error.reason == "DEVICE_UNAVAILABLE" and error.retry_after is not None
+        told_to = error.reason in _TOLD_TO and error.retry_after is not None
         if not (told_to or error.reason in _RETRIED) or self._clock() + wait > self._deadline:
             raise error
         self._pause = min(2 * self._pause, _RETRY_MAX_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, ParamSpec, TypeVar, cast
 
 from hearth.errors import ArgumentError, ConnectError, HearthError
@@ -94,12 +94,26 @@ def _awaiting(
 
 def persist(attempt: Callable[[float], _T], timeout: float) -> _T:
     """What `attempt` gives, once it does: called with the seconds that are left, and again after what is retryable."""
+    return _persist(attempt, Pauses(timeout), None)
+
+
+def persist_after(failed: HearthError, attempt: Callable[[float], _T], timeout: float, reasons: Collection[str]) -> _T:
+    """As `persist`, after an attempt that has `failed`; other reasons than `reasons` are raised at once."""
     pauses = Pauses(timeout)
+    pause = pauses.after(failed)
+    if pause is None:
+        raise failed
+    time.sleep(pause)
+    return _persist(attempt, pauses, reasons)
+
+
+def _persist(attempt: Callable[[float], _T], pauses: Pauses, reasons: Collection[str] | None) -> _T:
     while True:
         try:
             return attempt(max(pauses.left, _FIRST_S))
         except HearthError as error:
-            pause = pauses.after(error) if error.retryable else None
+            again = error.retryable and (reasons is None or error.reason in reasons)
+            pause = pauses.after(error) if again else None
             if pause is None:
                 raise
         time.sleep(pause)

@@ -89,7 +89,8 @@ class _Stream(Generic[_S]):
         """Waits before another stream is opened; raises `error` where none is to be."""
         if self._over.is_set():
             raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
-        pause = patience.pause() if may_go_on(error) and not self._connection.transport.absent() else None
+        again = may_go_on(error) and not self._connection.transport.absent()
+        pause = patience.pause(error.retry_after or 0.0) if again else None
         if pause is None:
             raise error
         self._over.wait(pause)

@@ -100,6 +100,7 @@ class Reason(enum.StrEnum):
     READ_ONLY = "READ_ONLY"
     DATA_RACE = "DATA_RACE"
     DISK_FULL = "DISK_FULL"
+    OVERLOADED = "OVERLOADED"
 
 
 CODES: Mapping[Reason, Code] = {
@@ -151,6 +152,7 @@ CODES: Mapping[Reason, Code] = {
     Reason.READ_ONLY: Code.FAILED_PRECONDITION,
     Reason.DATA_RACE: Code.DATA_LOSS,
     Reason.DISK_FULL: Code.RESOURCE_EXHAUSTED,
+    Reason.OVERLOADED: Code.RESOURCE_EXHAUSTED,
 }
 
 

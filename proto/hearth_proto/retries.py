@@ -32,6 +32,7 @@ RETRIES: Mapping[str, Retry] = {
     "DRAINING": Retry.SAME,
     "DEVICE_UNAVAILABLE": Retry.SAME,
     "DISK_FULL": Retry.SAME,
+    "OVERLOADED": Retry.SAME,
     "DEVICE_LOST": Retry.ANEW,
     "BUFFER_LOST": Retry.ANEW,
     "SESSION_EXPIRED": Retry.ANEW,

@@ -54,7 +54,7 @@ class Device(sync.Device):
     # ---- what is awaited ----
 
     async def state(self) -> str:  # type: ignore[override]
-        """``"starting"``, ``"serving"``, ``"lost"`` or ``"fenced"``; asks the node."""
+        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``; asks the node."""
         return (await self._known()).state
 
     async def generation(self) -> int:  # type: ignore[override]

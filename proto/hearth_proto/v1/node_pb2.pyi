@@ -14,6 +14,7 @@ class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEVICE_STATE_SERVING: _ClassVar[DeviceState]
     DEVICE_STATE_LOST: _ClassVar[DeviceState]
     DEVICE_STATE_FENCED: _ClassVar[DeviceState]
+    DEVICE_STATE_STALLED: _ClassVar[DeviceState]
 
 class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,6 +26,7 @@ DEVICE_STATE_STARTING: DeviceState
 DEVICE_STATE_SERVING: DeviceState
 DEVICE_STATE_LOST: DeviceState
 DEVICE_STATE_FENCED: DeviceState
+DEVICE_STATE_STALLED: DeviceState
 ISOLATION_UNSPECIFIED: Isolation
 ISOLATION_SHARED: Isolation
 ISOLATION_DEDICATED: Isolation

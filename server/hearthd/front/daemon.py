@@ -15,11 +15,11 @@ from hearthd import version
 from hearthd.config import Config
 from hearthd.front.addresses import Addresses
 from hearthd.front.gpu_watch import GpuWatch
+from hearthd.front.isolation import SERVING, STALLED
 from hearthd.front.launcher import Launcher
 from hearthd.front.parts import Parts
 from hearthd.front.reload import Read
 from hearthd.front.summary import summary
-from hearthd.front.supervisor import SERVING
 from hearthd.front.tenancy import exposure
 from hearthd.front.thrift import Thrift
 from hearthd.hangup import Hangup
@@ -88,6 +88,7 @@ class Daemon:
             raise
         self._tasks = [
             asyncio.create_task(self._reap(), name="leases"),
+            asyncio.create_task(self.parts.overload.run(), name="overload"),
             asyncio.create_task(GpuWatch(self.supervisor, self.status.readings).run(), name="gpus"),
             asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
         ]
@@ -116,7 +117,7 @@ class Daemon:
         """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
-        return all(now - device.last_pong < most for device in self.supervisor if device.state == SERVING)
+        return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
 
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
@@ -139,7 +140,9 @@ class Daemon:
 
     def _summary(self) -> str:
         refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
-        return f"Serving {summary(self.supervisor, self.sessions)}{refused}"
+        overload = self.parts.overload.why
+        loaded = f". Overloaded: {overload}" if overload else ""
+        return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"
 
     async def run(self) -> None:
         """Serves until a signal: the first drains, the second stops at once."""
@@ -173,6 +176,7 @@ class Daemon:
         print(f"hearthd ready {self.addresses}", flush=True)
         self._running = True
         self.supervisor.watch(self._tell_status)
+        self.parts.overload.listeners.append(self._tell_status)
         self._notifier.ready(self._summary())
         self.reloader.open()
         gc.collect()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from hearth_proto.reasons import Refusal
-from hearthd.front.device import Device
+from hearthd.front.device import SERVING, Device
 from hearthd.front.totals import EVERYBODY, Number, numbers
 from hearthd.front.worker import Worker
 
@@ -20,7 +20,7 @@ _OF_THE_DEVICE = {"memory_free_bytes": min, "memory_total_bytes": max, "load_wai
 
 async def ask(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:
     """The gauges of each device and tenant whose processes answer in time."""
-    asked = [(device.ordinal, worker) for device in devices for worker in device.running]
+    asked = [(device.ordinal, worker) for device in devices for worker in device.running if worker.condition == SERVING]
     answers = await asyncio.gather(*(_of(worker) for _, worker in asked))
     found: dict[tuple[int, str], list[Gauges]] = {}
     for (ordinal, worker), gauges in zip(asked, answers, strict=True):

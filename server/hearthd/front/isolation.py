@@ -12,8 +12,9 @@ STARTING = node_pb2.DEVICE_STATE_STARTING
 SERVING = node_pb2.DEVICE_STATE_SERVING
 LOST = node_pb2.DEVICE_STATE_LOST
 FENCED = node_pb2.DEVICE_STATE_FENCED
+STALLED = node_pb2.DEVICE_STATE_STALLED
 
-STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "fenced"}
+STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "fenced", STALLED: "stalled"}
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
-from grpc_health.v1 import health_pb2_grpc
 
 from hearth_proto.calls import socket_path
 from hearthd.config import Config
@@ -17,11 +16,12 @@ from hearthd.front import device_service, health, listen, node_service
 from hearthd.front.access import Access
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.admission import grpc_server
-from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.admission.gate import Door, Gate, Service
 from hearthd.front.call_server import CallServer
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.lanes import Lanes
 from hearthd.front.metrics import Metrics
+from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.reflection import Reflection
 from hearthd.front.rpc import guarded
 from hearthd.front.sessions import SessionTable
@@ -62,6 +62,7 @@ class Listeners:
         status: NodeStatus,
         gate: Gate,
         connections: ConnectionLimits,
+        overload: OverloadManager,
     ) -> None:
         self._connections = connections
         self._gate = gate
@@ -73,6 +74,7 @@ class Listeners:
         self._lanes = lanes
         self._stripes = stripes
         self._status = status
+        self._overload = overload
         self._health: health.Health | None = None
         self._http: HttpServer | None = None
         self._unix: listen.UnixSocket | None = None
@@ -86,8 +88,10 @@ class Listeners:
         devices = len(self._supervisor.devices)
         tenants = max(1, len(self._config.tenants))
         self._connections.fit(devices * min(self._config.devices.max_processes, tenants))
-        self._health = health.Health(self._supervisor)
-        open_service = self._open_service(health_pb2_grpc.add_HealthServicer_to_server, self._health.servicer)
+        self._health = health.Health(self._supervisor, self._config.health, self._sessions.overloaded)
+        self._overload.listeners.append(self._health.refresh)
+        self._metrics.registry.register(self._health.watchers)
+        open_service = self._gate.open_service(health.NAME, self._health.methods(), self._guard)
         listed = (node_service.NAME, device_service.NAME, health.NAME)
         reflection = Reflection(listed, self._gate, self._metrics).handler()
         options = (*_GRPC_OPTIONS, *self._connections.grpc_options(), *grpc_server.options(self._gate.limits.largest))
@@ -123,24 +127,9 @@ class Listeners:
         self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status)
         return str(await self._http.start(address))
 
-    def _open_service(self, add: Callable[[Any, Any], None], servicer: Any) -> Service:
-        """The service that a generated `add` would put on a server, for callers without a credential."""
-        found: list[tuple[str, Mapping[str, Any]]] = []
-
-        class Registry:
-            """A server, as far as generated code knows one."""
-
-            def add_generic_rpc_handlers(self, _: Any) -> None:
-                """The same handlers, to be looked up by path."""
-
-            def add_registered_method_handlers(self, name: str, handlers: Mapping[str, Any]) -> None:
-                found.append((name, handlers))
-
-        add(servicer, Registry())
-        [(name, handlers)] = found
-        return self._gate.open_service(
-            name, handlers, lambda method, serve, door: guarded(name, method, serve, self._metrics, door)
-        )
+    def _guard(self, method: str, serve: Any, door: Door) -> Any:
+        """A method of the health service, which asks for no credential."""
+        return guarded(health.NAME, method, serve, self._metrics, door)
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         listen.check_free(address, "grpc")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -32,6 +32,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.certificate_expires: Callable[[], float | None] = lambda: None
         """Until when, Unix time, clients accept the certificate that is shown; None: there is none."""
+        self.forkserver_losses: Callable[[], int] = lambda: 0
+        """Ends of the forkserver that nobody had asked for."""
         ProcessCollector(registry=self.registry)
         labels = ("grpc_service", "grpc_method")
         self._started = Counter("grpc_server_started", "Calls begun.", labels, registry=self.registry)
@@ -122,6 +124,12 @@ class Metrics:
         """All there is to tell now: own counters, then what was asked for this scrape. What names tenants is there as
         far as `viewer` may know of them. Belongs to the event loop; `render` does not."""
         found = [*self.registry.collect(), *node_metrics.families(supervisor, sessions), *self._certificate()]
+        found.append(
+            CounterMetricFamily(
+                "hearth_forkserver_losses", "Ends of the process that device processes are forked from.",
+                value=self.forkserver_losses(),
+            )
+        )  # fmt: skip
         found += tenant_metrics.families(supervisor, sessions)
         taken = frozenset(family.name for family in found) | gpu_metrics.NAMES
         found += device_metrics.families(_totals(supervisor), stats, taken)

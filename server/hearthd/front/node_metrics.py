@@ -24,7 +24,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
     )  # fmt: skip
     info.add_metric([version(), str(PROTOCOL_MAX), platform.python_version()], 1)
     yield info
-    ready = health.ready(supervisor, sessions.draining)
+    ready = health.ready(supervisor, sessions.refuses_new)
     yield GaugeMetricFamily("hearth_ready", "1 while /readyz says yes.", value=int(ready))
     yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
     yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))

@@ -28,6 +28,7 @@ from hearthd.front.link import DeviceLink
 from hearthd.front.listeners import Listeners
 from hearthd.front.metrics import Metrics
 from hearthd.front.notify import Notifier
+from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peer_groups import PeerGroups
 from hearthd.front.peer_reach import PeerReach
 from hearthd.front.peer_targets import PeerTargets
@@ -44,7 +45,7 @@ from hearthd.spec import Backend
 class Parts:
     """Of one daemon; nothing of it runs or listens yet."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - the one place where the parts are made
         self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None
     ) -> None:
         self.policy = Policy(
@@ -63,14 +64,18 @@ class Parts:
         )
         specs = backends.device_specs(config, backend, devices)
         self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
+        launcher = launcher or ForkServerLauncher(backend)
         self.supervisor = Supervisor(
             specs,
-            launcher or ForkServerLauncher(backend),
+            launcher,
             self.policy,
             self.collectives.on_frame,
             self._on_device_lost,
         )
         self.metrics = Metrics()
+        if isinstance(launcher, ForkServerLauncher):
+            forks = launcher
+            self.metrics.forkserver_losses = lambda: forks.losses
         self.metrics.registry.register(CollectiveMetrics(self.collectives.coordinator))
         self.sessions = SessionTable(
             config.sessions.lease,
@@ -78,6 +83,9 @@ class Parts:
             on_close=self._on_session_close,
             on_closed=self.supervisor.release,
         )
+        self.overload = OverloadManager(config.overload)
+        self.metrics.registry.register(self.overload)
+        self.sessions.overloaded = lambda: self.overload.why
         self.supervisor.sessions = self.sessions
         self.supervisor.on_barred = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
@@ -101,6 +109,7 @@ class Parts:
         self.connections.guard.on_calm = give_back
         self.gate.on_shown = self.sessions.on_shown = self.connections.shown
         self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
+        self.gate.overloaded = self.overload.admit
         self.credits = Credits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
         limits = device_service.Limits(
@@ -154,6 +163,7 @@ class Parts:
             self.status,
             self.gate,
             self.connections,
+            self.overload,
         )
         self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
         changes = Changes(

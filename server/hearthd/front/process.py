@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+
+import structlog
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front.crash import CrashFile
 from hearthd.front.descriptors import Descriptors
+from hearthd.front.forkserver import state_of
 from hearthd.front.launcher import DeviceProcess, Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.loss import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
 from hearthd.spec import DeviceSpec
 
+log = structlog.get_logger("hearthd.supervisor")
+
+_LOOK_S = 0.4
+"""Seconds between two looks at whether the process runs at all: health says so within a second."""
 _STEPS = 10
 """In so many steps the patience with a process passes."""
 
@@ -38,6 +45,14 @@ class Process:
         self._started = started
         self._crash = crash
         self._exited = asyncio.ensure_future(started.ended())
+        self._stopped = self._silent = ""
+        self.on_stall: Callable[[], None] = lambda: None
+        """Called after each change of `stalled`."""
+
+    @property
+    def stalled(self) -> str:
+        """Why a process that is ready gets nowhere just now; empty where it does."""
+        return self._stopped or self._silent
 
     @staticmethod
     async def start(
@@ -98,6 +113,7 @@ class Process:
     async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> Cause | None:
         """As `until`, with a ping every `interval` seconds that has to be answered within `patience`."""
         pinger = asyncio.create_task(self._ping(interval, patience))
+        looking = asyncio.create_task(self._look())
         try:
             await asyncio.wait({*self._ends, pinger, other}, return_when=asyncio.FIRST_COMPLETED)
             if self.over:
@@ -107,17 +123,45 @@ class Process:
             return None
         finally:
             pinger.cancel()
-            await asyncio.gather(pinger, return_exceptions=True)
+            looking.cancel()
+            await asyncio.gather(pinger, looking, return_exceptions=True)
 
     async def _ping(self, interval: float, patience: float) -> None:
         """Returns when a ping was not answered in time."""
         while True:
-            if not await within(patience, self.link.ping()):
+            if not await self._answers(patience):
                 return
             self.last_pong = time.monotonic()
             self._given = {number: channel.batches.last for number, channel in self.link.channels.items()}
             await within(patience, self.link.stats())  # so that little of what it has counted is lost with it
             await asyncio.sleep(interval)
+
+    async def _answers(self, patience: float) -> bool:
+        """Whether a ping is answered in time; after half of it, the process is stalled until it answers."""
+        pong = asyncio.ensure_future(self.link.ping())
+        try:
+            if await within(patience / 2, asyncio.shield(pong)):
+                return True
+            self._stall(silent=f"its process has answered no ping for {patience / 2:g} s")
+            return await within(patience / 2, asyncio.shield(pong))
+        finally:
+            pong.cancel()
+            self._stall(silent="")
+
+    async def _look(self) -> None:
+        """Sees whether the process is stopped (SIGSTOP, a debugger), long before it has missed a ping."""
+        while True:
+            halted = state_of(self.pid) in ("T", "t")
+            self._stall(stopped="its process is stopped (SIGSTOP or a debugger)" if halted else "")
+            await asyncio.sleep(_LOOK_S)
+
+    def _stall(self, *, stopped: str | None = None, silent: str | None = None) -> None:
+        before = self.stalled
+        self._stopped = self._stopped if stopped is None else stopped
+        self._silent = self._silent if silent is None else silent
+        if self.stalled != before:
+            log.warning("device_stalled" if self.stalled else "device_runs_again", pid=self.pid, why=self.stalled)
+            self.on_stall()
 
     def working(self) -> set[str]:
         """Sessions that had work here lately: something is not answered, or came since the last ping, or may have come
@@ -172,7 +216,7 @@ class Process:
             self.link.fail(last_words, [])
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, object]) -> bool:
+async def within(seconds: float, work: Awaitable[object]) -> bool:
     """Whether it is done in time; raises what it raises.
 
     Time in which this very process did not run (a machine that was paused or suspended, a debugger) counts little: the

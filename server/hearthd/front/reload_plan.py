@@ -67,6 +67,12 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _PROCESSES),
     **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _PROCESSES),
     "sessions.durable_bytes": "what is held may be more",
+    **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _MADE),
+    **dict.fromkeys(
+        ("overload.enabled", "overload.loop_lag", "overload.loop_lag_critical", "overload.memory",
+         "overload.memory_critical", "overload.group_memory", "overload.group_memory_critical", "overload.descriptors",
+         "overload.descriptors_critical"), _MADE,
+    ),
     "lanes.chunk_bytes": _TOLD,
     **dict.fromkeys(
         ("limits.max_inline_bytes", "limits.max_chunk_bytes", "limits.max_batch_bytes", "limits.max_batches_in_flight",

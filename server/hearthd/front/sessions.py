@@ -129,11 +129,18 @@ class SessionTable:
         """Told whom the session token of the running call stands for; None: no live session."""
         self.draining = False
         self.drain_left: Callable[[], float] = lambda: 0.0
+        self.overloaded: Callable[[], str] = lambda: ""
+        """Why new sessions are refused; empty while they are not."""
         self.emptied = asyncio.Event()
         self.emptied.set()
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def refuses_new(self) -> bool:
+        """Whether no new session is taken on: the daemon drains, or is overloaded."""
+        return self.draining or bool(self.overloaded())
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))

@@ -13,7 +13,9 @@ from hearthd.front.admission.settings import Admission
 from hearthd.front.auditing.settings import AuditLog
 from hearthd.front.collective_settings import Collectives, refuse_clear_tickets
 from hearthd.front.connections.settings import Connections
+from hearthd.front.health_settings import HealthSettings
 from hearthd.front.http_settings import Http
+from hearthd.front.overload.settings import OverloadSettings
 from hearthd.front.section import Bytes, Seconds, Section
 from hearthd.front.tenant_settings import TenantSettings, check_distinct
 
@@ -207,6 +209,8 @@ class Config(Section):
     limits: Limits = Limits()
     connections: Connections = Connections()
     admission: Admission = Admission()
+    health: HealthSettings = HealthSettings()
+    overload: OverloadSettings = OverloadSettings()
     tls: Tls = Tls()
     auth: Auth = Auth()
     http: Http = Http()

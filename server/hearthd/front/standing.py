@@ -6,7 +6,7 @@ import time
 
 from hearth_proto.v1 import node_pb2
 from hearthd.front.grants import Grants
-from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, Key
+from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, Key
 from hearthd.front.ledger import Ledger
 from hearthd.front.link import DeviceLink
 from hearthd.front.roster import Roster
@@ -52,13 +52,13 @@ class Standing:
         if self.sick:
             return FENCED
         if self._primary is not None:
-            return self._primary.state
+            return self._primary.condition
         if self.fenced:
             return FENCED
         if not self.known:
             return STARTING
-        states = [worker.state for key, worker in self.workers.serving.items() if not key.dedicated]
-        return LOST if states and all(state == LOST for state in states) else SERVING
+        states = {worker.condition for key, worker in self.workers.serving.items() if not key.dedicated}
+        return states.pop() if states in ({LOST}, {STALLED}) else SERVING
 
     @property
     def detail(self) -> str:
@@ -66,8 +66,8 @@ class Standing:
         if self.sick:
             return self.sick
         if self._primary is not None:
-            return self._primary.detail
-        return self.fenced or next((each.detail for each in self.workers if each.state == self.state), "")
+            return self._primary.reason
+        return self.fenced or next((each.reason for each in self.workers if each.condition == self.state), "")
 
     @property
     def generation(self) -> int:
@@ -118,7 +118,7 @@ class Standing:
         return node_pb2.DeviceProcess(
             pid=worker.pid,
             generation=worker.generation,
-            state=worker.state,
+            state=worker.condition,
             tenant=key.tenant,
             session_id=key.session,
             memory_granted=self.memory.granted(worker.generation),

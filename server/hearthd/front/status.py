@@ -50,8 +50,9 @@ class NodeStatus:
             "version": version(),
             "started_unix": self._started,
             "uptime_seconds": round(time.time() - self._started, 3),
-            "ready": health.ready(self._supervisor, self._sessions.draining),
+            "ready": health.ready(self._supervisor, self._sessions.refuses_new),
             "draining": self._sessions.draining,
+            "overloaded": self._sessions.overloaded(),
             "devices": [
                 self._device(
                     device,
@@ -143,8 +144,8 @@ class NodeStatus:
                 {
                     "pid": worker.pid,
                     "generation": worker.generation,
-                    "state": STATE_NAMES[worker.state],
-                    "detail": worker.detail,
+                    "state": STATE_NAMES[worker.condition],
+                    "detail": worker.reason,
                     "tenant": worker.key.tenant if worker.key is not None else None,
                     "session": worker.key.session if worker.key is not None else "",
                     "memory_granted_bytes": device.memory.granted(worker.generation),

@@ -16,7 +16,19 @@ from hearthd.front import refusals, spans
 from hearthd.front.channel import Channel
 from hearthd.front.farewell import Farewell
 from hearthd.front.host import Host
-from hearthd.front.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Loss, pause, weight
+from hearthd.front.isolation import (
+    EVERYBODY,
+    FENCED,
+    LOST,
+    SERVING,
+    STALLED,
+    STARTING,
+    STATE_NAMES,
+    Key,
+    Loss,
+    pause,
+    weight,
+)
 from hearthd.front.link import DeviceLink
 from hearthd.front.loss import ABANDONED, INTENDED, RESTART, Cause
 from hearthd.front.process import Process
@@ -48,6 +60,20 @@ class Worker:
         """The process that was killed on purpose, and why."""
         self._stopped: Refusal | None = None
         self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
+
+    @property
+    def condition(self) -> node_pb2.DeviceState:
+        """The state as it is shown: one whose process gets nowhere is stalled. Its sessions stay, and wait for it."""
+        return STALLED if self._stalled else self.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is in its `condition`; empty where it serves."""
+        return self._stalled or self.detail
+
+    @property
+    def _stalled(self) -> str:
+        return self.process.stalled if self.process is not None and self.state == SERVING else ""
 
     @property
     def link(self) -> DeviceLink | None:
@@ -186,6 +212,7 @@ class Worker:
         policy = self._host.policy
         watch = (policy.ping_interval, policy.ping_timeout)
         self._host.learn(process)
+        process.on_stall = self._host.notify
         spans.device_started(self._host.ordinal, process.generation, process.begin)
         log.info(
             "device_ready",

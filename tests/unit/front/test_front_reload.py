@@ -75,6 +75,14 @@ OTHER: dict[str, Any] = {
 """A value that is not the default, where adding one to that gives none."""
 
 
+OTHER |= {
+    f"overload.{name}": share
+    for name, share in (
+        ("group_memory", 0.93), ("group_memory_critical", 0.98), ("descriptors", 0.9), ("descriptors_critical", 0.99),
+    )
+}  # fmt: skip
+
+
 def other(path: tuple[str, ...]) -> Any:
     default = value(Config(), path)
     if isinstance(default, bool):

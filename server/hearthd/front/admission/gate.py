@@ -72,6 +72,8 @@ class Gate:
         """Told whom the credential of the running call stands for; None: it has none that is good."""
         self.on_probe: Callable[[], None] = lambda: None
         """Told of each call that needs no credential."""
+        self.overloaded: Callable[[str], Refusal | None] = lambda method: None
+        """Why a method is refused to callers that are admitted, before their message is read; None: it is served."""
 
     def door(self, service: str, method: str, *, limit: Limit | None = None) -> Door:
         """The gate of one method; `limit`: another than the table's."""
@@ -137,6 +139,9 @@ class Door:
                 with self._gate.account.holding(MAX_STRANGER_BYTES) as room:
                     await self._gate.auth.failed(context.peer(), self.method, refusal, wait=room)
             raise
+        overload = self._gate.overloaded(self.method)
+        if overload is not None:
+            raise overload
         if admitted.caller is not None:
             self._gate.on_shown(admitted.caller)
             _caller.set(spans.of_caller(admitted.caller))

@@ -34,7 +34,7 @@ from hearthd.front.listen import listen_error
 from hearthd.front.metrics import Metrics
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
-from hearthd.front.supervisor import STATE_NAMES, Supervisor
+from hearthd.front.supervisor import Supervisor
 from hearthd.front.tenants import EVERYONE, Tenant
 from hearthd.front.tls import Certificates
 
@@ -220,16 +220,8 @@ class HttpServer:
         return web.json_response({"status": "ok"})
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        ready = health.ready(self._supervisor, self._sessions.draining)
-        body = {
-            "ready": ready,
-            "draining": self._sessions.draining,
-            "devices": [
-                {"ordinal": device.ordinal, "state": STATE_NAMES[device.state], "detail": device.detail}
-                for device in self._supervisor
-            ],
-        }
-        return web.json_response(body, status=200 if ready else 503)
+        body = health.readiness(self._supervisor, self._sessions)
+        return web.json_response(body, status=200 if body["ready"] else 503)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
         page, content_type = await self._pages.get(_VIEWER.get(), request.headers.get("Accept", ""))

@@ -7,7 +7,7 @@ const KEPT = 120; // samples of a sparkline
 const COLOURS = 7;
 const STATES = {
   serving: ["●", "serving", "good"], starting: ["◌", "starting", "warn"], lost: ["▲", "lost", "bad"],
-  fenced: ["■", "fenced", "bad"],
+  fenced: ["■", "fenced", "bad"], stalled: ["▲", "stalled", "warn"],
 };
 
 class Figure {

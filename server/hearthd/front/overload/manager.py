@@ -1,0 +1,171 @@
+"""The overload manager: measures the front, and says what it refuses.
+
+The event loop's lag is measured by a timer that should have fired earlier; its median over five measurements counts, so
+that a pause of the process (SIGSTOP, a suspended machine) is no overload. The other resources are read once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import structlog
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.host_memory import share_of_host
+from hearthd.front.overload import readings
+from hearthd.front.overload.policy import Level, Recent, Trigger, highest, refused
+from hearthd.front.overload.settings import OverloadSettings
+from hearthd.malloc import give_back
+
+log = structlog.get_logger("hearthd.overload")
+
+TICK_S = 0.25
+"""Seconds between two measurements of the event loop's lag."""
+_EVERY = 4
+"""Ticks between two readings of the other resources."""
+_TRIM_S = 5.0
+"""Seconds between two attempts to give freed memory back, while there is too much of it."""
+_LOG_S = 5.0
+"""Seconds between two log lines about calls that are refused."""
+_MEMORY = 1 << 30
+_RETRY_S = {Level.ELEVATED: 1.0, Level.CRITICAL: 2.0}
+_KINDS = ("session", "large", "work")
+_WORDS = {
+    "loop_lag": "its event loop ran up to {:.2f} s late",
+    "memory": "it held up to {:.0f} bytes of memory",
+    "group_memory": "its processes used up to {:.0%} of the memory that they may have together",
+    "descriptors": "up to {:.0%} of the files that it may open were open",
+}
+
+
+class OverloadManager(Collector):
+    """Of one daemon; belongs to its event loop."""
+
+    def __init__(
+        self,
+        settings: OverloadSettings,
+        *,
+        read: dict[str, Callable[[], float]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read`: what measures each resource but the lag, by name; for tests."""
+        memory = settings.memory or min(_MEMORY, share_of_host() // 2)
+        self.triggers = {
+            "loop_lag": Trigger(settings.loop_lag, settings.loop_lag_critical),
+            "memory": Trigger(memory, max(memory, settings.memory_critical or 2 * memory)),
+            "group_memory": Trigger(settings.group_memory, settings.group_memory_critical),
+            "descriptors": Trigger(settings.descriptors, settings.descriptors_critical),
+        }
+        self.level = Level.CALM
+        self.listeners: list[Callable[[], None]] = []
+        """Called after each change of the level."""
+        self._enabled = settings.enabled
+        self.read = read or {
+            "memory": readings.own_memory,
+            "group_memory": readings.GroupMemory().read,
+            "descriptors": readings.descriptors,
+        }
+        self._clock = clock
+        self._recent = Recent()
+        self._refusals: Counter[str] = Counter()
+        self._logged = self._trimmed = float("-inf")
+        self._lag = Histogram(
+            "hearth_front_loop_lag_seconds", "How late the front's event loop runs what is due.",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0), registry=None,
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Measures until it is cancelled."""
+        ticks = 0
+        while True:
+            due = self._clock() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.measure(max(0.0, self._clock() - due), others=ticks % _EVERY == 0)
+            ticks += 1
+
+    def measure(self, lag: float, *, others: bool) -> None:
+        """Takes the loop's lag in seconds, and reads the other resources where that is asked for."""
+        now = self._clock()
+        self._lag.observe(lag)
+        self.triggers["loop_lag"].update(self._recent.add(lag), now)
+        if others:
+            for name, read in self.read.items():
+                try:
+                    reading = read()
+                except (OSError, ValueError, IndexError):  # a control group that is gone, no descriptor left
+                    continue
+                self.triggers[name].update(reading, now)
+            if self.triggers["memory"].level and now - self._trimmed >= _TRIM_S:
+                self._trimmed = now
+                give_back()
+        self._settle()
+
+    def _settle(self) -> None:
+        level = highest(self.triggers.values()) if self._enabled else Level.CALM
+        if level == self.level:
+            return
+        before, self.level = self.level, level
+        tell = log.warning if level else log.info
+        tell("overload", load=level.name.lower(), before=before.name.lower(), why=self.why)
+        for listener in self.listeners:
+            listener()
+
+    @property
+    def why(self) -> str:
+        """What was too much since the overload began, in words; empty where nothing is."""
+        if not self.level:
+            return ""
+        over = (name for name, trigger in self.triggers.items() if trigger.level == self.level)
+        return ", ".join(_WORDS[name].format(self.triggers[name].worst) for name in over)
+
+    # ---- admission ----
+
+    def admit(self, method: str) -> Refusal | None:
+        """Why a call of this method is refused now; None: it is served."""
+        if not self.level:
+            return None
+        kind = refused(method, self.level)
+        if not kind:
+            return None
+        self._refusals[kind] += 1
+        now = self._clock()
+        if now - self._logged >= _LOG_S:
+            self._logged = now
+            log.warning("overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.why)
+        return Refusal(
+            Reason.OVERLOADED,
+            f"The daemon is overloaded and takes no {method} now: {self.why}.",
+            fix="Try again after the time that it says, or use another node; [overload] has the limits.",
+            details={"level": self.level.name.lower(), "method": method},
+            retry_after_s=_RETRY_S[self.level],
+        )
+
+    # ---- metrics ----
+
+    def collect(self) -> Iterable[Metric]:
+        pressure = GaugeMetricFamily(
+            "hearth_overload_pressure", "A resource of the front, as a share of what new sessions are refused at.",
+            labels=["resource"],
+        )  # fmt: skip
+        for name, trigger in self.triggers.items():
+            pressure.add_metric([name], trigger.pressure)
+        refusals = CounterMetricFamily(
+            "hearth_overload_refusals", "Calls that were refused because of overload.", labels=["kind"]
+        )
+        for kind in _KINDS:
+            refusals.add_metric([kind], self._refusals[kind])
+        return [
+            *self._lag.collect(),
+            GaugeMetricFamily(
+                "hearth_overload_level", "0: all is served; 1: no new sessions or large requests; 2: no new work.",
+                value=int(self.level),
+            ),
+            pressure,
+            refusals,
+        ]  # fmt: skip

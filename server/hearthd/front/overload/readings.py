@@ -1,0 +1,57 @@
+"""Readings of the front's resources: its memory, that of its control group, its open files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_GROUPS = Path("/sys/fs/cgroup")
+_FILES = Path("/proc/self/fd")
+
+
+def own_memory() -> float:
+    """Bytes of physical memory that this process has for itself: the heap, and nothing that is shared."""
+    _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
+    return float((resident - shared) * _PAGE)
+
+
+def descriptors() -> float:
+    """Open files, as a share of what the process may open."""
+    count = _FILES.stat().st_size or sum(1 for _ in _FILES.iterdir())  # the size: since Linux 6.2
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0.0 if limit == resource.RLIM_INFINITY else count / limit
+
+
+class GroupMemory:
+    """The memory of the control group (version 2) that limits the daemon, device processes included."""
+
+    def __init__(self, groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> None:
+        self._folder: Path | None = None
+        self._limit = 0
+        with contextlib.suppress(OSError, StopIteration):
+            line = next(line for line in own.read_text().splitlines() if line.startswith("0::/"))
+            self._find(groups, line.removeprefix("0::/"))
+
+    def _find(self, groups: Path, path: str) -> None:
+        """The lowest limit counts, the nearest of equals."""
+        for folder in (groups / path, *(groups / path).parents):
+            if not folder.is_relative_to(groups):
+                return
+            with contextlib.suppress(OSError, ValueError):
+                limit = int((folder / "memory.max").read_text())
+                if limit > 0 and (not self._limit or limit < self._limit):
+                    self._folder, self._limit = folder, limit
+
+    def read(self) -> float:
+        """What is used, page cache that is not in use excepted, as a share of the limit; 0 without one."""
+        if self._folder is None:
+            return 0.0
+        used = int((self._folder / "memory.current").read_text())
+        for line in (self._folder / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                used -= int(line.split()[1])
+                break
+        return max(0, used) / self._limit
