@@ -52,6 +52,7 @@ class Access:
         )
         self.connections: ConnectionLimits | None = None
         """Limits on connections to the identity socket."""
+        sessions.accounts.change(self.auth.directory.tenants)
         self.certificates: Certificates | None = None
         """None: no TLS."""
         self._config = config

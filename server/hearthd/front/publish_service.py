@@ -25,12 +25,13 @@ from hearthd.front import calls
 from hearthd.front.channel import Channel
 from hearthd.front.exported_files import ExportedFiles
 from hearthd.front.link import DeviceLink
-from hearthd.front.publications import Attachment, Publication, Registry, check_name, not_published
+from hearthd.front.publications import MAX_PUBLICATIONS, Attachment, Publication, Registry, check_name, not_published
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import decoder
 from hearthd.front.seen_through import SeenThrough
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
+from hearthd.front.tenants import EVERYONE
 
 log = structlog.get_logger("hearthd.publish")
 
@@ -92,6 +93,7 @@ class PublishService:
             channel,
             grants=request.tenants,
             description=request.description,
+            most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
         )
         body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
         try:

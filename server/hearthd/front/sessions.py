@@ -76,8 +76,8 @@ class Session:
     ended_by: End | None = None
     """Who or what has closed it; None: it is open."""
 
-    def opening(self) -> dict[str, Any]:
-        """What a device process is told of it (the payload of OPEN)."""
+    def opening(self, device_memory: int = 0) -> dict[str, Any]:
+        """What a device process is told of it (the payload of OPEN); `device_memory`: what the device has."""
         tenant, quotas = self.tenant, self.tenant.quotas
         restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
         return {
@@ -88,9 +88,10 @@ class Session:
             "weight": tenant.weight,
             "priority": tenant.priority,
             "launch_timeout": self.launch_timeout,
-            "device_bytes": quotas.device_bytes,
+            "device_bytes": quotas.on_device(device_memory),
             "pinned_bytes": quotas.pinned_bytes,
             "durable_bytes": quotas.durable_bytes,
+            "handles": quotas.handles,
         }
 
     @property
@@ -164,6 +165,7 @@ class SessionTable:
                 retry_after_s=1.0,
             )
         account = self.accounts.admit(caller.tenant)
+        self.accounts.check_share(account, self.limit)
         token = secrets.token_urlsafe(24)
         session = Session(
             id=secrets.token_hex(4),

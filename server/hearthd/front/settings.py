@@ -159,6 +159,7 @@ class Limits(Section):
     max_batches_in_flight: int = Field(default=64, ge=1, le=65536)
     max_unacked_bytes: Bytes = Field(default=32 << 20, ge=1 << 12)
     max_code_bytes: Bytes = Field(default=16 << 20, ge=1 << 10, le=31 << 20)
+    max_handles: int = Field(default=131_072, ge=16, le=100_000_000)  # of one session in a device process
 
 
 class Tls(Section):
