@@ -18,6 +18,7 @@ from hearthd.front.gpu_watch import GpuWatch
 from hearthd.front.launcher import Launcher
 from hearthd.front.parts import Parts
 from hearthd.front.reload import Read
+from hearthd.front.sessions import End
 from hearthd.front.summary import summary
 from hearthd.front.supervisor import SERVING
 from hearthd.front.tenancy import exposure
@@ -125,6 +126,14 @@ class Daemon:
         while True:
             for session in self.sessions.expired():
                 task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
+                closing.add(task)
+                task.add_done_callback(closing.discard)
+            for session in self.access.revoked():
+                self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
+                why = "its certificate was revoked by its authority"
+                fix = "Open a new session with a credential that is good"
+                close = self.sessions.close(session, why, revoked=fix, cause=End.CREDENTIAL)
+                task = asyncio.create_task(close)
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             if thrift.due(len(self.sessions), time.monotonic()):

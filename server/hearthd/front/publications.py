@@ -64,6 +64,10 @@ class Publication:
         """How many have it attached."""
         return len({attachment.session for attachment in self.attachments.values()})
 
+    def sessions_of(self, session: str) -> int:
+        """1 where the session has it attached, else 0."""
+        return int(any(attachment.session == session for attachment in self.attachments.values()))
+
     def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
         """Whether it was published this way, with these."""
         return (

@@ -31,7 +31,7 @@ from hearthd.front.rpc import decoder
 from hearthd.front.seen_through import SeenThrough
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
-from hearthd.front.tenants import EVERYONE
+from hearthd.front.tenants import EVERYONE, Right
 
 log = structlog.get_logger("hearthd.publish")
 
@@ -148,6 +148,8 @@ class PublishService:
 
     async def _list(self, request: Any, session: Session, channel: Channel) -> Any:
         found = self.registry.visible(session.tenant.name, request.target.device)
+        if not session.tenant.may(Right.ATTACH):  # what it may not attach does not exist for it
+            found = [one for one in found if one.tenant == session.tenant.name]
         return device_pb2.ListPublishedResponse(
             buffers=[
                 device_pb2.PublishedBuffer(
@@ -155,7 +157,8 @@ class PublishService:
                     tenant=one.tenant,
                     size=one.size,
                     description=one.description,
-                    attached=one.sessions,
+                    # Others are not told what the owner's grantees do.
+                    attached=one.sessions if one.tenant == session.tenant.name else one.sessions_of(session.id),
                 )
                 for one in found
             ]

@@ -128,6 +128,8 @@ class SessionTable:
         self.audit = Audit()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
         """Told whom the session token of the running call stands for; None: no live session."""
+        self.check_use: Callable[[Session], None] = lambda session: None
+        """Raises `UNAUTHENTICATED` where the call under way may not use the session; see `tenancy.binding`."""
         self.draining = False
         self.drain_left: Callable[[], float] = lambda: 0.0
         self.emptied = asyncio.Event()
@@ -191,7 +193,14 @@ class SessionTable:
         return session, token
 
     def find(self, token: str) -> Session:
-        """The session of a token, its lease renewed. Raises `SESSION_EXPIRED`.
+        """The session of a token, its lease renewed, for the call under way. Raises `SESSION_EXPIRED`, and
+        `UNAUTHENTICATED` where it is bound to another credential than the call shows."""
+        session = self.owner(token)
+        self.check_use(session)
+        return session
+
+    def owner(self, token: str) -> Session:
+        """As `find`, whatever the call shows.
 
         The table is keyed by a hash of the token, so that the time of a look-up tells nothing about live tokens.
         """

@@ -143,7 +143,7 @@ def test_every_setting_is_shown_with_its_origin(tmp_path: Path) -> None:
     text = as_toml(config, origins)
     lines = [line for line in text.splitlines() if " = " in line and not line.startswith("[")]
     assert all("  # " in line for line in lines[: len(shown) - 1])
-    assert tomllib.loads(text)["sessions"] == {"lease": 7.0, "max": 3, "durable_bytes": 0}
+    assert tomllib.loads(text)["sessions"] == {"lease": 7.0, "max": 3, "bind": False, "durable_bytes": 0}
 
 
 PATHS = st.sets(st.sampled_from([path for path in settings() if path != ("tenants",)]), max_size=20)
