@@ -103,10 +103,11 @@ class Daemon:
             settled.cancel()
 
     def _warn_of_exposure(self) -> None:
-        if exposure.unguarded(self.config) and self.addresses.grpc:
+        listening = self.addresses.grpc or self.addresses.unix
+        if exposure.unguarded(self.config) and listening:
             log.warning(
                 "open_to_everybody",
-                listen=self.addresses.grpc,
+                listen=listening,
                 may=f"{exposure.who(exposure.unguarded(self.config))} may do everything: there are no tenants",
                 fix=exposure.FIX,
             )

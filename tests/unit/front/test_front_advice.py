@@ -186,3 +186,8 @@ def test_the_reference_marks_what_can_be_reloaded() -> None:
         elif "# (r)" in line:
             marked.add(section + line.split(" = ")[0])
     assert marked == RELOADABLE.keys() - {"tenants"}
+
+
+def test_a_socket_for_all_without_tenants_is_warned_of() -> None:
+    sections = {"listen": {**SOCKET_ALONE["listen"], "unix": "/run/x.sock", "unix_access": "all"}}
+    assert "every login of this host" in warnings(**sections)["tenants"]
