@@ -39,13 +39,13 @@ def test_sessions_of_one_tenant_leave_room_for_others(start_daemon: StartDaemon)
         assert open_all("a") < 10 and open_all("b") >= 2
         with daemon.connect(token=tokens["operator"]) as operator:
             assert len(operator.sessions()) > 8
-    page = daemon.get("/metrics").body
+    page = daemon.get("/metrics", tokens["operator"]).body
     assert metric(page, "hearth_tenant_quota_refusals_total", tenant="a", quota="sessions_share") >= 1
     assert daemon.log().count("session_share_taken") == 2, "a line for each tenant, not for each refusal"
 
 
 def test_device_processes_of_one_tenant_leave_room_for_others(start_daemon: StartDaemon) -> None:
-    config, tokens = tenants("a", "b", devices={"max_processes": 4})
+    config, tokens = tenants("a", "b", tenant("operator", rights=["admin"]), devices={"max_processes": 4})
     daemon = start_daemon(**config)
     with ExitStack() as stack:
 
@@ -59,12 +59,21 @@ def test_device_processes_of_one_tenant_leave_room_for_others(start_daemon: Star
                 works("a")
         assert caught.value.reason == "DEVICE_UNAVAILABLE"
         works("b")
-    assert metric(daemon.get("/metrics").body, "hearth_tenant_process_refusals_total", device="0", tenant="a") >= 1
+    assert (
+        metric(
+            daemon.get("/metrics", tokens["operator"]).body,
+            "hearth_tenant_process_refusals_total",
+            device="0",
+            tenant="a",
+        )
+        >= 1
+    )
 
 
 def test_handles_are_bounded_by_name(start_daemon: StartDaemon) -> None:
     """One by one, many in one command, and over several sessions; what is freed can be had again."""
-    config, tokens = tenants("a", tenant("b", quotas={"handles": 40}), limits={"max_handles": 64})
+    operator = tenant("operator", rights=["admin"])
+    config, tokens = tenants("a", tenant("b", quotas={"handles": 40}), operator, limits={"max_handles": 64})
     daemon = start_daemon(**config)
     with Raw(daemon.unix, tokens["a"]) as raw, raw.execute() as stream:
         made = [stream.ask(c.Command(allocate=c.Allocate(buffer=n, size=4))).HasField("error") for n in range(1, 70)]
@@ -82,7 +91,7 @@ def test_handles_are_bounded_by_name(start_daemon: StartDaemon) -> None:
         with pytest.raises(hearth.HearthError, match=r"tenant b has .*quotas\.handles"):
             kept += [two.device(0).empty(1) for _ in range(25)]
             two.device(0).synchronize()
-    assert 'quota="handles"' in daemon.get("/metrics").body
+    assert 'quota="handles"' in daemon.get("/metrics", tokens["operator"]).body
 
 
 def test_names_of_published_buffers_are_bounded(start_daemon: StartDaemon) -> None:
