@@ -68,8 +68,6 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers", "compile.tenants"), _PROCESSES),
     **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _PROCESSES),
     **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _PROCESSES),
-    **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers"), _PROCESSES),
-    **dict.fromkeys(("cache.dir", "cache.max_bytes", "profile.nvtx", "profile.cupti"), _PROCESSES),
     "limits.max_handles": _PROCESSES,
     "sessions.durable_bytes": "what is held may be more",
     "lanes.chunk_bytes": _TOLD,
