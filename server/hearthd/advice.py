@@ -69,7 +69,7 @@ def _exposure(config: Config) -> Iterator[Advice]:
 
 def _logins(config: Config) -> Iterator[Advice]:
     address = exposure.unguarded(config)
-    if address and not exposed(address):
+    if address and (address == exposure.UNIX or not exposed(address)):
         yield Advice(
             "tenants", f"there are none, so {exposure.who(address)} may do everything by {address}; {exposure.FIX}"
         )
@@ -140,7 +140,7 @@ def _backend(config: Config) -> Iterator[Advice]:
 
 def _tls(config: Config, now: float) -> Iterator[Advice]:
     tls = config.tls
-    files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
+    files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca, "crl": tls.crl}
     unreadable = [
         Advice(f"tls.{name}", f"{path} cannot be read by user {os.getuid()}, so it was not looked at")
         for name, path in files.items()
@@ -155,10 +155,23 @@ def _tls(config: Config, now: float) -> Iterator[Advice]:
         Certificates(tls.certificate, tls.key, tls.client_ca)
     except (TlsError, OSError) as error:
         raise ConfigError(str(error)) from None
+    if tls.crl:
+        yield from _revocations(tls.crl, tls.client_ca, now)
     mode = Path(tls.key).stat().st_mode
     if mode & stat.S_IRGRP:
         yield Advice("tls.key", f"a group may read {tls.key}; chmod 600 {tls.key}")
     yield from _dates(Path(tls.certificate), now)
+
+
+def _revocations(crl: str, client_ca: str, now: float) -> Iterator[Advice]:
+    from hearthd.front.tenancy.revocations import RevocationError, Revocations
+
+    try:
+        until = Revocations(crl, client_ca).next_update
+    except RevocationError as error:
+        raise ConfigError(str(error)) from None
+    if until <= now:
+        yield Advice("tls.crl", f"{crl} should have been renewed by {_day(until)}; it counts on until it is")
 
 
 def _hidden(path: Path) -> bool:

@@ -19,8 +19,10 @@ from pydantic import BaseModel, ValidationError
 
 from hearthd import plain_logs  # noqa: F401 - before anything imports structlog
 from hearthd.front.addresses import parse_address
+from hearthd.front.host_memory import share_of_host
 from hearthd.front.settings import Config, refuse_cpu_exposed
-from hearthd.front.tenant_settings import QuotaSettings, TenantSettings, TokenSettings, directory
+from hearthd.front.tenancy.defaults import Means, QuotaSettings
+from hearthd.front.tenant_settings import TenantSettings, TokenSettings, directory
 from hearthd.front.tenants import Directory
 
 __all__ = ["Config", "ConfigError", "check_exposure", "load", "settings", "tenants"]
@@ -63,7 +65,8 @@ def check_exposure(config: Config, backend: str) -> None:
 def tenants(config: Config) -> Directory:
     """Who is who, on this host. Raises `ConfigError` where a user or group is not there."""
     try:
-        return directory(config.tenants)
+        host = share_of_host()
+        return directory(config.tenants, Means(host, config.sessions.durable_bytes or host))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -46,6 +46,8 @@ class DeviceSpec:
     load_timeout: float = 60.0
     """So long a module may wait to be loaded for kernels to end, where the backend has it wait; 0: for ever."""
     collective_timeout: float = 30.0
+    max_handles: int = 131_072
+    """The most handles of one session; 0: no limit."""
     max_streams: int = 128
     linger: float = 500e-6
     """So long the process looks for the next request without a sleep, once it has done something, where there are cores

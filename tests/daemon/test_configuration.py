@@ -170,3 +170,15 @@ def test_daemon_without_tenants_warns_that_its_port_is_open(start_daemon: StartD
     """At the start, once: every login of the host may do everything by the TCP port; with tenants it may not."""
     assert start_daemon().log().count("open_to_everybody") == 1
     assert "open_to_everybody" not in start_daemon(**tenants("alice")[0]).log()
+
+
+@pytest.mark.parametrize(("access", "mode"), [("auto", 0o600), ("owner", 0o600), ("all", 0o666)])
+def test_who_may_connect_to_the_unix_socket(start_daemon: StartDaemon, access: str, mode: int) -> None:
+    """All, where that is configured: with a token, as a pod of another user comes."""
+    config, tokens = tenants("alice", listen={"unix_access": access})
+    daemon = start_daemon(**config)
+    assert daemon.socket.stat().st_mode & 0o777 == mode
+    with daemon.connect(token=tokens["alice"]) as node:
+        assert node.tenant == "alice"
+    with pytest.raises(hearth.AuthenticationError):
+        daemon.connect()

@@ -239,9 +239,9 @@ def test_settings_of_authentication(running: Reloaded) -> None:
 def test_the_lease_and_the_limit_of_new_sessions(running: Reloaded) -> None:
     with connect(running, ALICE):
         running.change(sessions={"lease": "7s", "max": 2})
-        with connect(running, ALICE) as node:
+        with connect(running, BOB) as node:
             with pytest.raises(hearth.HearthError, match="the most is 2"):
-                connect(running, BOB)
+                connect(running, OPERATOR)
             leases = [session["lease_left_seconds"] for session in running.daemon.status()["sessions"]]
             assert min(leases) <= 7 < max(leases), node
 

@@ -13,6 +13,7 @@ from hearthd.device import creations, permissions
 from hearthd.device.arrivals import Arrivals
 from hearthd.device.context import Device
 from hearthd.device.families import Families
+from hearthd.device.limits.handles import HandleLimits
 from hearthd.device.marking import Activity, Marks
 from hearthd.device.operation import Origin, internal_error, submit
 from hearthd.device.server import DeviceFault
@@ -37,6 +38,7 @@ class Executor:
     ) -> None:
         self._device = device
         self._sessions: dict[int, Session] = {}
+        self._handles = HandleLimits(device.spec.max_handles, self._sessions.values)
         self._leaving: dict[int, Session] = {}
         """Those that are closed, until nothing more of them runs."""
         self._kicked: set[int] = set()
@@ -78,6 +80,7 @@ class Executor:
             info["launch_timeout"] = shorter(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
             opened = self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
             opened.permissions = permissions.of(info)
+            opened.limit(self._handles)
             self.sharing.open(opened)
             self._traces.opened(opened)
             return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
@@ -22,6 +23,10 @@ class Table(Generic[T]):
         self.kind = kind
         self._recall = recall
         self.items: dict[int, T] = {}
+        self.bound = sys.maxsize
+        """Handles that there may be before `extend` is asked."""
+        self.extend: Callable[[Table[Any], int], int] = lambda table, more: sys.maxsize
+        """The next bound, so many handles `more` at least. Raises Refusal(QUOTA_EXCEEDED)."""
         self.get = self.items.get
         self._refused: dict[int, Refusal] = {}
         """Why there is nothing behind handles whose creation was refused, until they are destroyed."""
@@ -55,6 +60,8 @@ class Table(Generic[T]):
                 fix="mint handles from 1",
                 details={"kind": self.kind},
             )
+        if len(self.items) >= self.bound:
+            self.check_room(1)
         if handle in self.items:
             raise Refusal(
                 Reason.HANDLE_IN_USE,
@@ -64,6 +71,11 @@ class Table(Generic[T]):
             )
         if self._refused:
             self._refused.pop(handle, None)
+
+    def check_room(self, more: int) -> None:
+        """Raises Refusal(QUOTA_EXCEEDED) where there may not be so many more."""
+        if len(self.items) + more > self.bound:
+            self.bound = self.extend(self, more)
 
     def never_made(self, handle: int, refusal: Refusal) -> None:
         """The creation of a handle was refused: so is whatever is asked of it. It may still be made. Nothing changes

@@ -237,6 +237,7 @@ def _named(session: Session, command: commands_pb2.Allocate) -> list[Buffer]:
             details={"buffer": command.buffer, "size": command.size, "parts": len(command.parts)},
         )
     buffers: dict[int, Buffer] = {}
+    session.buffers.check_room(len(command.parts))
     for part in command.parts:
         session.buffers.check_new(part.buffer)
         if part.buffer in buffers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from hearth_proto.reasons import Refusal
@@ -11,6 +12,7 @@ from hearthd.device import permissions
 from hearthd.device.buffer import Buffer, TensorMapEntry
 from hearthd.device.flows import Download, Over, Upload
 from hearthd.device.handle_table import Table
+from hearthd.device.limits.handles import HandleLimits
 from hearthd.device.module import FunctionEntry, ModuleEntry
 from hearthd.device.observer import Observer
 from hearthd.device.permissions import Permissions
@@ -99,6 +101,11 @@ class Session:
         """Each a `hearthd.device.capture.GraphEntry`."""
         self.prepared: Table[Any] = Table("prepared list")
         """Each a `hearthd.device.prepared.PreparedEntry`."""
+        self.tables: tuple[Table[Any], ...] = (
+            self.buffers, self.streams, self.events, self.modules, self.functions, self.profiles, self.tensor_maps,
+            self.graphs, self.prepared,
+        )  # fmt: skip
+        """All of them."""
         self.uploads: dict[int, Upload] = {}
         self.downloads: dict[int, Download] = {}
         self.over = Over()
@@ -141,8 +148,15 @@ class Session:
         """Seconds, for launches that have no limit of their own; 0: none."""
         self._bound(info)
 
+    def limit(self, limits: HandleLimits) -> None:
+        """Its handles are bounded from now on."""
+        for table in self.tables:
+            table.extend, table.bound = partial(limits.bound, self), 0
+
     def change(self, info: Mapping[str, Any]) -> None:
         """The front says something else of its tenant. Streams that are there keep their priority."""
+        for table in self.tables:
+            table.bound = 0  # they ask again
         self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
         self._bound(info)
         self.permissions = permissions.of(info)
@@ -155,6 +169,8 @@ class Session:
         """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
         self.pinned_bytes: int = info.get("pinned_bytes", 0)
         self.durable_bytes: int = info.get("durable_bytes", 0)
+        self.handles: int = info.get("handles", 0)
+        """The most handles of all sessions of its tenant together in this process; 0: no limit."""
 
     def add_stream(self, handle: int, track: Track) -> None:
         self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))

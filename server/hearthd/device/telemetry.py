@@ -113,7 +113,7 @@ class Telemetry:
     """Those that failed, were skipped, or were answered with what failed before them."""
     reasons: dict[str, int] = field(default_factory=dict)
     """The same by reason code (`hearth_proto.reasons.Reason`)."""
-    quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, OTHER: 0})
+    quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, "handles": 0, OTHER: 0})
     """Those that a quota refused, by its name where the refusal tells it."""
 
     batch_execution: Histogram = field(default_factory=Histogram)

@@ -54,6 +54,8 @@ class Temporaries:
         handle = asked.buffer
         if not handle or handle in buffers.items or len(asked.parts) or buffers.refuses(handle):
             return False
+        if len(buffers.items) >= buffers.bound:
+            return False
         buffer = Buffer(handle, asked.size)
         if not self._reservations.take_at_once(session, buffer, stream.track):
             return False

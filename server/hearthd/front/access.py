@@ -21,6 +21,7 @@ from hearthd.front.auth import Authenticator, FailureObserver
 from hearthd.front.identity import IdentitySocket, Tickets, identity_path, peer_of
 from hearthd.front.listen import ListenError
 from hearthd.front.peer_port import Admit, PeerPort
+from hearthd.front.tenancy.revocations import RevocationError, Revocations
 from hearthd.front.tls import Certificates, TlsError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hearthd.front.http.server import HttpServer
     from hearthd.front.link import DeviceLink
     from hearthd.front.metrics import Metrics
-    from hearthd.front.sessions import SessionTable
+    from hearthd.front.sessions import Session, SessionTable
     from hearthd.front.status import NodeStatus
     from hearthd.front.supervisor import Supervisor
 
@@ -52,12 +53,15 @@ class Access:
         )
         self.connections: ConnectionLimits | None = None
         """Limits on connections to the identity socket."""
+        sessions.accounts.change(self.auth.directory.tenants)
+        self.auth.bound.on = config.sessions.bind
         self.certificates: Certificates | None = None
         """None: no TLS."""
         self._config = config
         self._sessions = sessions
         self._tickets = Tickets(config.auth.ticket_lifetime)
         self.auth.redeem = self._tickets.redeem
+        self._revocations_seen = 0
         self._identity: IdentitySocket | None = None
         self._http: HttpServer | None = None
         self._refusals: Refusals | None = None
@@ -66,6 +70,7 @@ class Access:
     def change(self, config: Config) -> None:
         """What of it can be changed while the daemon listens."""
         self._config = config
+        self.auth.bound.on = config.sessions.bind
         self._tickets.lifetime = config.auth.ticket_lifetime
         self.auth.change(config.auth.max_failures, config.auth.failure_delay)
         if self._http is not None:
@@ -80,7 +85,9 @@ class Access:
             self.audit.open()
             if tls.certificate:
                 self.certificates = Certificates(tls.certificate, tls.key, tls.client_ca)
-        except (AuditError, TlsError) as error:
+            if tls.crl:
+                self.auth.certificates.revocations = Revocations(tls.crl, tls.client_ca)
+        except (AuditError, TlsError, RevocationError) as error:
             raise ListenError(str(error)) from None
         self.audit.record("start")
 
@@ -91,6 +98,22 @@ class Access:
             return None
         self.certificates.look()
         return self.certificates.expires
+
+    def revoked(self) -> list[Session]:
+        """Sessions that were opened with a certificate which is revoked by now."""
+        revocations = self.auth.certificates.revocations
+        if revocations is None:
+            return []
+        revocations.look()
+        if revocations.changes == self._revocations_seen:
+            return []
+        self._revocations_seen = revocations.changes
+        return [session for session in self._sessions if revocations.revokes(session.caller.certificate)]
+
+    @property
+    def public_socket(self) -> bool:
+        """Whether other users of this host may connect to the Unix sockets, where they have to show a credential."""
+        return self.by_user or self._config.listen.unix_access == "all"
 
     @property
     def by_user(self) -> bool:

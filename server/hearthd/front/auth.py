@@ -22,6 +22,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.front.audit import Audit
 from hearthd.front.refusals import Context
 from hearthd.front.sessions import SessionTable
+from hearthd.front.tenancy.binding import Binding, ClientCertificates
 from hearthd.front.tenants import EVERYONE, Caller, Directory, User, unauthenticated
 
 log = structlog.get_logger("hearthd.auth")
@@ -78,6 +79,9 @@ class Authenticator:
         self.directory = directory
         self.redeem: Callable[[str], User | None] = lambda ticket: None
         """Whose ticket it is: see `identity.IdentitySocket`."""
+        self.certificates = ClientCertificates()
+        self.bound = Binding()
+        sessions.check_use = lambda session: self.bound.check_call(session.caller)
         self._sessions = sessions
         self._audit = audit
         self._observer = observer
@@ -123,12 +127,28 @@ class Authenticator:
         if TICKET in shown:
             return self._user(_text(shown[TICKET]), peer)
         if SESSION in shown and by_session:
-            return self._sessions.find(_text(shown[SESSION])).caller
-        names = certificate_names(auth_context())
-        if names:
-            tenant, name = self.directory.certificate(names)
-            return Caller(tenant, f"certificate {name}", peer, proof=tuple(names))
-        raise self._nothing()
+            session = self._sessions.owner(_text(shown[SESSION]))
+            if self.bound.on and isinstance(session.caller.proof, tuple):
+                self.bound.check(session.caller, self._certificate(auth_context(), peer))
+            return session.caller
+        found = self._certificate(auth_context(), peer)
+        if found is None:
+            raise self._nothing()
+        return found
+
+    def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
+        """Who shows a certificate; None: nobody. Raises `UNAUTHENTICATED`."""
+        names = certificate_names(auth_context)
+        if not names:
+            return None
+        tenant, name = self.directory.certificate(names)
+        shown = self.certificates.identity(auth_context)
+        if self.certificates.revokes(shown):
+            raise unauthenticated(
+                f"The client certificate (for {name}) was revoked by its authority.",
+                "Use another certificate, which the daemon's operator gives you.",
+            )
+        return Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=shown)
 
     def _token(self, header: str, peer: str) -> Caller:
         scheme, _, token = header.strip().partition(" ")

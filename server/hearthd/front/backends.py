@@ -125,6 +125,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             compile_workers=config.compile.workers,
             compile_confined=_compile_confined(config, backend),
             memory_limit=config.devices.memory_limit,
+            max_handles=config.limits.max_handles,
             max_streams=config.devices.max_streams,
             linger=config.devices.linger,
             launch_timeout=config.launch.timeout,

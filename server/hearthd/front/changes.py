@@ -102,16 +102,14 @@ class Changes:
             task.add_done_callback(self._closing.discard)
         if tasks:
             await asyncio.wait(tasks, timeout=_PATIENCE)
-        quotas = {tenant.name: tenant.quotas.device_bytes for tenant in directory.tenants.values()}
         for device in self._supervisor:
-            device.change_quotas(quotas)
+            device.change_quotas({name: tenant.quotas for name, tenant in directory.tenants.items()})
         return ended
 
     def _change_session(self, session: Session, caller: Caller) -> Iterator[Coroutine[Any, Any, None]]:
         """It goes on as what its caller is now; what it has of devices that are not for it any more is to be closed."""
-        before = session.opening()
+        before = session.tenant
         self._sessions.renew(session, caller)
-        after = session.opening()
         for ordinal in [*session.channels, *session.ended]:
             if session.tenant.sees(ordinal):
                 continue
@@ -120,10 +118,10 @@ class Changes:
             if channel is not None:
                 visible = (device.ordinal for device in self._supervisor.visible(session.tenant))
                 yield channel.close(refusals.device_not_found(ordinal, visible))
-        if after != before:
-            payload = json.dumps(after).encode()
+        if session.tenant != before:
             for channel in session.channels.values():
                 if channel.alive:
+                    payload = json.dumps(session.opening(channel.link.device_memory)).encode()
                     channel.link.send(Kind.CHANGE, payload, channel=channel.number)
 
 
@@ -156,4 +154,5 @@ def patience(policy: Policy, config: Config) -> Policy:
         max_restarts=config.devices.max_restarts,
         idle_timeout=config.devices.idle_timeout,
         max_processes=config.devices.max_processes,
+        weights={tenant.name: tenant.weight for tenant in config.tenants},
     )

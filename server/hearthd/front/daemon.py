@@ -19,6 +19,7 @@ from hearthd.front.isolation import SERVING, STALLED
 from hearthd.front.launcher import Launcher
 from hearthd.front.parts import Parts
 from hearthd.front.reload import Read
+from hearthd.front.sessions import End
 from hearthd.front.summary import summary
 from hearthd.front.tenancy import exposure
 from hearthd.front.thrift import Thrift
@@ -103,10 +104,11 @@ class Daemon:
             settled.cancel()
 
     def _warn_of_exposure(self) -> None:
-        if exposure.unguarded(self.config) and self.addresses.grpc:
+        listening = self.addresses.grpc or self.addresses.unix
+        if exposure.unguarded(self.config) and listening:
             log.warning(
                 "open_to_everybody",
-                listen=self.addresses.grpc,
+                listen=listening,
                 may=f"{exposure.who(exposure.unguarded(self.config))} may do everything: there are no tenants",
                 fix=exposure.FIX,
             )
@@ -126,6 +128,14 @@ class Daemon:
         while True:
             for session in self.sessions.expired():
                 task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
+                closing.add(task)
+                task.add_done_callback(closing.discard)
+            for session in self.access.revoked():
+                self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
+                why = "its certificate was revoked by its authority"
+                fix = "Open a new session with a credential that is good"
+                close = self.sessions.close(session, why, revoked=fix, cause=End.CREDENTIAL)
+                task = asyncio.create_task(close)
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             if thrift.due(len(self.sessions), time.monotonic()):

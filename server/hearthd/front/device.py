@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +27,10 @@ from hearthd.front.rates import Rates
 from hearthd.front.recent_faults import RecentFaults
 from hearthd.front.sessions import Session
 from hearthd.front.standing import Standing
+from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenant_memory import TenantMemory
+from hearthd.front.tenants import Quotas
 from hearthd.front.totals import Totals
 from hearthd.front.worker import Worker
 from hearthd.spec import DeviceSpec
@@ -47,6 +50,9 @@ class Device(Standing):
         super().__init__(spec, Grants(policy.context_memory, spec.memory_limit))
         self.policy = policy
         self.restarts: dict[str, int] = {}
+        self.share_refusals: Counter[str] = Counter()
+        """Processes that tenants were refused for having their share of them, by tenant."""
+        self._told = Seldom()
         self.times = Times()
         self.totals = Totals()
         self.rates = Rates()
@@ -98,7 +104,8 @@ class Device(Standing):
     async def _worker(self, session: Session) -> Worker:
         """The session's worker, made or adopted."""
         key = self.key(session)
-        quota = session.tenant.quotas.device_bytes if key.tenant else 0  # everybody's worker counts each tenant itself
+        # Everybody's worker counts each tenant itself.
+        quota = session.tenant.quotas.on_device(self.memory_total) if key.tenant else 0
         while True:
             worker = self.workers.serving.get(key)
             if worker is not None:
@@ -109,7 +116,7 @@ class Device(Standing):
                 raise self._unavailable(self.fenced)
             worker = self.workers.occupy(key, quota)
             if worker is None:
-                if await self._room():
+                if await self._room(key):
                     continue  # something may have happened meanwhile
                 worker = self.workers.serving[key] = Worker(self, key, quota)
             self._refill()
@@ -126,8 +133,35 @@ class Device(Standing):
         ):
             self.workers.vacant = Worker(self, None)
 
-    async def _room(self) -> bool:
+    @property
+    def memory_total(self) -> int:
+        """Bytes that sessions may have of the device; 0: not known before its first process is ready."""
+        return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
+
+    def _check_share(self, key: Key) -> None:
+        """Raises `DEVICE_UNAVAILABLE` where the tenant has its share of the device's processes; those that serve nobody
+        just now make room for others, and do not count."""
+        if not key.tenant or not self.policy.weights:
+            return
+        used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
+        shares = Shares(self.policy.max_processes, self.policy.weights)
+        if not shares.admits(key.tenant, used):
+            self.share_refusals[key.tenant] += 1
+            if self._told.due(key.tenant, time.monotonic()):
+                log.warning("process_share_taken", device=self.ordinal, tenant=key.tenant, processes=used[key.tenant])
+            raise Refusal(
+                Reason.DEVICE_UNAVAILABLE,
+                f"Tenant {key.tenant!r} has {used[key.tenant]} processes on device {self.ordinal}, which is its share "
+                f"of {self.policy.max_processes} just now.",
+                fix="Try again when another session has ended, use fewer sessions with isolation='dedicated', or have "
+                "devices.max_processes raised.",
+                details={"device": self.ordinal, "allowed": used[key.tenant]},
+                retry_after_s=1.0,
+            )
+
+    async def _room(self, key: Key) -> bool:
         """Makes sure that one more process may be started; whether that took time. Raises `DEVICE_UNAVAILABLE`."""
+        self._check_share(key)
         if len(self.workers) < self.policy.max_processes:
             return False
         if not self.workers.ending:
@@ -151,12 +185,12 @@ class Device(Standing):
         if worker is not None:
             self._end(worker)
 
-    def change_quotas(self, quotas: Mapping[str, int]) -> None:
-        """Tenants may hold so much from now on, bytes by name. The processes of one that is not named end, where they
-        serve nobody any more."""
+    def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
+        """Tenants may hold so much from now on, by name. The processes of one that is not named end, where they serve
+        nobody any more."""
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
-                worker.quota = quotas[key.tenant]
+                worker.quota = quotas[key.tenant].on_device(self.memory_total)
                 self._grants.use(worker.generation, key.tenant, worker.quota)
             elif key.tenant and worker.holds_nothing:
                 self._end(worker)
@@ -197,6 +231,7 @@ class Device(Standing):
         self._failures.clear()
         self.times.started(time.monotonic() - process.begin)
         self._grants.learn(process.properties.total_memory)
+        process.link.device_memory = self.memory_total
 
     async def prepare(self, process: Process, worker: Worker) -> None:
         key = worker.key

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hearth_proto.v1 import node_pb2
@@ -37,6 +37,8 @@ class Policy:
     """A process that holds nothing for anybody ends after this time, unless it is everybody's; 0: never."""
     max_processes: int = 8
     """On each device."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of all configured tenants, by name: their shares of a device's processes."""
     context_memory: int = 0
     """Bytes of the device that each process takes before it allocates anything."""
     scrub: bool = False

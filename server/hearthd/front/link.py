@@ -59,6 +59,8 @@ class DeviceLink(FrameSocket):
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}  # to what was asked, by id
         self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
+        self.device_memory = 0
+        """Bytes that sessions may have of the device, once its process is ready."""
         self.descriptors: Descriptors | None = None
         """The socket beside the link, where open files are handed over."""
         self._chunks = ChunkMemory()

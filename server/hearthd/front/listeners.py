@@ -107,9 +107,9 @@ class Listeners:
             self._listen_unix(server, unix)
             await self._access.listen_beside(unix)
             self._calls = CallServer(services, self._access.ticket, self._gate, self._connections.limiter("call"))
-            await self._calls.open(socket_path(unix), public=self._access.by_user)
+            await self._calls.open(socket_path(unix), public=self._access.public_socket)
             if self._config.lane_path:
-                self._lanes.open(self._config.lane_path, public=self._access.by_user)
+                self._lanes.open(self._config.lane_path, public=self._access.public_socket)
         lanes = ""
         if self._config.lane_address and (config.grpc or unix):  # tickets are had over gRPC
             beside = parse_address(config.grpc).host if config.grpc else ""
@@ -140,9 +140,9 @@ class Listeners:
         return Address(address.host, port)
 
     def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
-        self._unix = listen.UnixSocket(path, public=self._access.by_user)
+        self._unix = listen.UnixSocket(path, public=self._access.public_socket)
         self._unix.claim()
-        before = os.umask(0o111 if self._access.by_user else 0o177)
+        before = os.umask(0o111 if self._access.public_socket else 0o177)
         try:
             server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:

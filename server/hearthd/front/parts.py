@@ -57,6 +57,7 @@ class Parts:
             by_tenant=bool(config.tenants) and config.devices.isolation == "tenant",
             idle_timeout=config.devices.idle_timeout,
             max_processes=config.devices.max_processes,
+            weights={tenant.name: tenant.weight for tenant in config.tenants},
             max_faults=config.devices.max_faults,
             spare=config.devices.spare,
             context_memory=config.devices.context_memory if backend == "cuda" else 0,

@@ -64,6 +64,10 @@ class Publication:
         """How many have it attached."""
         return len({attachment.session for attachment in self.attachments.values()})
 
+    def sessions_of(self, session: str) -> int:
+        """1 where the session has it attached, else 0."""
+        return int(any(attachment.session == session for attachment in self.attachments.values()))
+
     def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
         """Whether it was published this way, with these."""
         return (
@@ -100,6 +104,7 @@ class Registry:
         *,
         grants: Sequence[str] = (),
         description: bytes = b"",
+        most: int = MAX_PUBLICATIONS,
     ) -> Publication:
         """Takes the name. Raises NAME_IN_USE, QUOTA_EXCEEDED, INVALID_ARGUMENT."""
         check_name(name, "a published buffer")
@@ -122,12 +127,12 @@ class Registry:
                 fix="unpublish that one first, or use another name",
                 details={"name": name, "device": device},
             )
-        if sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= MAX_PUBLICATIONS:
+        if most and sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= most:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"{MAX_PUBLICATIONS} buffers of tenant {tenant} are published on device {device}, which is the most",
-                fix="unpublish some",
-                details={"requested": MAX_PUBLICATIONS + 1, "allowed": MAX_PUBLICATIONS},
+                f"{most} buffers of tenant {tenant} are published on device {device}, which is the most",
+                fix="unpublish some, or have the quota raised (published)",
+                details={"quota": "published", "requested": most + 1, "allowed": most},
             )
         publication = Publication(
             next(self._numbers), tenant, device, name, frozenset(grants), description, home, channel, bearer=home

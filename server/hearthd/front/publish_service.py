@@ -25,12 +25,13 @@ from hearthd.front import calls
 from hearthd.front.channel import Channel
 from hearthd.front.exported_files import ExportedFiles
 from hearthd.front.link import DeviceLink
-from hearthd.front.publications import Attachment, Publication, Registry, check_name, not_published
+from hearthd.front.publications import MAX_PUBLICATIONS, Attachment, Publication, Registry, check_name, not_published
 from hearthd.front.refusals import Context
 from hearthd.front.rpc import decoder
 from hearthd.front.seen_through import SeenThrough
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
+from hearthd.front.tenants import EVERYONE, Right
 
 log = structlog.get_logger("hearthd.publish")
 
@@ -92,6 +93,7 @@ class PublishService:
             channel,
             grants=request.tenants,
             description=request.description,
+            most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
         )
         body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
         try:
@@ -146,6 +148,8 @@ class PublishService:
 
     async def _list(self, request: Any, session: Session, channel: Channel) -> Any:
         found = self.registry.visible(session.tenant.name, request.target.device)
+        if not session.tenant.may(Right.ATTACH):  # what it may not attach does not exist for it
+            found = [one for one in found if one.tenant == session.tenant.name]
         return device_pb2.ListPublishedResponse(
             buffers=[
                 device_pb2.PublishedBuffer(
@@ -153,7 +157,8 @@ class PublishService:
                     tenant=one.tenant,
                     size=one.size,
                     description=one.description,
-                    attached=one.sessions,
+                    # Others are not told what the owner's grantees do.
+                    attached=one.sessions if one.tenant == session.tenant.name else one.sessions_of(session.id),
                 )
                 for one in found
             ]

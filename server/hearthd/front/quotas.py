@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import collections
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
@@ -15,6 +17,8 @@ import structlog
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.queues import Queue
+from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.shares import Shares, reserve
 from hearthd.front.tenants import EVERYONE, Tenant
 
 if TYPE_CHECKING:
@@ -25,6 +29,10 @@ log = structlog.get_logger("hearthd.quotas")
 
 _REMEMBERED = 1024
 """Sessions that have ended and whose last time may still be reported: as many as may end at once by default."""
+
+
+SESSIONS_SHARE = "sessions_share"
+"""The name of the tenant's share of `sessions.max` among its quotas."""
 
 
 class Account:
@@ -87,10 +95,14 @@ class Account:
 class Accounts:
     """All tenants that have had a session."""
 
+    weights: Mapping[str, float] = MappingProxyType({})
+    """Of all configured tenants, by name: their shares of what is the daemon's."""
+
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
         self._open: dict[str, Session] = {}
         self._ended: dict[str, Session] = {}  # lately, oldest first
+        self._told = Seldom()
         self.on_exhausted: Callable[[Account], None] = end_streams
 
     def __iter__(self) -> Iterator[Account]:
@@ -105,6 +117,7 @@ class Accounts:
     def change(self, tenants: Mapping[str, Tenant]) -> None:
         """The configuration says something else of tenants, by name; those that it does not name keep their accounts,
         which say what they used."""
+        self.weights = {name: tenant.weight for name, tenant in tenants.items()}
         for name, account in self._accounts.items():
             if name in tenants:
                 before = account.exhausted
@@ -122,6 +135,28 @@ class Accounts:
         account.check_sessions()
         account.check_time()
         return account
+
+    def check_share(self, account: Account, limit: int) -> None:
+        """Raises `SESSION_LIMIT` where the tenant has its share of all the daemon's sessions; see `shares`."""
+        tenant = account.tenant
+        if not self.weights:
+            return
+        shares = Shares(limit, self.weights, reserve(limit))
+        used = {each.tenant.name: len(each.sessions) for each in self._accounts.values()}
+        if shares.admits(tenant.name, used, operator=tenant.operator):
+            return
+        account.refused[SESSIONS_SHARE] += 1
+        mine = len(account.sessions)
+        if self._told.due(tenant.name, time.monotonic()):
+            log.warning("session_share_taken", tenant=tenant.name, sessions=mine, limit=limit)
+        raise Refusal(
+            Reason.SESSION_LIMIT,
+            f"Tenant {tenant.name!r} has {mine} sessions open, which is its share of the daemon's {limit} just now.",
+            fix="Close sessions that are no longer used; the daemon's operator may raise sessions.max or the weight of "
+            f"{tenant.name!r}.",
+            details={"requested": mine + 1, "allowed": mine, "guaranteed": shares.guarantee(tenant.name)},
+            retry_after_s=1.0,
+        )
 
     def opened(self, session: Session) -> None:
         account = self.of(session.tenant)

@@ -22,6 +22,7 @@ RELOADABLE: dict[str, str] = {
     "drain_timeout": "for the next drain",
     "sessions.lease": "for sessions opened from then on",
     "sessions.max": "for sessions opened from then on",
+    "sessions.bind": "at once",
     "launch.timeout": "for sessions that begin on a device from then on",
     "launch.load_timeout": "at once, for modules that wait already, too",
     "log.level": "at once",
@@ -44,12 +45,13 @@ _TOLD = "clients were told of it when they connected"
 _PROCESSES = "device processes are started with it"
 
 NEEDS_A_RESTART: dict[str, str] = {
-    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes", "listen.unix"), _MADE),
+    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes", "listen.unix", "listen.unix_access"), _MADE),
     **dict.fromkeys(("http.max_connections", "http.max_connections_per_address"), _MADE),
     **dict.fromkeys(("http.header_timeout", "http.idle_timeout", "http.write_timeout", "http.metrics_max_age"), _MADE),
     **dict.fromkeys(("lanes.enabled", "lanes.path", "lanes.segment_bytes"), _MADE),
     **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _MADE),
     **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _MADE),
+    "tls.crl": "the daemon was started with its authorities; the file itself is read again when it changes",
     "audit.path": "its chain would be cut without a word; what is in the files of [tls] is read again by itself",
     **dict.fromkeys(("audit.key", "audit.anchor", "audit.anchor_interval"), "keys in the file are read again"),
     "insecure": "it decides where the daemon may listen",
@@ -66,6 +68,7 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers", "compile.tenants"), _PROCESSES),
     **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _PROCESSES),
     **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _PROCESSES),
+    "limits.max_handles": _PROCESSES,
     "sessions.durable_bytes": "what is held may be more",
     **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _MADE),
     **dict.fromkeys(

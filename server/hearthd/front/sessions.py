@@ -76,8 +76,8 @@ class Session:
     ended_by: End | None = None
     """Who or what has closed it; None: it is open."""
 
-    def opening(self) -> dict[str, Any]:
-        """What a device process is told of it (the payload of OPEN)."""
+    def opening(self, device_memory: int = 0) -> dict[str, Any]:
+        """What a device process is told of it (the payload of OPEN); `device_memory`: what the device has."""
         tenant, quotas = self.tenant, self.tenant.quotas
         restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
         return {
@@ -88,9 +88,10 @@ class Session:
             "weight": tenant.weight,
             "priority": tenant.priority,
             "launch_timeout": self.launch_timeout,
-            "device_bytes": quotas.device_bytes,
+            "device_bytes": quotas.on_device(device_memory),
             "pinned_bytes": quotas.pinned_bytes,
             "durable_bytes": quotas.durable_bytes,
+            "handles": quotas.handles,
         }
 
     @property
@@ -127,6 +128,8 @@ class SessionTable:
         self.audit = Audit()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
         """Told whom the session token of the running call stands for; None: no live session."""
+        self.check_use: Callable[[Session], None] = lambda session: None
+        """Raises `UNAUTHENTICATED` where the call under way may not use the session; see `tenancy.binding`."""
         self.draining = False
         self.drain_left: Callable[[], float] = lambda: 0.0
         self.overloaded: Callable[[], str] = lambda: ""
@@ -171,6 +174,7 @@ class SessionTable:
                 retry_after_s=1.0,
             )
         account = self.accounts.admit(caller.tenant)
+        self.accounts.check_share(account, self.limit)
         token = secrets.token_urlsafe(24)
         session = Session(
             id=secrets.token_hex(4),
@@ -196,7 +200,14 @@ class SessionTable:
         return session, token
 
     def find(self, token: str) -> Session:
-        """The session of a token, its lease renewed. Raises `SESSION_EXPIRED`.
+        """The session of a token, its lease renewed, for the call under way. Raises `SESSION_EXPIRED`, and
+        `UNAUTHENTICATED` where it is bound to another credential than the call shows."""
+        session = self.owner(token)
+        self.check_use(session)
+        return session
+
+    def owner(self, token: str) -> Session:
+        """As `find`, whatever the call shows.
 
         The table is keyed by a hash of the token, so that the time of a look-up tells nothing about live tokens.
         """

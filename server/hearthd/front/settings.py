@@ -27,6 +27,7 @@ class Listen(Section):
     http: str = "127.0.0.1:7422"
     lanes: str = "127.0.0.1:7423"  # where bulk data comes by TCP, in stripes
     unix: str = "auto"  # gRPC on a Unix socket; "auto": see `default_unix_path`
+    unix_access: Literal["auto", "owner", "all"] = "auto"  # who may connect there; "auto": all where users are tenants
 
     @field_validator("grpc", "http", "lanes")
     @classmethod
@@ -90,6 +91,7 @@ class Devices(Section):
 class Sessions(Section):
     lease: Seconds = Field(default=30.0, gt=0)
     max: int = Field(default=1024, ge=1)
+    bind: bool = False  # whether a session's token is good only beside the credential that opened it
     durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for durable buffers, in all; 0: a quarter of the host's
 
 
@@ -161,6 +163,7 @@ class Limits(Section):
     max_batches_in_flight: int = Field(default=64, ge=1, le=65536)
     max_unacked_bytes: Bytes = Field(default=32 << 20, ge=1 << 12)
     max_code_bytes: Bytes = Field(default=16 << 20, ge=1 << 10, le=31 << 20)
+    max_handles: int = Field(default=131_072, ge=16, le=100_000_000)  # of one session in a device process
 
 
 class Tls(Section):
@@ -170,6 +173,7 @@ class Tls(Section):
     key: str = ""  # PEM, for its owner only
     client_ca: str = ""  # PEM: whose certificates clients have to show
     require_client_certificate: bool = False
+    crl: str = ""  # PEM or DER: revoked certificates of client_ca's authorities; "": none
 
     @model_validator(mode="after")
     def _complete(self) -> Tls:
@@ -179,6 +183,8 @@ class Tls(Section):
             )
         if self.client_ca and not self.certificate:
             raise ValueError("client_ca needs certificate and key: client certificates are shown over TLS")
+        if self.crl and not self.client_ca:
+            raise ValueError("crl needs client_ca: it lists certificates of clients that were revoked")
         if bool(self.client_ca) != self.require_client_certificate:
             # gRPC's Python server either requires a client's certificate or does not ask for one.
             raise ValueError("client_ca and require_client_certificate = true belong together")

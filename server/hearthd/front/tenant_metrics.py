@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hearthd.front import gauges
-from hearthd.front.quotas import Account
+from hearthd.front.quotas import SESSIONS_SHARE, Account
 from hearthd.front.sessions import End, SessionTable
 from hearthd.front.supervisor import Supervisor
 from hearthd.front.tenants import Quotas
@@ -19,12 +20,15 @@ _NOW: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("weight", "Its share of a device's time, beside the weights of others.", lambda account: account.tenant.weight),
 )
 _LIMITS: tuple[tuple[str, str, Callable[[Quotas], float]], ...] = (
-    ("device_memory_limit_bytes", "Device memory that it may have on each device.", lambda quotas: quotas.device_bytes),
+    ("device_memory_limit_bytes", "Device memory that it may have on the smallest device.",
+     lambda quotas: quotas.device_bytes),
     ("pinned_memory_limit_bytes", "Page-locked host memory that it may have on each device.",
      lambda quotas: quotas.pinned_bytes),
     ("durable_limit_bytes", "Host memory that copies of its durable buffers may take.",
      lambda quotas: quotas.durable_bytes),
     ("sessions_limit", "Sessions that it may have.", lambda quotas: quotas.sessions),
+    ("handles_limit", "Handles that its sessions may have in one device process.", lambda quotas: quotas.handles),
+    ("published_limit", "Buffers that it may have published on each device.", lambda quotas: quotas.published),
     ("queued_commands_limit", "Batches and calls beyond which it has to wait.", lambda quotas: quotas.queued_commands),
     ("queued_limit_bytes", "Bytes of them beyond which it has to wait.", lambda quotas: quotas.queued_bytes),
     ("device_limit_seconds", "Time of devices that it may use.", lambda quotas: quotas.gpu_seconds),
@@ -40,10 +44,12 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         for account in accounts:
             metric.add_metric([account.tenant.name], value(account))
         yield metric
+    smallest = min((device.memory_total for device in supervisor), default=0)
     for name, text, limit in _LIMITS:
         metric = GaugeMetricFamily(f"hearth_tenant_{name}", f"{text} Absent: no limit.", labels=labels)
         for account in accounts:
-            if allowed := limit(account.tenant.quotas):
+            quotas = account.tenant.quotas
+            if allowed := limit(replace(quotas, device_bytes=quotas.on_device(smallest))):
                 metric.add_metric([account.tenant.name], allowed)
         yield metric
     seconds = CounterMetricFamily("hearth_tenant_device_seconds", "Time of devices that was used.", labels=labels)
@@ -61,9 +67,20 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         opened.add_metric([name], account.opened)
         for reason in End:
             closed.add_metric([name, reason], account.closed[reason])
-        for quota in ("sessions", "gpu_seconds"):
+        for quota in ("sessions", "gpu_seconds", SESSIONS_SHARE):
             refused.add_metric([name, quota], account.refused[quota])
-    yield from (seconds, opened, closed, refused, _granted(supervisor))
+    yield from (seconds, opened, closed, refused, _granted(supervisor), _processes_refused(supervisor))
+
+
+def _processes_refused(supervisor: Supervisor) -> Metric:
+    metric = CounterMetricFamily(
+        "hearth_tenant_process_refusals", "Device processes that a tenant was refused for having its share of them.",
+        labels=["device", "tenant"],
+    )  # fmt: skip
+    for device in supervisor:
+        for tenant, count in sorted(device.share_refusals.items()):
+            metric.add_metric([str(device.ordinal), tenant], count)
+    return metric
 
 
 def _granted(supervisor: Supervisor) -> Metric:

@@ -8,13 +8,15 @@ import grp
 import pwd
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hearth_proto.rights import ORDINARY
-from hearthd.front.section import Bytes, Seconds, Section
+from hearthd.front.section import Section
 from hearthd.front.tenancy import tokens
+from hearthd.front.tenancy.defaults import Means, QuotaSettings, resolve
 from hearthd.front.tenants import Credential, Directory, Quotas, Right, Tenant
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -68,18 +70,6 @@ class TokenSettings(Section):
         name = self.name or self.hash[7:15]
         expires = float("inf") if self.expires == _NEVER else float(self.expires)
         return Credential(bytes.fromhex(self.hash[7:]), name, expires)
-
-
-class QuotaSettings(Section):
-    """0: no limit."""
-
-    device_bytes: Bytes = Field(default=0, ge=0)
-    pinned_bytes: Bytes = Field(default=0, ge=0)
-    durable_bytes: Bytes = Field(default=0, ge=0)
-    sessions: int = Field(default=0, ge=0)
-    queued_commands: int = Field(default=0, ge=0)
-    queued_bytes: Bytes = Field(default=0, ge=0)
-    gpu_seconds: Seconds = Field(default=0.0, ge=0)
 
 
 class TenantSettings(Section):
@@ -138,14 +128,15 @@ class TenantSettings(Section):
             raise ValueError(f"nobody can be tenant {self.name!r}: give it tokens, certificates, users or groups")
         return self
 
-    def tenant(self) -> Tenant:
+    def tenant(self, means: Means) -> Tenant:
+        """As the daemon uses it; `means`: what the quotas that are left out divide."""
         return Tenant(
             name=self.name,
             weight=self.weight,
             priority=self.priority,
             devices=None if self.devices == "all" else frozenset(self.devices),
             rights=frozenset(self.rights),
-            quotas=Quotas(**self.quotas.model_dump()),
+            quotas=Quotas(**resolve(self.quotas, means)),
         )
 
 
@@ -165,16 +156,18 @@ def check_distinct(tenants: Iterable[TenantSettings]) -> None:
             owners[claim] = tenant.name
 
 
-def directory(tenants: Iterable[TenantSettings]) -> Directory:
+def directory(tenants: Iterable[TenantSettings], means: Means | None = None) -> Directory:
     """Who is who, with the names of users and groups looked up on this host. Raises `ValueError` for one that it does
     not have."""
+    tenants = list(tenants)
+    means = replace(means or Means(), several=len(tenants) > 1)
     made: list[Tenant] = []
     tokens: dict[Credential, Tenant] = {}
     certificates: dict[str, Tenant] = {}
     users: dict[int, Tenant] = {}
     groups: dict[int, Tenant] = {}
     for settings in tenants:
-        tenant = settings.tenant()
+        tenant = settings.tenant(means)
         made.append(tenant)
         tokens.update((token.credential(), tenant) for token in settings.tokens)
         certificates.update((name, tenant) for name in settings.certificates)

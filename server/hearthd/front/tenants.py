@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import EVERYTHING, Right
-from hearthd.front.tenancy import tokens
+from hearthd.front.tenancy import shares, tokens
+from hearthd.front.tenancy.revocations import Identity
 
 __all__ = [
     "ALL", "ANYBODY", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
@@ -25,13 +26,23 @@ class Quotas:
     """Limits of one tenant; 0: none. Bytes of memory count on each device."""
 
     device_bytes: int = 0
+    device_share: float = 0.0
+    """The part of each device that may be held, where `device_bytes` says nothing."""
     pinned_bytes: int = 0
     durable_bytes: int = 0
     sessions: int = 0
+    handles: int = 0
+    """In one device process, of all kinds and sessions together."""
+    published: int = 0
+    """Names on each device."""
     queued_commands: int = 0
     queued_bytes: int = 0
     gpu_seconds: float = 0.0
     """Of all devices together, since the daemon started."""
+
+    def on_device(self, total: int) -> int:
+        """Bytes that may be held of a device that has `total`; 0: no limit."""
+        return self.device_bytes or int(self.device_share * total)
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,11 @@ class Tenant:
     devices: frozenset[int] | None = ALL
     rights: frozenset[Right] = EVERYTHING
     quotas: Quotas = field(default_factory=Quotas)
+
+    @property
+    def operator(self) -> bool:
+        """Whether it is an operator's: what is kept for those is open to it."""
+        return shares.operates(self.rights)
 
     def may(self, right: Right) -> bool:
         return right in self.rights
@@ -116,6 +132,8 @@ class Caller:
     """Unix time until which the credential is good."""
     proof: bytes | tuple[str, ...] | User | None = None
     """What it was identified by: a token's `Credential.key`, the names in a certificate, a user; None: nothing."""
+    certificate: Identity | None = None
+    """The certificate that it was identified by."""
 
 
 ANYBODY = Caller(EVERYONE)

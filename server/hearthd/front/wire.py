@@ -11,6 +11,8 @@ class Link(Protocol):
     """Frames to one device process."""
 
     generation: int
+    device_memory: int
+    """Bytes that sessions may have of the device; 0: not known yet."""
 
     @property
     def paused(self) -> bool:

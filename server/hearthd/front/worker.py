@@ -113,7 +113,9 @@ class Worker:
                 if channel is not None and channel.link is link and channel.alive:
                     return channel
                 if self._farewell is None or not self._farewell.bars:
-                    channel = session.channels[self._host.ordinal] = link.open_channel(session.opening())
+                    channel = session.channels[self._host.ordinal] = link.open_channel(
+                        session.opening(link.device_memory)
+                    )
                     return channel
                 self._farewell.wait()
                 begin = time.monotonic()  # that has a limit of its own

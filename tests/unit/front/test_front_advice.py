@@ -143,7 +143,7 @@ def test_every_setting_is_shown_with_its_origin(tmp_path: Path) -> None:
     text = as_toml(config, origins)
     lines = [line for line in text.splitlines() if " = " in line and not line.startswith("[")]
     assert all("  # " in line for line in lines[: len(shown) - 1])
-    assert tomllib.loads(text)["sessions"] == {"lease": 7.0, "max": 3, "durable_bytes": 0}
+    assert tomllib.loads(text)["sessions"] == {"lease": 7.0, "max": 3, "bind": False, "durable_bytes": 0}
 
 
 PATHS = st.sets(st.sampled_from([path for path in settings() if path != ("tenants",)]), max_size=20)
@@ -186,3 +186,8 @@ def test_the_reference_marks_what_can_be_reloaded() -> None:
         elif "# (r)" in line:
             marked.add(section + line.split(" = ")[0])
     assert marked == RELOADABLE.keys() - {"tenants"}
+
+
+def test_a_socket_for_all_without_tenants_is_warned_of() -> None:
+    sections = {"listen": {**SOCKET_ALONE["listen"], "unix": "/run/x.sock", "unix_access": "all"}}
+    assert "every login of this host" in warnings(**sections)["tenants"]

@@ -69,7 +69,8 @@ OTHER: dict[str, Any] = {
     "log.level": "error", "log.format": "json", "lanes.path": "/y.sock", "cache.dir": "/z", "audit.path": "/audit.log",
     "audit.key": "/k/key", "audit.anchor": "log",
     "collectives.listen": "127.0.0.1:7424", "collectives.advertise": ["gpu1:7"], "collectives.peers": ["gpu1"],
-    "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "tls.require_client_certificate": True,
+    "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "tls.crl": "r",
+    "tls.require_client_certificate": True, "listen.unix_access": "all",
     "http.hosts": ["gpu1"], "tenants": [ALICE],
 }  # fmt: skip
 """A value that is not the default, where adding one to that gives none."""

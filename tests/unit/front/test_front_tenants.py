@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import ORDINARY
 from hearthd.config import ConfigError, load, tenants
-from hearthd.front.tenants import Credential, Directory, Quotas, Right, Tenant, User, sees_tenant, token_key
+from hearthd.front.tenants import Credential, Directory, Right, Tenant, User, sees_tenant, token_key
 
 ONE, OLD = ("hearth_" + word.ljust(22, "-") for word in ("one", "old"))
 A, B, C = Tenant("a"), Tenant("b", devices=frozenset({1}), rights=frozenset({Right.READ})), Tenant("c")
@@ -119,7 +119,7 @@ def test_a_whole_tenant(tmp_path: Path) -> None:
     research = known.tenants["research"]
     assert (research.weight, research.priority, research.devices) == (2, -1, {0, 2})
     assert research.rights == {Right.READ, Right.WRITE}
-    assert research.quotas == Quotas(device_bytes=2 << 30, gpu_seconds=120)
+    assert (research.quotas.device_bytes, research.quotas.gpu_seconds) == (2 << 30, 120)
     assert known.user(User(os.getuid()))[0] is known.user(User(4242))[0] is research
     assert known.tenants["other"].rights == ORDINARY and known.tenants["other"].devices is None
     assert known.tenants["everything"].may(Right.ADMIN)

@@ -27,6 +27,7 @@ from hearthd.front.attach import EOF
 from hearthd.front.auth import Authenticator, host_of
 from hearthd.front.connections import calling
 from hearthd.front.refusals import Context, malformed
+from hearthd.front.tenancy.binding import showing
 from hearthd.front.tenants import Caller
 
 _caller: ContextVar[Caller] = ContextVar("caller")
@@ -147,6 +148,7 @@ class Door:
             _caller.set(spans.of_caller(admitted.caller))
         elif self.limit.credential is Credential.NONE:
             self._gate.on_probe()
+        showing.set(admitted.caller)
         message = await self._read(context, admitted)
         if message is EOF:
             if not self.unary:

@@ -13,14 +13,20 @@ FIX = (
     'configure [[tenants]], or leave TCP out: listen.grpc = "" and listen.lanes = "", which leaves the Unix socket, '
     "for the daemon's own user alone"
 )
+UNIX = "unix"
+"""The Unix socket, in the place of an address."""
 
 
 def unguarded(config: Config) -> str:
-    """The address of gRPC over TCP of a daemon without tenants, which asks nobody for a credential; empty: none. The
-    Unix socket of such a daemon has mode 0600."""
-    return "" if config.tenants else config.listen.grpc
+    """The address of gRPC over TCP of a daemon without tenants, which asks nobody for a credential, or "unix" for its
+    Unix socket where all may connect to it; empty: none."""
+    if config.tenants:
+        return ""
+    return config.listen.grpc or (UNIX if config.listen.unix_access == "all" and config.unix_path else "")
 
 
 def who(address: str) -> str:
     """Everybody who reaches an address."""
-    return "every login of this host" if parse_address(address).loopback else "everybody who reaches this host"
+    if address == UNIX or parse_address(address).loopback:
+        return "every login of this host"
+    return "everybody who reaches this host"

@@ -1,0 +1,78 @@
+"""How many handles sessions may have: of one session, and of all sessions of a tenant in this process.
+
+A handle costs some 700 bytes of the host whatever stands behind it. Tables count for themselves up to a bound, and ask
+here when they reach it, so that minting one costs a comparison.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from hearth_proto.reasons import Reason, Refusal
+
+STEP = 1024
+"""Handles of a table after which it asks again, where plenty are left."""
+
+
+class Table(Protocol):
+    """Handles of one kind."""
+
+    bound: int
+    """Handles that there may be before it asks again."""
+
+    def __len__(self) -> int: ...
+
+
+class Holder(Protocol):
+    """A session, as far as its handles go."""
+
+    tenant: str
+    handles: int
+    """The most of its tenant; 0: no limit."""
+
+    @property
+    def tables(self) -> Sequence[Table]: ...
+
+
+class HandleLimits:
+    """The limits of one device process. `holders`: all its sessions."""
+
+    def __init__(self, per_session: int, holders: Callable[[], Iterable[Holder]]) -> None:
+        self._per_session = per_session or sys.maxsize
+        self._holders = holders
+
+    def bound(self, holder: Holder, table: Table, more: int) -> int:
+        """How many handles a table may have before it asks again, `more` than now at least. Raises
+        Refusal(QUOTA_EXCEEDED).
+
+        What tables may take without asking is never more than half of what is left, all of them together: the bounds of
+        the others shrink with it."""
+        grant = _divide(holder.tables, self._per_session, more, "the session", "limits.max_handles")
+        if holder.handles:
+            tables = [each for other in self._holders() if other.tenant == holder.tenant for each in other.tables]
+            whose = f"tenant {holder.tenant}"
+            grant = min(grant, _divide(tables, holder.handles, more, whose, "quotas.handles"))
+        return len(table) + more + grant
+
+
+def _divide(tables: Sequence[Table], allowed: int, more: int, whose: str, setting: str) -> int:
+    """How many handles each of the tables may have beyond those that it has and the `more` that are asked for."""
+    held = sum(map(len, tables))
+    left = allowed - held - more
+    grant = max(0, min(STEP, left // (2 * len(tables))))
+    for table in tables:
+        table.bound = min(table.bound, len(table) + grant)
+    if left < 0:
+        raise _too_many(whose, setting, held, more, allowed)
+    return grant
+
+
+def _too_many(whose: str, setting: str, held: int, more: int, allowed: int) -> Refusal:
+    return Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{whose} has {held} handles on this device and asks for {more} more; the most is {allowed} ({setting})",
+        fix=f"free buffers, streams, events and modules that are no longer needed, or have {setting} raised",
+        details={"quota": "handles", "requested": more, "in_use": held, "allowed": allowed},
+    )

@@ -1,0 +1,124 @@
+"""Client certificates that were revoked: a list of their authority (CRL, RFC 5280), read again when its file changes.
+
+gRPC's Python server cannot be given one, so a certificate on it completes the handshake and is refused at its first
+call. A list past its `nextUpdate` counts on, and is warned of: without it, the certificates on it would be good again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from hearthd.front.tenancy.seldom import Seldom
+
+log = structlog.get_logger("hearthd.tls")
+
+_LOOK_AGAIN = 2.0
+"""Seconds between two looks at the file."""
+
+
+class RevocationError(Exception):
+    """The list cannot be used; the text is one line for the person who configured it."""
+
+
+class Identity(NamedTuple):
+    """A certificate, by its authority's name and the number that it was given there."""
+
+    issuer: bytes
+    serial: int
+
+
+def identity(pem: bytes) -> Identity:
+    """Of a certificate. Raises `ValueError`."""
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate(pem)
+    return Identity(certificate.issuer.public_bytes(), certificate.serial_number)
+
+
+class Revocations:
+    """The lists of one file, of one or several authorities."""
+
+    def __init__(self, path: str, client_ca: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads the file; none where `path` is empty. Raises `RevocationError`."""
+        self.path = path
+        self.next_update = float("inf")
+        """Unix time until which the lists are good; the earliest of them."""
+        self.changes = 0
+        """How often other certificates were revoked."""
+        self._client_ca = client_ca
+        self._clock = clock
+        self._told = Seldom()
+        self._revoked: frozenset[Identity] = frozenset()
+        self._looked = clock()
+        self._stamp: tuple[int, ...] = ()
+        if path:
+            self._stamp = self._stamped()
+            self._revoked, self.next_update = self._read()
+
+    def __len__(self) -> int:
+        return len(self._revoked)
+
+    def look(self) -> None:
+        """Reads the file again where it has changed, which `changes` counts. One that cannot be used changes nothing,
+        and is logged."""
+        now = self._clock()
+        if not self.path or now - self._looked < _LOOK_AGAIN:
+            return
+        self._looked = now
+        if self.next_update < time.time() and self._told.due("expired", now):
+            log.warning("crl_expired", path=self.path, action="it counts on; have the authority's new one put there")
+        try:
+            stamp = self._stamped()
+            if stamp == self._stamp:
+                return
+            revoked, self.next_update = self._read()
+        except RevocationError as error:
+            if self._told.due("unusable", now):
+                log.error("crl_not_renewed", why=str(error))
+            return
+        self.changes += revoked != self._revoked
+        self._stamp, self._revoked = stamp, revoked
+        log.info("crl_renewed", path=self.path, revoked=len(revoked))
+
+    def revokes(self, certificate: Identity | None) -> bool:
+        """Whether a certificate is on a list."""
+        return certificate is not None and certificate in self._revoked
+
+    def _stamped(self) -> tuple[int, ...]:
+        try:
+            status = Path(self.path).stat()
+        except OSError as error:
+            raise RevocationError(f"tls.crl: {self.path} cannot be read: {error.strerror or error}") from None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _read(self) -> tuple[frozenset[Identity], float]:
+        from cryptography import x509
+
+        try:
+            data = Path(self.path).read_bytes()
+            authorities = x509.load_pem_x509_certificates(Path(self._client_ca).read_bytes())
+            parts = data.split(b"-----BEGIN X509 CRL-----")[1:]
+            lists = [x509.load_pem_x509_crl(b"-----BEGIN X509 CRL-----" + part) for part in parts]
+            lists = lists or [x509.load_der_x509_crl(data)]
+        except OSError as error:
+            raise RevocationError(f"tls.crl: {self.path} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise RevocationError(f"tls.crl: {self.path} is no list of revoked certificates: {error}") from None
+        revoked: set[Identity] = set()
+        until = float("inf")
+        for each in lists:
+            issuers = [ca for ca in authorities if ca.subject == each.issuer]
+            if not any(each.is_signature_valid(ca.public_key()) for ca in issuers):  # type: ignore[arg-type]
+                raise RevocationError(
+                    f"tls.crl: the list of {each.issuer.rfc4514_string()} in {self.path} was signed by no authority of "
+                    "tls.client_ca"
+                )
+            revoked.update(Identity(each.issuer.public_bytes(), entry.serial_number) for entry in each)
+            if each.next_update_utc is not None:
+                until = min(until, each.next_update_utc.timestamp())
+        return frozenset(revoked), until
