@@ -279,6 +279,7 @@ def test_the_holder_uses_its_own(world: World, kind: str) -> None:
 
 STREAMS = {"Upload": device_pb2.UploadRequest, "Download": device_pb2.DownloadRequest,
            "TransferStatus": device_pb2.TransferStatusRequest}  # fmt: skip
+BY_TOKEN = {"AttachmentStatus": device_pb2.AttachmentStatusRequest}
 
 
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
@@ -289,6 +290,8 @@ def test_other_calls(world: World, method: str, right: str) -> None:
     lacking = [each for each in rights.CALLS[method] if each != right]
     if method in STREAMS:
         request: Any = STREAMS[method](session_token=raw.token, device=0, transfer=5)
+    elif method in BY_TOKEN:
+        request = BY_TOKEN[method](session_token=raw.token, device=0)
     else:
         request = getattr(device_pb2, f"{method}Request")(target=raw.target())
         for field in ("name", "buffer"):

@@ -65,6 +65,10 @@ NEEDS_A_RESTART: dict[str, str] = {
         ("admission.request_timeout", "admission.request_rate", "admission.max_request_bytes",
          "admission.max_request_fields", "admission.max_unauthenticated_bytes"), _MADE,
     ),
+    **dict.fromkeys(
+        ("connections.max", "connections.max_strangers", "connections.max_strangers_per_address",
+         "connections.handshake_timeout", "connections.stranger_bytes"), _MADE,
+    ),
     **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers", "compile.tenants"), _PROCESSES),
     **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _PROCESSES),
     **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _PROCESSES),

@@ -152,7 +152,7 @@ def test_only_what_concerns_the_viewer_is_described() -> None:
             for session in (x, y, own):
                 await n.generation(session)
             operator = Tenant("boss")
-            plain = Tenant("x", rights=frozenset(Right) - {Right.ADMIN})
+            plain = Tenant("x", rights=frozenset(Right) - {Right.ADMIN, Right.OBSERVE})
             assert [each.generation for each in n.device.describe(plain).processes] == [1]
             assert n.device.describe(plain).generation == 1
             other = Tenant("y", rights=plain.rights)
