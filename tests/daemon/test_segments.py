@@ -421,7 +421,7 @@ def test_as_many_and_as_much_as_is_allowed(start_daemon: StartDaemon) -> None:
         first.shared.share(1, 3 * MIB)
     wait_until(lambda: daemon.gauge("segments") == 0, "the end of all")
     assert mappings(daemon) == 0
-    assert 'hearth_segment_bytes{device="0",tenant=' in daemon.get("/metrics").body
+    assert 'hearth_segment_bytes{device="0",tenant=' in daemon.get("/metrics", daemon.observer).body
 
 
 def test_who_may_do_what(start_daemon: StartDaemon) -> None:

@@ -57,8 +57,8 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
     class Server(server.CpuServer):
         encode_tensor_map = encode
 
-        def __init__(self, spec: DeviceSpec) -> None:
-            super().__init__(spec)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             self.properties.features.append("tensor_maps")
 
     server.CpuServer = Server  # type: ignore[misc]

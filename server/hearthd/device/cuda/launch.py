@@ -107,7 +107,7 @@ class Module:
         try:
             address, size = checked(driver.cuModuleGetGlobal(self.pointer, lowered.encode()))
         except CudaError as error:
-            if getattr(error, "status", 0) == NOT_FOUND:
+            if getattr(error, "status", 0) == NOT_FOUND or not lowered:  # CUDA calls an empty name an invalid value
                 raise self._missing(Reason.GLOBAL_NOT_FOUND, "global variable", name, self.globals) from error
             raise translate(error, f"looking for the global variable {name}") from error
         return int(address), int(size)  # type: ignore[call-overload]
