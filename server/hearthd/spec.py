@@ -10,9 +10,9 @@ from typing import Literal
 
 Backend = Literal["cuda", "cpu"]
 
-Confinement = Literal["off", "available", "required", "process", "files"]
+Confinement = Literal["off", "available", "required", "process"]
 """On the CPU backend: as far as the kernel can ("available"), or wholly ("required"). On CUDA: not at all ("off"), by
-seccomp and attributes ("process"), and by Landlock too ("files")."""
+seccomp and attributes ("process")."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Devices(Section):
     max_streams: int = Field(default=128, ge=1, le=1024)  # per device; further streams of clients share these
     cpu_on_network: bool = False
     cpu_tenants: Literal["confined", "trusted"] = "confined"  # tenants of the CPU backend: behind walls, or known
-    gpu_confinement: Literal["off", "process", "files"] = "off"  # of processes on GPUs: seccomp, and Landlock too
+    gpu_confinement: Literal["off", "process"] = "process"  # of processes on GPUs: seccomp, closed to others
     start_timeout: Seconds = Field(default=60.0, gt=0)
     ping_timeout: Seconds = Field(default=10.0, gt=0)
     linger: Seconds = Field(default=500e-6, ge=0)  # looking for the next request without a sleep; 0: none

@@ -64,7 +64,7 @@ def test_every_setting_is_decided_once() -> None:
 OTHER: dict[str, Any] = {
     "listen.grpc": "127.0.0.1:1", "listen.http": "", "listen.lanes": "", "listen.unix": "/x.sock",
     "devices.backend": "cpu", "devices.visible": [1], "devices.isolation": "shared",
-    "devices.cpu_tenants": "trusted", "devices.gpu_confinement": "process", "compile.tenants": "trusted",
+    "devices.cpu_tenants": "trusted", "devices.gpu_confinement": "off", "compile.tenants": "trusted",
     "cache.key": "/k",
     "log.level": "error", "log.format": "json", "lanes.path": "/y.sock", "cache.dir": "/z", "audit.path": "/audit.log",
     "audit.key": "/k/key", "audit.anchor": "log",
