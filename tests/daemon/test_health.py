@@ -116,7 +116,7 @@ def test_stopped_device_that_does_not_go_on_is_replaced(start_daemon: StartDaemo
 
 
 def test_lost_device_is_seen_everywhere(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(cpu_count=1, devices={"max_restarts": 0})
+    daemon = start_daemon(cpu_count=1, devices={"max_restarts": 0, "visible": [0]})
     with stub_of(daemon.unix) as stub:
         device = watch(stub, "device/0")
         assert device.get(timeout=20) == SERVING
