@@ -110,6 +110,13 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def needs_devices(daemon: DaemonProcess, count: int) -> None:
+    """Skips the test where the daemon has fewer devices than that."""
+    found = len(daemon.status()["devices"])
+    if found < count:
+        pytest.skip(f"needs {count} devices; the daemon has {found}")
+
+
 def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 20.0) -> Any:
     """Polls until `condition` says something true, and returns that; for what no event announces. What has not come
     soon is asked for less often: a page of status costs the daemon milliseconds."""

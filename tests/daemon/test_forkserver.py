@@ -15,7 +15,7 @@ import pytest
 import hearth
 
 from .conftest import StartDaemon
-from .harness import DaemonProcess, alive, command_of, marked, wait_until
+from .harness import DaemonProcess, alive, command_of, marked, needs_devices, wait_until
 from .kernels import common, saxpy_works
 
 Kill = Callable[[], None]
@@ -57,12 +57,17 @@ def lose_device(daemon: DaemonProcess, number: signal.Signals = signal.SIGKILL, 
         return bool(device["generation"] > generation and device["state"] == "serving")
 
     wait_until(back, "the device's return", 60)
-    assert stat(pid)[0] == "X", "the process that was lost has not been waited for"
+    wait_until(lambda: stat(pid)[0] == "X", "the wait for the process that was lost")
 
 
 @pytest.fixture
 def daemon(start_daemon: StartDaemon) -> DaemonProcess:
     return start_daemon(cpu_count=2)
+
+
+@pytest.fixture
+def two_devices(daemon: DaemonProcess) -> None:
+    needs_devices(daemon, 2)
 
 
 @pytest.fixture
@@ -127,6 +132,7 @@ def test_exit_code_of_a_device_whose_forkserver_is_gone(daemon: DaemonProcess) -
     assert "its process was killed by SIGSEGV" in daemon.log()
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_forkserver_is_killed_while_it_is_asked_for_a_process(daemon: DaemonProcess) -> None:
     """It is stopped, so that the request waits in its socket, and killed then."""
     old = forkserver(daemon)
@@ -141,6 +147,7 @@ def test_forkserver_is_killed_while_it_is_asked_for_a_process(daemon: DaemonProc
         saxpy_works(node.device(0))
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_stopped_forkserver_is_replaced(daemon: DaemonProcess, load: Kill) -> None:
     """SIGSTOP of it holds up neither the front nor a device's return, and its children are seen to end."""
     old = forkserver(daemon)
@@ -191,6 +198,7 @@ def test_compilers_of_a_lost_device_are_waited_for(daemon: DaemonProcess) -> Non
     wait_until(lambda: all(stat(worker)[0] == "X" for worker in workers), "the end of its workers")
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_forkserver_that_ends_again_and_again_costs_no_device(daemon: DaemonProcess) -> None:
     before, old = places(daemon), 0
     for _ in range(3):

@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from .conftest import StartDaemon
-from .harness import DaemonProcess, environment, wait_until
+from .harness import DaemonProcess, environment, needs_devices, wait_until
 from .http2 import DATA, Frame, Http2
 from .kernels import saxpy_works
 
@@ -80,6 +80,7 @@ def agree(daemon: DaemonProcess, stub: Any, ready: bool) -> None:
 
 def test_stopped_device_is_seen_everywhere_and_goes_on(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=2)
+    needs_devices(daemon, 2)
     with stub_of(daemon.unix) as stub, daemon.connect() as node:
         gpu = node.device(0)
         saxpy_works(gpu)
@@ -175,7 +176,8 @@ def test_watchers_are_limited_for_each_address_and_in_all(start_daemon: StartDae
 def test_health_lists_every_name(daemon: DaemonProcess) -> None:
     with stub_of(daemon.unix) as stub:
         listed = stub.List(health_pb2.HealthListRequest(), timeout=20).statuses
-        names = {"", "hearth.v1.NodeService", "hearth.v1.DeviceService", "device/0", "device/1"}
+        devices = {f"device/{device['ordinal']}" for device in daemon.status()["devices"]}
+        names = {"", "hearth.v1.NodeService", "hearth.v1.DeviceService", *devices}
         assert set(listed) == names
         assert {each.status for each in listed.values()} == {SERVING}
         unknown = watch(stub, "no/such")

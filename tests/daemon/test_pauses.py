@@ -24,7 +24,7 @@ import hearth
 from hearth.transport import framed
 from hearth.transport.lane import Lane
 
-from .harness import DaemonProcess, command_of, marked
+from .harness import DaemonProcess, command_of, marked, needs_devices, wait_until
 from .kernels import common, saxpy_works
 from .paused import Walker
 
@@ -155,12 +155,18 @@ def test_a_client_that_gave_its_lane_up_is_answered(
 
 
 def test_a_paused_device_process_is_waited_for(paused: DaemonProcess) -> None:
-    """While it stands still nothing of the front does: other devices, the status page, new sessions."""
+    """While it stands still nothing of the front does: other devices, the status page, new sessions. It is called
+    stalled, and the same process goes on afterwards."""
+    needs_devices(paused, 2)
+    pid = paused.device_pid(0)
     with paused.connect() as node:
         saxpy_works(node.device(1))  # compiled, before anything is stopped
-        with stopped(paused.device_pid(0)):
+        with stopped(pid):
             saxpy_works(node.device(1))
             with paused.connect() as other:
                 assert other.sessions()
-            assert paused.status()["devices"][0]["state"] == "serving"
+            wait_until(lambda: paused.status()["devices"][0]["state"] == "stalled", "its being called stalled")
+            assert paused.status()["devices"][1]["state"] == "serving"
+        wait_until(lambda: paused.status()["devices"][0]["state"] == "serving", "its going on")
         saxpy_works(node.device(0))
+    assert (paused.device_pid(0), paused.generation(0)) == (pid, 1)

@@ -17,10 +17,11 @@ import pytest
 
 import hearth
 from tests.daemon.collective_losses import DEVICES, Kept, Survivors, in_turn, recovers, reduced_once, strike, works
-from tests.daemon.collective_ranks import LATE, several
+from tests.daemon.collective_ranks import several
 from tests.daemon.harness import on_gpu
 from tests.daemon.kernels import gated
 from tests.daemon.two_daemons import TwoDaemons
+from tests.steady import LATE
 
 ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "3"))
 LARGE = 1 << 26
