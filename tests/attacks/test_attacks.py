@@ -6,6 +6,7 @@ The tenant's rate and latency are judged by `python -m tests.attacks`, on a mach
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,16 +22,22 @@ pytestmark = on_cpu
 
 
 @pytest.fixture(scope="module")
-def ordinary() -> Iterator[Trial]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernels of the tenant, compiled once for all trials."""
+    return tmp_path_factory.mktemp("attacks")
+
+
+@pytest.fixture(scope="module")
+def ordinary(cache: Path) -> Iterator[Trial]:
     """A trial for all rows that ask for nothing special."""
-    with Trial() as trial:
+    with Trial(cache=cache) as trial:
         yield trial
 
 
 @pytest.mark.parametrize("row", rows.load(), ids=lambda row: row.name.replace(" ", "-"))
-def test_attack_stays_within_its_budget(row: Row, request: pytest.FixtureRequest) -> None:
+def test_attack_stays_within_its_budget(row: Row, cache: Path, request: pytest.FixtureRequest) -> None:
     if row.config or row.open_files or row.via != "unix":
-        with Trial.of(row) as trial:
+        with Trial.of(row, cache) as trial:
             outcome = trial.run(row, SECONDS, calm=CALM)
     else:
         outcome = request.getfixturevalue("ordinary").run(row, SECONDS, calm=CALM)

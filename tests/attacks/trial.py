@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,23 +83,30 @@ class Outcome:
 class Trial:
     """A daemon with a tenant that works, for attacks that ask for the same configuration. A context manager."""
 
-    def __init__(self, config: Mapping[str, Any] | None = None, open_files: int = 0, via: str = "unix") -> None:
-        """`open_files`: the daemon's limit of descriptors, 0 as it comes; `via`: the listener that the tenant uses."""
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        open_files: int = 0,
+        via: str = "unix",
+        cache: Path | None = None,
+    ) -> None:
+        """`open_files`: the daemon's limit of descriptors, 0 as it comes; `via`: the listener that the tenant uses;
+        `cache`: a folder of compiled kernels that trials share, None: an empty one."""
         self._config = dict(config or {})
         self._open_files = open_files
         self._via = via
+        self._cache = cache
         self._parts = contextlib.ExitStack()
 
     @classmethod
-    def of(cls, row: Row) -> Trial:
-        return cls(row.config, row.open_files, row.via)
+    def of(cls, row: Row, cache: Path | None = None) -> Trial:
+        return cls(row.config, row.open_files, row.via, cache)
 
     def __enter__(self) -> Trial:
         sections, tokens = tenants("worker", "other", **self._config)
         with contextlib.ExitStack() as parts:
-            cache = parts.enter_context(tempfile.TemporaryDirectory(prefix="hearth-attacks-"))
-            with _open_files(self._open_files):
-                self.daemon = DaemonProcess(Path(cache), sections, 1)
+            cache = self._cache or Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="hearth-attacks-")))
+            self.daemon = DaemonProcess(cache, sections, 1, open_files=self._open_files)
             parts.callback(self._stop)
             address = self.daemon.unix if self._via == "unix" else self.daemon.grpc
             self.tokens = tokens
@@ -194,20 +200,6 @@ def _strangers(row: Row, target: Target, seconds: float) -> dict[str, int]:
 def child_environment() -> dict[str, str]:
     """That of processes which import this package and the client."""
     return environment(PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-
-
-@contextlib.contextmanager
-def _open_files(most: int) -> Iterator[None]:
-    """Children that are started inside have at most so many descriptors."""
-    if not most:
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 class _Tenant:

@@ -128,6 +128,20 @@ def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 
     return value
 
 
+_LIMIT = """
+import os, resource, sys
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _limited(open_files: int) -> list[str]:
+    """Stands before a command: its process lowers its limit of descriptors. The one that starts it, which may have more
+    of them open, cannot do so for it."""
+    return [sys.executable, "-I", "-S", "-c", _LIMIT, str(open_files)] if open_files else []
+
+
 class DaemonProcess:
     """`hearthd serve` on free ports and a socket of its own, or on those of one that has ended (`after`). `config`
     holds sections of settings."""
@@ -138,7 +152,9 @@ class DaemonProcess:
         config: Mapping[str, Any] | None = None,
         cpu_count: int = 2,
         after: DaemonProcess | None = None,
+        open_files: int = 0,
     ) -> None:
+        """`open_files`: its soft limit of descriptors; 0: as it comes."""
         self.mark = uuid.uuid4().hex
         self.token = ""
         """Shown over HTTP where a call names no other; an operator's, for `status` and what uses it."""
@@ -156,7 +172,7 @@ class DaemonProcess:
         arguments += ["--grpc", grpc, "--http", http, "--unix", str(self.socket)]
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hearthd", "serve", *arguments],
+                [*_limited(open_files), sys.executable, "-m", "hearthd", "serve", *arguments],
                 stdout=subprocess.PIPE, stderr=log, text=True,
                 env=environment(**OPEN, **{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")}),
             )  # fmt: skip

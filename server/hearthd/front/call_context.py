@@ -251,17 +251,20 @@ class FramedCall(asyncio.Protocol):
         self._lost, self.transport = True, None
         if self.slot is not None:
             self.slot.release()
+            self.slot = None  # it names the call: without the collector, neither would go
         self.on_lost(self)
         for timer in (self._timer, self._slow):
             if timer is not None:
                 timer.cancel()
-        self._hold(0)
+        self._head, self._frames = b"", FrameReader(0)
         self._inbox.clear()
+        self._hold(0)
         self.resume_writing()
         if self._came is not None and not self._came.done():
             self._came.set_result(None)
         if self.task is not None:
             self.task.cancel()
+            self.task = None
 
     # ---- whether its client is there ----
 

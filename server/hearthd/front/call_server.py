@@ -176,6 +176,7 @@ class CallServer:
             aborted.__traceback__ = None
             call.end(aborted.status)
         except Refusal as refusal:
+            refusal.__traceback__ = None  # it can be the call's own, and its frames hold the call
             call.end(refusal.to_status())
         except asyncio.CancelledError:
             call.drop()  # its client is gone, or the daemon is about to be

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +18,15 @@ from prometheus_client import CollectorRegistry
 from hearth.transport.call import Call, send_beside
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.admission.account import Account
 from hearthd.front.admission.gate import Admitted, Door, Gate
 from hearthd.front.admission.limits import Limits
 from hearthd.front.admission.settings import Admission
 from hearthd.front.attach import EOF
 from hearthd.front.call_context import FramedCall
+from hearthd.front.call_server import CallServer
+from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.tenants import EVERYONE, Caller
 
 SETTINGS = Admission()
@@ -54,6 +60,85 @@ def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
             async with asyncio.timeout(5):
                 await reader
         assert reader.cancelled()
+
+    asyncio.run(scenario())
+
+
+class Quiet:
+    """Observes no connection."""
+
+    def connection_opened(self, listener: str) -> None: ...
+
+    def connection_closed(self, listener: str) -> None: ...
+
+    def connection_refused(self, listener: str, peer: str, reason: str) -> None: ...
+
+
+HEAD = frames.encode(Kind.METHOD, calls.pack_head("/hearth.v1.DeviceService/LoadModule", ()))
+HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
+
+
+def call_server(refused: bool) -> CallServer:
+    """One whose methods read a message; `refused`: before that, at their METHOD."""
+    account = Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+
+    def decide(_door: Door, _context: Any) -> Admitted:
+        if refused:
+            raise Refusal(Reason.UNAUTHENTICATED, "No.", fix="None.")
+        return Admitted(None, 64 << 10)
+
+    async def behaviour(_request: Any, context: Any) -> bytes:
+        if isinstance(context.admitted, Refusal):
+            raise context.admitted
+        return bytes(await context.read())
+
+    behaviour.door = door(account)  # type: ignore[attr-defined]
+    handler = SimpleNamespace(response_streaming=False, stream_unary=behaviour, response_serializer=None)
+    service: Any = SimpleNamespace(service=lambda _details: handler)
+    gate: Any = SimpleNamespace(account=account, limits=SimpleNamespace(settings=SETTINGS), decide=decide)
+    limiter = ConnectionLimiter("calls", Quiet(), most=10, most_strangers=10, most_per_peer=10, timeout=10)
+    return CallServer([service], lambda _socket: "", gate, limiter)
+
+
+@pytest.mark.parametrize("sent", [HEAD[:-1], HEAD, HEAD + HALF], ids=["part of METHOD", "METHOD", "part of MESSAGE"])
+@pytest.mark.parametrize("refused", [False, True], ids=["read", "refused"])
+def test_a_call_goes_with_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, refused: bool
+) -> None:
+    """Not when the collector comes, late: until then strangers would fill the daemon with what they sent."""
+    data_received = FramedCall.data_received
+
+    async def scenario() -> None:
+        came = 0
+        all_came, gone = asyncio.Event(), asyncio.Event()
+
+        def received(call: FramedCall, data: bytes) -> None:
+            nonlocal came
+            if not came:
+                weakref.finalize(call, gone.set)
+            came += len(data)
+            data_received(call, data)
+            if came == len(sent):
+                all_came.set()
+
+        monkeypatch.setattr(FramedCall, "data_received", received)
+        path = str(tmp_path / "calls")
+        server = call_server(refused)
+        await server.open(path, public=False)
+        gc.disable()
+        try:
+            async with asyncio.timeout(10):
+                reader, writer = await asyncio.open_unix_connection(path)
+                writer.write(sent)
+                if refused and sent.startswith(HEAD):
+                    assert await reader.read()
+                else:
+                    await all_came.wait()
+                writer.close()
+                await gone.wait()
+        finally:
+            gc.enable()
+            await server.close(0)
 
     asyncio.run(scenario())
 
