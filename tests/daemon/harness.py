@@ -130,8 +130,8 @@ def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 
 
 _LIMIT = """
 import os, resource, sys
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
+most = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
@@ -154,7 +154,7 @@ class DaemonProcess:
         after: DaemonProcess | None = None,
         open_files: int = 0,
     ) -> None:
-        """`open_files`: its soft limit of descriptors; 0: as it comes."""
+        """`open_files`: its limit of descriptors, soft and hard; 0: as it comes."""
         self.mark = uuid.uuid4().hex
         self.token = ""
         """Shown over HTTP where a call names no other; an operator's, for `status` and what uses it."""
