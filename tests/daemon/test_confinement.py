@@ -163,8 +163,8 @@ def test_files_of_the_host_cannot_be_written(
     assert intruder.do("fchownat", AT_FDCWD, os.fsencode(mine) + b"\0", 65534, 65534, 0) in DENIED
     assert intruder.do("utimensat", AT_FDCWD, os.fsencode(mine) + b"\0", 0, 0) in DENIED
     for folder in (tmp_path, cache, "/tmp", "/dev/shm", "/var/tmp"):
-        assert intruder.open(Path(folder) / "new", os.O_WRONLY | os.O_CREAT) in DENIED
-        assert intruder.do("mkdirat", AT_FDCWD, os.fsencode(Path(folder) / "new") + b"\0", 0o700) in DENIED
+        assert intruder.open(Path(folder) / "hearth-test-of-confinement", os.O_WRONLY | os.O_CREAT) in DENIED
+        assert intruder.do("mkdirat", AT_FDCWD, os.fsencode(Path(folder) / "hearth-test-of-confinement") + b"\0", 0o700) in DENIED
     assert mine.read_text() == "mine" and mine.stat().st_mode & 0o777 == 0o600
     assert log.read_bytes().startswith(before)
 
