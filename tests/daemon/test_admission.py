@@ -128,6 +128,7 @@ def test_compressed_request_is_refused_before_it_is_inflated(daemon: DaemonProce
     headers = ((b"grpc-encoding", encoding.encode()),)
     for path in (DESCRIBE, LOAD_MODULE, HEALTH):
         assert answered(daemon, path, message(packed, compressed=True), metadata=headers, end=True)[0] == UNIMPLEMENTED
+    assert "Compression algorithm" not in daemon.log(), "strangers write no lines of gRPC's own"
 
 
 @pytest.mark.parametrize("path", [LOAD_MODULE, HEALTH])

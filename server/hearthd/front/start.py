@@ -6,6 +6,7 @@ So nothing is imported here that is not needed for that; the rest of the front i
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -44,6 +45,8 @@ def serve(
     launcher = ForkServerLauncher(backend)
     launcher.warm_up()
 
+    # Lines of gRPC's own are not JSON, and strangers could fill the log with them. GRPC_VERBOSITY, where set, counts.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     polling.import_grpc(polling.LISTENER)
     import uvloop
 
