@@ -207,7 +207,10 @@ def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
 
 
 def host_of(peer: str) -> str:
-    """`ipv4:10.0.0.1:5000` without its port, which changes from connection to connection."""
+    """The host of a gRPC peer: `ipv4:10.0.0.1:5000` without its port, which changes from connection to connection; all
+    peers on Unix sockets are one, for a client chooses the path that its own end is bound to."""
+    if peer.startswith("unix"):
+        return "unix:"
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
 
 

@@ -22,9 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hearthd.front import device_service, node_service
+from hearthd.front.auth import host_of
 from hearthd.front.health_settings import HealthSettings
 from hearthd.front.sessions import SessionTable
 from hearthd.front.supervisor import FENCED, SERVING, STATE_NAMES, Supervisor
+from hearthd.front.tenancy.seldom import Seldom
 
 log = structlog.get_logger("hearthd.health")
 
@@ -183,14 +185,14 @@ class Watchers(Collector):
         self._settings = settings
         self._by_address: Counter[str] = Counter()
         self._faults: Counter[str] = Counter({"total": 0, "address": 0, "slow": 0})
-        self._logged = -_LOG_S
+        self._told = Seldom(_LOG_S)
 
     def __len__(self) -> int:
         return self._by_address.total()
 
     def enter(self, peer: str) -> str:
         """Counts one more; why it may not be, else."""
-        address = address_of(peer)
+        address = host_of(peer)
         if len(self) >= self._settings.watchers:
             self.fault("total", peer)
             return f"{len(self)} clients watch the health already, the most here; call Check."
@@ -201,16 +203,14 @@ class Watchers(Collector):
         return ""
 
     def leave(self, peer: str) -> None:
-        address = address_of(peer)
+        address = host_of(peer)
         self._by_address[address] -= 1
         if self._by_address[address] <= 0:
             del self._by_address[address]
 
     def fault(self, why: str, peer: str) -> None:
         self._faults[why] += 1
-        now = time.monotonic()
-        if now - self._logged >= _LOG_S:
-            self._logged = now
+        if self._told.due("fault", time.monotonic()):
             log.warning("health_watcher", fault=why, peer=peer[:200], count=self._faults.total())
 
     def collect(self) -> list[Metric]:
@@ -225,9 +225,3 @@ class Watchers(Collector):
             GaugeMetricFamily("hearth_health_watchers", "Calls of Health/Watch under way.", value=len(self)),
             faults,
         ]
-
-
-def address_of(peer: str) -> str:
-    """The host of a gRPC peer, without its port: `ipv4:10.0.0.7:5005` is `ipv4:10.0.0.7`; all of the Unix socket are
-    one."""
-    return "unix" if peer.startswith("unix") else peer.rpartition(":")[0]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.http.places import Places, group_of
+from hearthd.front.connections.peers import group_of
+from hearthd.front.http.places import Places
 
 
 class Fake:

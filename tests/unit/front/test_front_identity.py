@@ -43,7 +43,8 @@ def test_failures_are_bounded_in_number(peers: list[tuple[int, float]]) -> None:
 def test_peers_are_known_without_their_port() -> None:
     assert host_of("ipv4:10.0.0.1:5000") == host_of("ipv4:10.0.0.1:5001") == "ipv4:10.0.0.1"
     assert host_of("ipv6:%5B::1%5D:5") == "ipv6:%5B::1%5D"
-    assert host_of("unix:") == "unix:" and host_of("http:10.0.0.1") == "http:10.0.0.1"
+    assert host_of("unix:") == host_of("unix:/a/path/of/its/own") == "unix:"
+    assert host_of("http:10.0.0.1") == "http:10.0.0.1"
 
 
 def test_names_of_a_certificate() -> None:

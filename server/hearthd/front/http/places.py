@@ -8,9 +8,10 @@ more are admitted for probes alone. Pure but for `displace`.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
+
+from hearthd.front.connections.peers import group_of
 
 RESERVE = 16
 """Connections beyond the limits, for probes."""
@@ -94,14 +95,3 @@ class Places(Generic[C]):
         self._all[connection] = group
         self._of[group] = self._of.get(group, 0) + 1
         self.waits(connection)
-
-
-def group_of(address: str) -> str:
-    """What counts as one address: of IPv6 the first 64 bits, which one host can have all of."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(ip, ipaddress.IPv6Address):
-        return str(ip.ipv4_mapped or ipaddress.IPv6Network((ip, 64), strict=False))
-    return str(ip)

@@ -21,6 +21,7 @@ from hearthd.front.host_memory import share_of_host
 from hearthd.front.overload import readings
 from hearthd.front.overload.policy import Level, Recent, Trigger, highest, refused
 from hearthd.front.overload.settings import OverloadSettings
+from hearthd.front.tenancy.seldom import Seldom
 from hearthd.malloc import give_back
 
 log = structlog.get_logger("hearthd.overload")
@@ -74,7 +75,8 @@ class OverloadManager(Collector):
         self._clock = clock
         self._recent = Recent()
         self._refusals: Counter[str] = Counter()
-        self._logged = self._trimmed = float("-inf")
+        self._told = Seldom(_LOG_S)
+        self._trimmed = float("-inf")
         self._lag = Histogram(
             "hearth_front_loop_lag_seconds", "How late the front's event loop runs what is due.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0), registry=None,
@@ -134,9 +136,7 @@ class OverloadManager(Collector):
         if not kind:
             return None
         self._refusals[kind] += 1
-        now = self._clock()
-        if now - self._logged >= _LOG_S:
-            self._logged = now
+        if self._told.due("refused", self._clock()):
             log.warning("overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.why)
         return Refusal(
             Reason.OVERLOADED,
