@@ -25,7 +25,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def read_varint(view: memoryview, at: int) -> tuple[int, int]:
+def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
     """The number at `at`, and where it ends. Raises ValueError where the message ends inside it, and for one of more
     than the ten bytes that 64 bits take: the time to read it would grow with the square of its length."""
     value = shift = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import socket
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,13 @@ import grpc
 import pytest
 
 import hearth
-from hearth.transport import call as call_module
-from hearth_proto import calls, frames
-from hearth_proto.frames import Frame, FrameReader, Kind
+from hearth_proto import frames
+from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2, device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc
 from tests.attacks.raw_http2 import Http2, message, status
 from tests.attacks.target import Until
 
+from .framed import connected, method, reason
 from .harness import DaemonProcess, wait_until
 from .kernels import saxpy_works
 from .lent import LentDaemon
@@ -174,33 +173,6 @@ def test_reflection_asks_for_a_credential(lent: Admitting, daemon: DaemonProcess
 
 
 # ---- frames ----
-
-
-@contextlib.contextmanager
-def connected(daemon: DaemonProcess) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(WAIT)
-        connection.connect(calls.socket_path(daemon.unix.removeprefix("unix:")))
-        yield connection
-
-
-def said(connection: socket.socket) -> list[Frame]:
-    """All that is said before the end of the stream."""
-    reader, came = FrameReader(), []
-    with contextlib.suppress(ConnectionError):
-        while data := connection.recv(1 << 16):
-            came += reader.feed(data)
-    return came
-
-
-def reason(connection: socket.socket) -> str:
-    end = said(connection)[-1]
-    assert end.kind == Kind.END and end.payload
-    return str(call_module._refusal(end.payload).reason)
-
-
-def method(path: str, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
-    return frames.encode(Kind.METHOD, calls.pack_head(path, metadata))
 
 
 def test_framed_call_of_a_stranger_is_refused_at_its_method(daemon: DaemonProcess) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,45 +18,17 @@ from hearth.transport.call import Call
 from hearth.transport.framed import FramedTransport
 from hearth.transport.grpc import GrpcTransport
 from hearth_proto import calls, frames
-from hearth_proto.frames import Frame, FrameReader, Kind
+from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2, node_pb2, status_pb2
 
 from .conftest import StartDaemon
+from .framed import call_path, connected, method, reason, received
 from .harness import DaemonProcess
 from .kernels import saxpy_works
 from .tenants import tenant, tenants
 
-DESCRIBE = frames.encode(Kind.METHOD, calls.pack_head("/hearth.v1.NodeService/Describe", ()))
-EXECUTE = frames.encode(Kind.METHOD, calls.pack_head("/hearth.v1.DeviceService/Execute", ()))
-
-
-def call_path(daemon: DaemonProcess) -> str:
-    return calls.socket_path(daemon.unix.removeprefix("unix:"))
-
-
-@contextlib.contextmanager
-def connected(daemon: DaemonProcess) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(10)
-        connection.connect(call_path(daemon))
-        yield connection
-
-
-def said(connection: socket.socket) -> list[Frame]:
-    """All that is said before the end of the stream."""
-    reader, came = FrameReader(), []
-    with contextlib.suppress(ConnectionError):
-        while data := connection.recv(1 << 16):
-            came += reader.feed(data)
-    return came
-
-
-def reason(frame: Frame) -> str:
-    assert frame.kind == Kind.END and frame.payload
-    error = hearth.HearthError("x")
-    with contextlib.suppress(hearth.HearthError):
-        error = call_module._refusal(frame.payload)
-    return error.reason
+DESCRIBE = method("/hearth.v1.NodeService/Describe")
+EXECUTE = method("/hearth.v1.DeviceService/Execute")
 
 
 def transport(node: hearth.Node) -> object:
@@ -126,31 +97,29 @@ def test_what_is_no_call_is_hung_up_on(daemon: DaemonProcess) -> None:
     ):  # fmt: skip
         with connected(daemon) as stranger:
             stranger.sendall(data)
-            assert all(frame.kind in (Kind.END, Kind.PONG) for frame in said(stranger)), data[:40]
+            assert all(frame.kind in (Kind.END, Kind.PONG) for frame in received(stranger)), data[:40]
     with daemon.connect() as node:
         saxpy_works(node.device(0))
 
 
 def test_who_says_nothing_is_hung_up_on(daemon: DaemonProcess) -> None:
     with connected(daemon) as silent:
-        assert said(silent) == []
+        assert received(silent) == []
 
 
 def test_a_method_that_is_not_there(daemon: DaemonProcess) -> None:
-    for method in ("/hearth.v1.NodeService/Nothing", "/x", "/grpc.health.v1.Health/Check"):
+    for path in ("/hearth.v1.NodeService/Nothing", "/x", "/grpc.health.v1.Health/Check"):
         with connected(daemon) as stranger:
-            stranger.sendall(frames.encode(Kind.METHOD, calls.pack_head(method, ())))
-            (end,) = said(stranger)
-            assert reason(end) == "UNSUPPORTED"
+            stranger.sendall(method(path))
+            assert reason(stranger) == "UNSUPPORTED"
 
 
 def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonProcess) -> None:
     for rest in (frames.encode(Kind.MESSAGE, b"\xff\xff"), frames.encode(Kind.END)):
-        for method in ("/hearth.v1.NodeService/Describe", "/hearth.v1.DeviceService/Download"):
+        for path in ("/hearth.v1.NodeService/Describe", "/hearth.v1.DeviceService/Download"):
             with connected(daemon) as stranger:
-                stranger.sendall(frames.encode(Kind.METHOD, calls.pack_head(method, ())) + rest)
-                (end,) = said(stranger)
-                assert reason(end) == "MALFORMED_MESSAGE", (method, rest)
+                stranger.sendall(method(path) + rest)
+                assert reason(stranger) == "MALFORMED_MESSAGE", (path, rest)
 
 
 def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
@@ -162,8 +131,7 @@ def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
     ):
         with connected(daemon) as stranger:
             stranger.sendall(EXECUTE + rest)
-            (end,) = said(stranger)
-            assert reason(end) == expected
+            assert reason(stranger) == expected
 
 
 def test_an_answer_comes_in_one_message_and_an_end(daemon: DaemonProcess) -> None:
@@ -171,7 +139,7 @@ def test_an_answer_comes_in_one_message_and_an_end(daemon: DaemonProcess) -> Non
         for byte in DESCRIBE:
             stranger.sendall(bytes([byte]))  # whatever the cuts
         stranger.sendall(frames.encode(Kind.MESSAGE) + frames.encode(Kind.END))
-        message, end = said(stranger)
+        message, end = received(stranger)
         assert message.kind == Kind.MESSAGE and node_pb2.DescribeResponse.FromString(message.payload).devices
         assert end.kind == Kind.END and not end.payload
 

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from hearth_proto import calls, frames
+from hearth_proto.chunks import varint
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
@@ -125,15 +126,7 @@ def _large(message: Message, maker: Maker, rng: random.Random) -> bytes:
                 if inner.type == inner.TYPE_BYTES and not inner.is_repeated:
                     setattr(getattr(message, "command"), inner.name, bytes(size))  # noqa: B009
                     return bytes(message.SerializeToString())
-    return bytes(message.SerializeToString()) + b"\x7a" + _varint(size) + bytes(size)  # field 15, which nobody has
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes((*out, value))
+    return bytes(message.SerializeToString()) + b"\x7a" + varint(size) + bytes(size)  # field 15, which nobody has
 
 
 def attach(maker: Maker) -> bytes:

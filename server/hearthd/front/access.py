@@ -18,7 +18,7 @@ from hearthd.config import Config, tenants
 from hearthd.front.addresses import Address
 from hearthd.front.audit import Audit, AuditError
 from hearthd.front.auth import Authenticator, FailureObserver
-from hearthd.front.identity import IdentitySocket, Tickets, identity_path, peer_of
+from hearthd.front.identity import IdentitySocket, Tickets, identity_path, user_of
 from hearthd.front.listen import ListenError
 from hearthd.front.peer_port import Admit, PeerPort
 from hearthd.front.tenancy.revocations import RevocationError, Revocations
@@ -161,7 +161,7 @@ class Access:
     def ticket(self, connection: socket.socket) -> str:
         """One for the user at the other end of a Unix socket, as the identity socket gives it; empty where tenants are
         not known by user. Raises `OSError`."""
-        return self._tickets.issue(peer_of(connection)) if self.by_user else ""
+        return self._tickets.issue(user_of(connection)) if self.by_user else ""
 
     async def listen_beside(self, path: str) -> None:
         """The identity socket beside gRPC's, where tenants are known by user or group. Raises `ListenError`."""

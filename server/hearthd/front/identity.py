@@ -21,13 +21,13 @@ from pathlib import Path
 import structlog
 
 from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.peers import credentials_of
 from hearthd.front.listen import ListenError, UnixSocket
 from hearthd.front.tenants import User
 
 log = structlog.get_logger("hearthd.identity")
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
-_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
 _SEND_WAIT = 2.0
 """Seconds in which a ticket has to be on its way."""
@@ -127,7 +127,7 @@ class _Greeter(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")
         try:
-            user = peer_of(transport.get_extra_info("socket"))
+            user = user_of(transport.get_extra_info("socket"))
         except OSError as error:
             log.warning("no_peer_credentials", why=error.strerror or str(error))
             transport.close()
@@ -146,9 +146,9 @@ class _Greeter(asyncio.Protocol):
             self._slot.release()
 
 
-def peer_of(connection: socket.socket) -> User:
+def user_of(connection: socket.socket) -> User:
     """The user at the other end of a Unix socket when it connected. Raises `OSError`."""
-    pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, uid, gid = credentials_of(connection)
     groups: tuple[int, ...] = ()
     try:
         packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)

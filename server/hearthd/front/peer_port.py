@@ -7,16 +7,18 @@ import hashlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import listen
+from hearthd.front.accepting import Accepting
 from hearthd.front.addresses import Address, parse_address
 from hearthd.front.peer_frames import Body
 from hearthd.front.peer_link import HANDSHAKE, PeerLink, PeerLost
+from hearthd.front.tenancy.seldom import Seldom
 
 log = structlog.get_logger("hearthd.peers")
 
@@ -24,8 +26,8 @@ MAX_STRANGERS = 64
 """Connections that have not shown who they are; further ones are hung up on."""
 MAX_STRANGERS_OF_ONE = MAX_STRANGERS // 2
 """Of them from one address, so that no host keeps all others out."""
-_AGAIN = 0.1
-"""Seconds until it is tried again to take a connection."""
+_LOG_S = 1.0
+"""Seconds between two log lines about connections that are not taken."""
 
 Admit = Callable[[Body, PeerLink], None]
 """Takes the first message of a connection and answers it. Raises `ValueError` where it means nothing."""
@@ -52,16 +54,15 @@ class PeerPort:
         """Connections that have not shown who they are."""
         self._address, self._advertised, self._host = address, advertised, host
         self._admit, self._context, self._make, self._handshake = admit, context, make, handshake
-        self._socket: socket.socket | None = None
+        self._open = False
         self._opening = asyncio.Lock()
         self._closed = False
         self._from: Counter[str] = Counter()
         """Strangers by address."""
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Told the address and why of each connection that is not taken or says nothing in time."""
-        self._left_out, self._next_word = 0, 0.0
-        """How many were hung up on since the log said so, and when it may again."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._logged = Seldom(_LOG_S)
+        self._accepting = Accepting("peers", self._accepted, self._short)
 
     async def open(self) -> None:
         """Listens, if it does not yet. Raises `UNSUPPORTED` where it is not to, `COMMUNICATOR_FAILED` where it
@@ -74,11 +75,11 @@ class PeerPort:
                 details={"setting": "collectives.listen"},
             )
         async with self._opening:
-            if self._socket is not None or self._closed:
+            if self._open or self._closed:
                 return
             address = parse_address(self._address)
             try:
-                self._socket = await _listening(address)
+                listening = await _listening(address)
             except OSError as error:
                 why = str(listen.listen_error(address, "listen", error)).removeprefix("listen.listen: ")
                 raise Refusal(
@@ -87,8 +88,9 @@ class PeerPort:
                     fix="Set collectives.listen to an address of this host with a port that is free.",
                     details={"setting": "collectives.listen", "requested": self._address},
                 ) from None
-            self._keep(self._accept(self._socket))
-            port = int(self._socket.getsockname()[1])
+            self._open = True
+            self._accepting.listen(listening)
+            port = int(listening.getsockname()[1])
             own = Address(self._host if address.wildcard else address.host, port)
             self.addresses = self._advertised or (str(own),)
             log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
@@ -96,43 +98,30 @@ class PeerPort:
     async def close(self) -> None:
         """Takes nobody any more; those who were let in keep their links."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
+        await self._accepting.stop()
 
     # ---- those who come ----
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="peers")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _accepted(self, connection: socket.socket, where: Any) -> None:
+        """Counts a stranger, or hangs up on it."""
+        host = str(where[0])
+        if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
+            connection.close()
+            self.on_refused(host, "strangers" if self.strangers >= MAX_STRANGERS else "address")
+            counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
+            self._not_accepted("strangers", f"{counts} have not said who they are yet")
+            return
+        self.strangers += 1
+        self._from[host] += 1
+        self._accepting.keep(self._meet(connection, host))
 
-    async def _accept(self, listening: socket.socket) -> None:
-        """Strangers are counted from their first byte on, before TLS: that is why no `asyncio.Server` does this."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, where = await loop.sock_accept(listening)
-            except OSError as error:  # they went away, or there are no descriptors left
-                log.warning("peer_not_accepted", why=error.strerror or str(error))
-                await asyncio.sleep(_AGAIN)
-                continue
-            host = str(where[0])
-            if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
-                connection.close()
-                self.on_refused(host, "strangers" if self.strangers >= MAX_STRANGERS else "address")
-                self._left_out += 1
-                if loop.time() >= self._next_word:  # the log is not theirs to fill
-                    counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
-                    why = f"{counts} have not said who they are yet"
-                    log.warning("peer_not_accepted", why=why, times=self._left_out)
-                    self._left_out, self._next_word = 0, loop.time() + 1
-                continue
-            self.strangers += 1
-            self._from[host] += 1
-            self._keep(self._meet(connection, host))
+    def _short(self, error: OSError) -> None:
+        self._not_accepted("descriptors", error.strerror or str(error))
+
+    def _not_accepted(self, kind: str, why: str) -> None:
+        times = self._logged.times(kind, asyncio.get_running_loop().time())
+        if times:
+            log.warning("peer_not_accepted", why=why, times=times)
 
     async def _meet(self, connection: socket.socket, host: str) -> None:
         """The handshake: TLS where there is some, then who it is."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.front.auth import Failures, certificate_names, host_of
-from hearthd.front.identity import IdentitySocket, Tickets, identity_path, peer_of
+from hearthd.front.identity import IdentitySocket, Tickets, identity_path, user_of
 from hearthd.front.listen import ListenError
 from hearthd.front.tenants import User
 
@@ -85,7 +85,7 @@ def test_where_it_is() -> None:
 def test_the_kernel_says_who_it_is() -> None:
     left, right = socket.socketpair()
     with left, right:
-        user = peer_of(left)
+        user = user_of(left)
     assert (user.uid, user.pid) == (os.getuid(), os.getpid()) and user.gids >= {os.getgid(), *os.getgroups()}
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from hearthd.front.tenancy.seldom import Seldom
 from hearthd.malloc import give_back
 
 log = structlog.get_logger("hearthd.admission")
@@ -37,7 +38,7 @@ class Account:
         self._trim: asyncio.TimerHandle | None = None
         self.on_refused: Callable[[str], None] = lambda peer: None
         """Told the peer, gRPC's name, of each refusal."""
-        self._logged: dict[str, tuple[float, int]] = {}
+        self._logged = Seldom(_LOG_EVERY)
         Gauge(
             "hearth_admission_unauthenticated_bytes",
             "Bytes of requests held for callers without an accepted credential, at most.",
@@ -84,10 +85,6 @@ class Account:
         """Counts a refusal, and logs it unless one by the same limit was logged lately."""
         self._refusals.labels(limit).inc()
         self.on_refused(peer)
-        now = time.monotonic()
-        last, unlogged = self._logged.get(limit, (-_LOG_EVERY, 0))
-        if now - last < _LOG_EVERY:
-            self._logged[limit] = (last, unlogged + 1)
-            return
-        self._logged[limit] = (now, 0)
-        log.warning("request_refused", limit=limit, peer=peer, method=method[:128], unlogged=unlogged, **details)
+        times = self._logged.times(limit, time.monotonic())
+        if times:
+            log.warning("request_refused", limit=limit, peer=peer, method=method[:128], times=times, **details)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from hearth_proto.chunks import read_varint
+
 _VARINT, _FIXED64, _BYTES, _START, _END, _FIXED32 = range(6)
 _DEEPEST = 64
 """Messages within messages that are looked into; protobuf itself refuses more than 100."""
@@ -19,22 +21,26 @@ def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
     that are no such message are left to the decoder."""
     if len(data) <= 2 * most:  # the shortest field has two bytes
         return False
-    return _count(data, 0, len(data), descriptor, most, 0) < 0
+    try:
+        return _count(data, 0, len(data), descriptor, most, 0) < 0
+    except ValueError:  # it ends inside a number: the decoder gets no further either
+        return False
 
 
 def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, depth: int) -> int:
-    """Fields that are left of the limit after those between `position` and `end`; negative: too many."""
+    """Fields that are left of the limit after those between `position` and `end`; negative: too many. Raises ValueError
+    where the message ends inside a number."""
     nested = _nested(descriptor) if descriptor is not None and depth < _DEEPEST else {}
     while position < end:
         left -= 1
         if left < 0:
             return left
-        tag, position = _varint(data, position, end)
+        tag, position = read_varint(data, position)
         kind = tag & 7
         if kind == _VARINT:
-            _, position = _varint(data, position, end)
+            _, position = read_varint(data, position)
         elif kind == _BYTES:
-            length, position = _varint(data, position, end)
+            length, position = read_varint(data, position)
             if length > end - position:
                 return left  # cut short: the decoder says so
             inner = nested.get(tag >> 3)
@@ -50,21 +56,6 @@ def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, dep
         elif kind not in (_START, _END):
             return left
     return left
-
-
-def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """A number, and where it ends; beyond `end` for one that is cut short."""
-    value = shift = 0
-    while position < end:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            break
-    return 0, end + 1
 
 
 @cache

@@ -16,7 +16,7 @@ import struct
 import termios
 from typing import NamedTuple
 
-from hearthd.front.connections.peers import grpc_name, user_of
+from hearthd.front.connections.peers import credentials_of, grpc_name
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 """tcp_info.tcpi_bytes_received, linux/tcp.h (since Linux 4.1)."""
@@ -80,7 +80,7 @@ class OpenSockets:
             hand = self._hand
             local, peer = hand.getsockname(), hand.getpeername()
             if hand.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
-                pid, uid = user_of(hand)
+                pid, uid, _ = credentials_of(hand)
                 return Found(os.fsdecode(local), f"uid:{uid}", "", pid)
             return Found(str(local[1]), str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
         except (OSError, ValueError, TypeError, IndexError):

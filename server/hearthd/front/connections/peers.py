@@ -17,16 +17,17 @@ def peer_of(connection: Any) -> str:
     socket; empty where it has gone already. Accepts asyncio's transport sockets."""
     try:
         if connection.family == socket.AF_UNIX:
-            return f"uid:{user_of(connection)[1]}"
+            return f"uid:{credentials_of(connection)[1]}"
         return str(connection.getpeername()[0])
     except OSError:
         return ""
 
 
-def user_of(connection: Any) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket when it connected. Raises `OSError`."""
-    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid
+def credentials_of(connection: Any) -> tuple[int, int, int]:
+    """Process, user and primary group at the other end of a Unix socket when it connected. Raises `OSError`."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(packed)
+    return pid, uid, gid
 
 
 @lru_cache(maxsize=1024)

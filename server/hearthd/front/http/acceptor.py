@@ -1,7 +1,6 @@
 """Listening sockets of HTTP, and admission of what connects.
 
-Connections are counted from their first byte on, before TLS, which `asyncio.Server` does not allow for. Not what is
-answered (`server`).
+Connections are counted from their first byte on, before TLS (`accepting`). Not what is answered (`server`).
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
+from hearthd.front.accepting import Accepting
 from hearthd.front.addresses import Address
 from hearthd.front.http.connection import Connection, Handler, Limits
 from hearthd.front.http.places import Places
@@ -23,8 +23,6 @@ _BACKLOG = 512
 _SEND_BUFFER = 256 << 10
 _RECEIVE_BUFFER = 64 << 10
 """Bytes of kernel memory for one connection; the kernel would give one that does not read some megabytes."""
-_AGAIN = 0.1
-"""Seconds until accepting is tried again when there are no descriptors."""
 
 
 class Acceptor:
@@ -39,8 +37,7 @@ class Acceptor:
         self._limits = Limits(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
         self._places: Places[Connection] = Places(settings.max_connections, settings.max_connections_per_address)
         self._of: dict[Handler, Connection] = {}
-        self._listening: list[socket.socket] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting = Accepting("http", lambda accepted, where: self._admit(accepted, str(where[0])), self._short)
         refusals.connections = self._places.__len__
 
     async def open(self, address: Address) -> Address:
@@ -48,6 +45,7 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         port, absent = address.port, None
+        opened: list[socket.socket] = []
         for family, kind, protocol, _, where in dict.fromkeys(found):
             try:
                 listening = _listening(family, kind, protocol, (where[0], port, *where[2:]))
@@ -55,25 +53,20 @@ class Acceptor:
                 if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # "localhost" on a host without IPv6
                     absent = error
                     continue
-                await self.stop()
+                for listening in opened:
+                    listening.close()
                 raise
-            self._listening.append(listening)
+            opened.append(listening)
             port = int(listening.getsockname()[1])
-        if absent is not None and not self._listening:
+        if absent is not None and not opened:
             raise absent
-        for listening in self._listening:
-            self._keep(self._accept(listening))
+        for listening in opened:
+            self._accepting.listen(listening)
         return Address(address.host, port)
 
     async def stop(self) -> None:
         """Accepts no further connection, and drops those that are within their TLS handshake."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for listening in self._listening:
-            listening.close()
-        self._listening.clear()
+        await self._accepting.stop()
 
     def close(self) -> None:
         """Cuts all connections."""
@@ -86,23 +79,6 @@ class Acceptor:
 
     # ---- accepting ----
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="http")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, where = await loop.sock_accept(listening)
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._no_descriptor(error)
-                    await asyncio.sleep(_AGAIN)
-                continue
-            self._admit(accepted, str(where[0]))
-
     def _admit(self, accepted: socket.socket, peer: str) -> None:
         connection = Connection(self._make(), self, peer, accepted, self._limits)
         try:
@@ -114,7 +90,7 @@ class Acceptor:
         if displaced is not None:
             self.refuse("displaced", displaced.peer)
         self._of[connection.handler] = connection
-        self._keep(self._start(connection, accepted))
+        self._accepting.keep(self._start(connection, accepted))
 
     async def _start(self, connection: Connection, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -131,7 +107,7 @@ class Acceptor:
             if not isinstance(error, OSError):
                 raise
 
-    def _no_descriptor(self, error: OSError) -> None:
+    def _short(self, error: OSError) -> None:
         """Closes a connection that waits, so that there is a descriptor for the next."""
         displaced = self._places.displace()
         self.refuse("descriptors", displaced.peer if displaced is not None else error.strerror or str(error))

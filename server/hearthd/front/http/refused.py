@@ -12,6 +12,8 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hearthd.front.tenancy.seldom import Seldom
+
 log = structlog.get_logger("hearthd.http")
 
 HEADERS = {
@@ -51,16 +53,14 @@ class Refusals(Collector):
         self.counts: Counter[str] = Counter()
         """By reason."""
         self._clock = clock
-        self._logged: dict[str, tuple[float, int]] = {}
+        self._logged = Seldom(_QUIET)
 
     def add(self, reason: str, peer: str) -> None:
         """Counts one; logs the first of a reason, then at most one line each ten seconds with their number."""
         self.counts[reason] += 1
-        now = self._clock()
-        last, known = self._logged.get(reason, (float("-inf"), 0))
-        if now - last >= _QUIET:
-            self._logged[reason] = (now, self.counts[reason])
-            log.warning("http_refused", reason=reason, peer=peer, count=self.counts[reason] - known)
+        times = self._logged.times(reason, self._clock())
+        if times:
+            log.warning("http_refused", reason=reason, peer=peer, times=times)
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily(

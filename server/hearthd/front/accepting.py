@@ -1,0 +1,65 @@
+"""Accept loops over listening sockets, for listeners that count connections from their first byte on.
+
+`asyncio.Server` tells of a connection after TLS only. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+_AGAIN = 0.1
+"""Seconds until accepting is tried again when there are no descriptors."""
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+Accepted = Callable[[socket.socket, Any], None]
+"""Takes a connection and the address that the kernel gives for its peer."""
+
+
+class Accepting:
+    """The listening sockets of one listener, and the tasks that it has begun."""
+
+    def __init__(self, name: str, accepted: Accepted, short: Callable[[OSError], None]) -> None:
+        """`name`: of the tasks. `short`: called when a connection cannot be accepted for lack of descriptors or
+        memory."""
+        self._name, self._accepted, self._short = name, accepted, short
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self, listening: socket.socket) -> None:
+        """Accepts on a non-blocking socket, which belongs to this object from then on."""
+        self._listening.append(listening)
+        self.keep(self._accept(listening))
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` in a task that `stop` cancels."""
+        task = asyncio.create_task(work, name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Accepts no further connection, cancels the tasks and closes the listening sockets."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listening in self._listening:
+            listening.close()
+        self._listening.clear()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, where = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno in _SHORTAGES:
+                    self._short(error)
+                    await asyncio.sleep(_AGAIN)
+                else:  # the peer has gone; an error that stays does not stop the event loop
+                    await asyncio.sleep(0)
+                continue
+            self._accepted(connection, where)
