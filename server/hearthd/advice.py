@@ -38,7 +38,6 @@ def advise(config: Config, path: Path | None = None, now: float | None = None) -
         *_exposure(config),
         *_logins(config),
         *_reach(config),
-        *_descriptors(),
         *_backend(config),
         *_tls(config, now),
         *_audit(config),
@@ -99,13 +98,24 @@ def _reach(config: Config) -> Iterator[Advice]:
         yield Advice("listen", "neither grpc nor unix: no client can connect")
 
 
-def _descriptors() -> Iterator[Advice]:
+def _descriptors(config: Config, devices: int) -> Iterator[Advice]:
+    """The daemon's budget under this shell's limit; `devices`: those that it would serve."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < descriptors.COMFORT:
+    limit = descriptors.MOST if hard == resource.RLIM_INFINITY else min(hard, descriptors.MOST)
+    processes = devices * min(config.devices.max_processes, max(1, len(config.tenants)))
+    asked = config.connections.asked
+    budget = descriptors.budget(limit, descriptors.USED, processes, asked)
+    if not budget.small:
+        return
+    left = f"leaves {budget.shares['grpc']} connections to gRPC and {budget.shares['call']} to the call socket"
+    if asked and budget.needed > descriptors.MOST:
+        setting = "max" if asked == config.connections.max else "max_strangers"
+        yield Advice(f"connections.{setting}", f"the daemon opens at most {descriptors.MOST} files, which {left}")
+    else:
         yield Advice(
             "connections",
-            f"this shell's limit on open files is {hard}, which leaves few connections to clients; raise it "
-            "(ulimit -n 65536, LimitNOFILE in the unit)",
+            f"this shell's limit on open files is {hard}, which {left}; raise it to {budget.needed} or more "
+            "(ulimit -n, LimitNOFILE in the unit)",
         )
 
 
@@ -116,7 +126,9 @@ def _backend(config: Config) -> Iterator[Advice]:
         backend, devices = backends.choose(config)
     except ConfigError as error:
         yield Advice("devices", f"on this host, the daemon would not start: {error}")
+        yield from _descriptors(config, 1)
         return
+    yield from _descriptors(config, len(devices))
     if backend == "cpu" and any(exposed(getattr(config.listen, name)) for name in ("grpc", "http", "lanes")):
         yield Advice(
             "devices.cpu_on_network",

@@ -88,8 +88,8 @@ def start_daemon(cache: Path) -> Iterator[StartDaemon]:
     """Starts private daemons; sections of the configuration as keywords. All are ended with the test."""
     started: list[DaemonProcess] = []
 
-    def start(cpu_count: int = 1, cache_dir: Path | None = None, **config: Any) -> DaemonProcess:
-        process = DaemonProcess(cache_dir or cache, config, cpu_count)
+    def start(cpu_count: int = 1, cache_dir: Path | None = None, open_files: int = 0, **config: Any) -> DaemonProcess:
+        process = DaemonProcess(cache_dir or cache, config, cpu_count, open_files=open_files)
         started.append(process)
         return process
 

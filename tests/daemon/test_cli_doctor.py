@@ -198,3 +198,10 @@ def test_without_lanes_and_without_a_compiler(
     assert failures(found) == ["compiler 0"] and "compiler" in only(found, "compiler 0")[1]
     assert only(found, "lane")[0] == "warning" and only(found, "shared memory")[0] == "warning"
     assert only(doctor(daemon.grpc), "stripes")[0] == "warning"
+
+
+def test_a_daemon_with_few_descriptors(doctor: Doctor, start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(open_files=256, **tenants(tenant("mine", users=[os.getuid()], rights=["admin"]))[0])
+    status, told = only(doctor(daemon.unix), "descriptors")
+    assert status == "warning" and "may open 256 files" in told and "needs 1024" in told
+    assert '"few_descriptors"' in daemon.log()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Grows with every change that a reader of the document could stumble over."""
 _NETWORK = ("name", "port", "protocol")
-_SESSION = ("session", "daemon", "ready", "identity", "clock", "faults", "devices", "compiler", "lanes")
+_SESSION = ("session", "daemon", "ready", "identity", "clock", "faults", "descriptors", "devices", "compiler", "lanes")
 _CLOSE_S = 3.0
 _COMPILING = 3
 """So many times --timeout may a compile take, which on a busy host is slow without anything being wrong."""
@@ -184,6 +184,7 @@ def _asked(
     findings.look("identity", seconds, lambda: daemon.identity(node, shown.shown, target))
     findings.look("clock", seconds, lambda: daemon.clock(node, before, after))
     findings.look("faults", seconds, lambda: daemon.faults(node.status(), time.time()))
+    findings.look("descriptors", seconds, lambda: daemon.descriptors(node.status()))
     findings.look("devices", seconds, lambda: daemon.devices(info))
     ordinals = [device.ordinal for device in node.devices]
     chosen = daemon.chosen(info, ordinals, arguments.device)

@@ -123,6 +123,21 @@ def faults(document: Mapping[str, Any], now: float) -> Check:
     return Check("faults", "warning", detail, fix)
 
 
+def descriptors(document: Mapping[str, Any]) -> Check:
+    """Whether the daemon's limit on open files leaves clients enough connections."""
+    found = document.get("descriptors")
+    if not isinstance(found, dict):
+        return Check("descriptors", "skipped", "only those who may observe are shown the daemon's limit on open files")
+    limit, needed, shares = found["limit"], found["needed"], found["shares"]
+    detail = (
+        f"the daemon may open {limit} files: {shares['grpc']} connections to gRPC, {shares['call']} to its call socket"
+    )
+    if limit >= needed:
+        return Check("descriptors", "ok", detail)
+    fix = "raise the daemon's limit on open files (LimitNOFILE in the unit, ulimit -n), or lower [connections] max"
+    return Check("descriptors", "warning", f"{detail}; its configuration needs {needed}", fix)
+
+
 def identity(node: Node, shown: str, target: Target) -> Check:
     """Who this client is, and whether anybody else of this host is the same."""
     detail = f"tenant {node.tenant!r}, {node.isolation} device processes; shown: {shown}"

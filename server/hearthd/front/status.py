@@ -6,10 +6,12 @@ import asyncio
 import dataclasses
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hearthd import version
 from hearthd.front import gauges, health, recent_faults
+from hearthd.front.connections.descriptors import Budget
 from hearthd.front.nvml import Nvml, Reading
 from hearthd.front.recent_traces import RecentTraces
 from hearthd.front.sessions import SessionTable
@@ -21,8 +23,16 @@ from hearthd.front.totals import Counts
 class NodeStatus:
     """Of one daemon. Asks the device processes and NVML each time."""
 
-    def __init__(self, supervisor: Supervisor, sessions: SessionTable, traces: RecentTraces) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        traces: RecentTraces,
+        budget: Callable[[], Budget | None] = lambda: None,
+    ) -> None:
+        """`budget`: how the limit on open files is divided."""
         self.traces = traces
+        self._budget = budget
         self._supervisor = supervisor
         self._sessions = sessions
         self._nvml: Nvml | None = None  # not before somebody asks
@@ -41,10 +51,12 @@ class NodeStatus:
         is not the viewer's to see is missing. `stuck` of a process: sessions that were closed so many `seconds` ago and
         whose kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and
         queues are the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the
-        GPU) is missing, unless it observes: what others do is not to be read off a difference.
+        GPU) is missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for those
+        who observe: the limit on open files, the one that the configuration needs, and the connections that it leaves
+        each listener.
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
-        visible = self._supervisor.visible(viewer)
+        visible, budget = self._supervisor.visible(viewer), self._budget()
         return {
             "node": socket.gethostname(),
             "version": version(),
@@ -53,6 +65,7 @@ class NodeStatus:
             "ready": health.ready(self._supervisor, self._sessions.refuses_new),
             "draining": self._sessions.draining,
             "overloaded": self._sessions.overloaded(),
+            "descriptors": budget._asdict() if viewer.observes and budget is not None else None,
             "devices": [
                 self._device(
                     device,

@@ -221,6 +221,15 @@ def test_faults() -> None:
     assert doctor_daemon.faults({"faults": [{}]}, 100.0).status in ("ok", "warning")
 
 
+def test_descriptors() -> None:
+    shares = {"grpc": 220, "call": 147}
+    assert doctor_daemon.descriptors({"descriptors": None}).status == doctor_daemon.descriptors({}).status == "skipped"
+    enough = doctor_daemon.descriptors({"descriptors": {"limit": 1024, "needed": 1024, "shares": shares}})
+    assert enough.status == "ok" and "220 connections to gRPC" in enough.detail
+    few = doctor_daemon.descriptors({"descriptors": {"limit": 1023, "needed": 1024, "shares": shares}})
+    assert few.status == "warning" and "needs 1024" in few.detail and "LimitNOFILE" in few.fix
+
+
 def test_clocks() -> None:
     assert doctor_daemon.skew(101, 100, 102).status == "ok" and doctor_daemon.skew(99, 100, 102).status == "ok"
     assert "8.0 s ahead" in doctor_daemon.skew(110, 100, 102).detail

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import resource
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,17 @@ OPEN = {"insecure": True, "listen": {"grpc": ":0"}, "devices": {**CPU, "cpu_on_n
 def warnings(**sections: Any) -> dict[str, str]:
     config = Config.model_validate({"devices": CPU, **sections})
     return {each.setting: each.text for each in advise(config, now=NOW)}
+
+
+@pytest.fixture(autouse=True)
+def open_files(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the hard limit on open files that is seen; 65536 where a test says nothing."""
+
+    def limit(hard: int) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
+
+    limit(65536)
+    return limit
 
 
 def tenant(name: str = "a", **more: Any) -> dict[str, Any]:
@@ -87,6 +99,22 @@ def test_the_defaults_are_warned_of_for_being_open_to_every_login() -> None:
 def test_warnings(sections: dict[str, Any], setting: str, told: str) -> None:
     found = warnings(**sections)
     assert told in found[setting], found
+
+
+def test_a_limit_on_open_files_below_the_budget(open_files: Any) -> None:
+    open_files(512)
+    assert re.search(r"512, which leaves \d+ connections to gRPC.* raise it to 1024", warnings()["connections"])
+    open_files(2000)
+    assert "connections" not in warnings(), "the defaults are as many as fit"
+    found = warnings(connections={"max": 4000})["connections"]
+    needed = int(re.search(r"raise it to (\d+)", found)[1])  # type: ignore[index]
+    assert 25000 < needed < 26000
+    open_files(needed)
+    assert "connections" not in warnings(connections={"max": 4000})
+    assert "connections" in warnings(connections={"max_strangers": 2001})
+    open_files(resource.RLIM_INFINITY)
+    found = warnings(connections={"max": 40000})["connections.max"]
+    assert "at most 65536 files" in found and "raise" not in found, "no limit helps"
 
 
 def test_what_is_well_is_not_warned_of(tmp_path: Path, pems: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 """The budget of file descriptors: how the process's limit is divided between devices, a reserve, and each listener.
 
-`shares` is pure. A listener's share is the most connections that it takes, and strangers get half of that, so that
+`budget` is pure. A listener's share is the most connections that it takes, and strangers get half of that, so that
 clients with a credential still get in. The reserve is for files, probes and connections that are just being refused.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+from typing import NamedTuple
 
 MOST = 65536
 """The soft limit is raised to the hard one, up to here."""
@@ -22,18 +23,40 @@ _PARTS = {
     "grpc": 24, "grpc_unix": 24, "call": 16, "stripes": 8, "lanes": 6, "http": 8, "identity": 2, "peers": 8,
 }  # fmt: skip
 """Of a hundred."""
+_LASTING = ("grpc", "grpc_unix", "call")
+"""Listeners whose connections stay open in the front while their clients use them."""
 
 
-def shares(limit: int, used: int, devices: int) -> dict[str, int]:
-    """The most connections of each listener.
+class Budget(NamedTuple):
+    """The division of one limit."""
+
+    limit: int
+    """Descriptors that the process may have."""
+    shares: dict[str, int]
+    """The most connections of each listener."""
+    needed: int
+    """The least limit that leaves clients enough, and as many connections as the configuration asks for by number."""
+
+    @property
+    def small(self) -> bool:
+        """Whether the limit is too low."""
+        return self.limit < self.needed
+
+
+def budget(limit: int, used: int, devices: int, asked: int = 0) -> Budget:
+    """Divides a limit.
 
     Args:
         limit: descriptors that the process may have.
         used: descriptors that it has before it listens.
         devices: device processes that it may have.
+        asked: connections of a listener that the configuration asks for; 0: as many as fit.
     """
-    left = max(0, limit - used - RESERVE - DEVICE * devices)
-    return {listener: max(LEAST, left * part // 100) for listener, part in _PARTS.items()}
+    others = used + RESERVE + DEVICE * devices
+    left = max(0, limit - others)
+    shares = {listener: max(LEAST, left * part // 100) for listener, part in _PARTS.items()}
+    needed = max(others + -(-100 * asked // _PARTS[listener]) for listener in _LASTING) if asked else 0
+    return Budget(limit, shares, max(COMFORT, needed))
 
 
 def raise_limit() -> int:
@@ -51,9 +74,13 @@ def raise_limit() -> int:
     return soft
 
 
+USED = 48
+"""Descriptors that a daemon has before it listens, about."""
+
+
 def used() -> int:
     """Descriptors that the process has open; a guess where /proc is not mounted."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - paths are not wanted
     except OSError:
-        return 48
+        return USED

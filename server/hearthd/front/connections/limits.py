@@ -48,7 +48,8 @@ class ConnectionLimits:
         self.most_grpc = settings.max
         """Connections of each of gRPC's listeners."""
         self._limiters: dict[str, ConnectionLimiter] = {}
-        self._shares: dict[str, int] = {}
+        self.budget: descriptors.Budget | None = None
+        """The division of the limit on open files; None before `fit`."""
 
     def limiter(self, listener: str) -> ConnectionLimiter:
         """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, http, peers."""
@@ -71,26 +72,27 @@ class ConnectionLimits:
         """Raises the limit on open files and cuts all limits to it; logs a warning where that is much. Call it before
         the listeners are opened. `devices`: device processes that there may be."""
         limit = descriptors.raise_limit()
-        self._shares = descriptors.shares(limit, descriptors.used(), devices)
+        self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.asked)
         for limiter in self._limiters.values():
             self._cut(limiter)
-        self.most_grpc = min(self.settings.max, self._shares["grpc"])
+        self.most_grpc = min(self.settings.max, self.share("grpc"))
         self.guard.bounds = replace(
             self.guard.bounds,
             most=_half(self.most_grpc, self.settings.max_strangers),
             most_per_peer=_half(self.most_grpc, self.settings.max_strangers_per_address),
         )
-        if limit < descriptors.COMFORT:
+        if self.budget.small:
             log.warning(
                 "few_descriptors",
                 limit=limit,
-                connections=self._shares,
+                needed=self.budget.needed,
+                connections=self.budget.shares,
                 fix="Raise the limit on open files: LimitNOFILE=65536 in the unit, or ulimit -n.",
             )
 
     def share(self, listener: str) -> int:
         """The most connections that the limit on open files leaves a listener."""
-        return self._shares.get(listener, self.settings.max)
+        return self.budget.shares.get(listener, self.settings.max) if self.budget is not None else self.settings.max
 
     def _cut(self, limiter: ConnectionLimiter) -> None:
         limiter.most = min(limiter.most, self.share(limiter.listener))

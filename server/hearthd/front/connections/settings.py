@@ -16,3 +16,11 @@ class Connections(Section):
     max_strangers_per_address: int = Field(default=128, ge=1)  # or per user on Unix sockets; IPv6: per /64
     handshake_timeout: Seconds = Field(default=10.0, ge=1, le=600)  # in which a stranger has to show a credential
     stranger_bytes: Bytes = Field(default=256 << 10, ge=64 << 10)  # that a stranger may send by gRPC over TCP
+
+    @property
+    def asked(self) -> int:
+        """Connections of a listener that the configuration asks for by number; 0: as many as fit. Strangers get half
+        of a listener's."""
+        given = self.model_fields_set
+        most = self.max if "max" in given else 0
+        return max(most, min(self.max, 2 * self.max_strangers) if "max_strangers" in given else 0)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
 from hearthd.front.connections.penalties import HALF_LIFE, Penalties
+from hearthd.front.connections.settings import Connections
 from hearthd.front.connections.strangers import (
     CALLS,
     PENALTY_DIVISOR,
@@ -120,10 +121,29 @@ def test_calls_without_a_credential_are_a_flood_and_come_back_with_time() -> Non
 
 @given(st.integers(16, 1 << 20), st.integers(0, 200), st.integers(0, 64))
 def test_shares_fit_the_limit(limit: int, used: int, devices: int) -> None:
-    shares = descriptors.shares(limit, used, devices)
+    shares = descriptors.budget(limit, used, devices).shares
     left = limit - used - descriptors.RESERVE - descriptors.DEVICE * devices
     assert min(shares.values()) >= descriptors.LEAST
     assert sum(shares.values()) <= max(left, 0) + descriptors.LEAST * len(shares)
+
+
+@given(st.integers(1, 9000), st.integers(0, 200), st.integers(0, 64))
+def test_the_needed_limit_is_the_least_that_leaves_what_is_asked_for(asked: int, used: int, devices: int) -> None:
+    def lasting(limit: int) -> int:
+        shares = descriptors.budget(limit, used, devices).shares
+        return min(shares["grpc"], shares["grpc_unix"], shares["call"])
+
+    needed = descriptors.budget(1024, used, devices, asked).needed
+    assert lasting(needed) >= asked
+    assert needed == descriptors.COMFORT or lasting(needed - 1) < asked
+    assert not descriptors.budget(needed, used, devices, asked).small
+    assert descriptors.budget(needed - 1, used, devices, asked).small
+
+
+def test_connections_are_asked_for_by_number_only() -> None:
+    assert Connections().asked == 0 and descriptors.budget(2000, 48, 8).small is False
+    assert Connections(max=3000).asked == 3000 and Connections(max_strangers=700).asked == 1400
+    assert Connections(max=100, max_strangers=700).asked == 100
 
 
 # ---- peers ----
