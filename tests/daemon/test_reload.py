@@ -51,7 +51,7 @@ def as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "running" in request.fixturenames:
         running: Reloaded = request.getfixturevalue("running")
-        running.change(tenants=everybody(), auth={}, launch={}, log={}, sessions={}, devices={}, listen={})
+        running.change(tenants=everybody(), auth={}, launch={}, log={}, sessions={}, devices={}, listen={}, overload={})
 
 
 def connect(running: Reloaded, token: str) -> hearth.Node:
@@ -366,3 +366,18 @@ def test_reloads_while_many_clients_work(running: Reloaded) -> None:
     assert not failed
     running.hang_up()
     assert all(entry["sessions_ended"] == 0 for entry in running.events("reloaded")[-12:])
+
+
+def test_thresholds_of_overload(running: Reloaded) -> None:
+    """Lowered below what is in use, new sessions are refused; raised again, they are served."""
+    with connect(running, BOB) as node:
+        done = running.change(overload={"descriptors": 0.0001, "descriptors_critical": 1.0})
+        assert done["event"] == "reloaded" and "overload.descriptors" in done["changed"] and "needs_restart" not in done
+        with pytest.raises(hearth.UnavailableError) as caught:
+            running.daemon.connect(token=BOB, timeout=0.5)
+        assert caught.value.reason == "OVERLOADED"
+        saxpy_works(node.device(0))
+        assert not json.loads(running.daemon.get("/readyz").body)["ready"]
+        running.change(overload={})
+        connect(running, BOB).close()
+        assert json.loads(running.daemon.get("/readyz").body)["ready"]

@@ -22,6 +22,7 @@ from hearthd import log
 from hearthd.config import Config
 from hearthd.front import refusals
 from hearthd.front.access import Access
+from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peer_targets import PeerTargets, auto_networks
 from hearthd.front.reload_plan import Plan
 from hearthd.front.sessions import End, Session, SessionTable
@@ -45,6 +46,7 @@ class Changes:
         supervisor: Supervisor,
         access: Access,
         targets: PeerTargets,
+        overload: OverloadManager,
         specify: Callable[[Config], list[DeviceSpec]],
     ) -> None:
         """`specify`: what device processes of a configuration are told."""
@@ -52,6 +54,7 @@ class Changes:
         self._supervisor = supervisor
         self._access = access
         self._targets = targets
+        self._overload = overload
         self._specify = specify
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -61,6 +64,7 @@ class Changes:
         self._access.change(config)
         self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
         self._targets.change(config.collectives.peers, auto_networks(config))
+        self._overload.change(config.overload)
         policy = patience(self._supervisor.policy, config)
         self._supervisor.policy = policy
         for device in self._supervisor:

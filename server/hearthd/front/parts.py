@@ -172,6 +172,7 @@ class Parts:
             self.supervisor,
             self.access,
             targets,
+            self.overload,
             lambda config: backends.device_specs(config, backend, devices),
         )
         self.reloader = Reloader(config, read, changes.make, self.access.audit, self.notifier)

@@ -37,7 +37,12 @@ RELOADABLE: dict[str, str] = {
     "devices.max_restarts": "at the next loss",
     "devices.idle_timeout": "for processes that come to rest from then on",
     "devices.max_processes": "for processes started from then on",
-}
+    **dict.fromkeys(
+        ("overload.enabled", "overload.loop_lag", "overload.loop_lag_critical", "overload.memory",
+         "overload.memory_critical", "overload.group_memory", "overload.group_memory_critical", "overload.descriptors",
+         "overload.descriptors_critical"), "at once, for the last readings too",
+    ),
+}  # fmt: skip
 """When each takes effect. The audit log's file is opened anew at every reload, so that it can be moved away before."""
 
 _MADE = "it is made with the daemon"
@@ -75,11 +80,6 @@ NEEDS_A_RESTART: dict[str, str] = {
     "limits.max_handles": _PROCESSES,
     "sessions.durable_bytes": "what is held may be more",
     **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _MADE),
-    **dict.fromkeys(
-        ("overload.enabled", "overload.loop_lag", "overload.loop_lag_critical", "overload.memory",
-         "overload.memory_critical", "overload.group_memory", "overload.group_memory_critical", "overload.descriptors",
-         "overload.descriptors_critical"), _MADE,
-    ),
     "lanes.chunk_bytes": _TOLD,
     **dict.fromkeys(
         ("limits.max_inline_bytes", "limits.max_chunk_bytes", "limits.max_batch_bytes", "limits.max_batches_in_flight",

@@ -159,6 +159,26 @@ def test_switched_off_it_measures_and_refuses_nothing() -> None:
     assert manager.admit("OpenSession") is None and manager.triggers["descriptors"].level == Level.CRITICAL
 
 
+def test_changed_thresholds_count_for_the_last_readings() -> None:
+    manager, _, _ = manager_with(memory=150.0)
+    told = []
+    manager.listeners.append(lambda: told.append(manager.level))
+    manager.measure(0.0, others=True)
+    assert manager.level == Level.ELEVATED
+    manager.change(OverloadSettings(memory=120, memory_critical=140))
+    assert manager.level == Level.CRITICAL and manager.admit("Launch") is not None
+    manager.change(OverloadSettings(memory=151, memory_critical=200))
+    assert manager.level == Level.CALM, "at once, although the reading is not well below"
+    manager.change(OverloadSettings(memory=100, memory_critical=200))
+    manager.change(OverloadSettings(memory=100, memory_critical=200, enabled=False))
+    assert manager.admit("OpenSession") is None
+    manager.measure(0.0, others=True)
+    manager.change(OverloadSettings(memory=100, memory_critical=200))
+    assert told == [Level.ELEVATED, Level.CRITICAL, Level.CALM, Level.ELEVATED, Level.CALM, Level.ELEVATED]
+    manager.change(OverloadSettings())
+    assert manager.level == Level.CALM and manager.triggers["memory"].thresholds[Level.ELEVATED] > 1 << 20
+
+
 def test_thresholds_are_in_order() -> None:
     with pytest.raises(ValueError, match="second is the higher"):
         OverloadSettings(loop_lag="3s")

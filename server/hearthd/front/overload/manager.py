@@ -56,13 +56,7 @@ class OverloadManager(Collector):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`read`: what measures each resource but the lag, by name; for tests."""
-        memory = settings.memory or min(_MEMORY, share_of_host() // 2)
-        self.triggers = {
-            "loop_lag": Trigger(settings.loop_lag, settings.loop_lag_critical),
-            "memory": Trigger(memory, max(memory, settings.memory_critical or 2 * memory)),
-            "group_memory": Trigger(settings.group_memory, settings.group_memory_critical),
-            "descriptors": Trigger(settings.descriptors, settings.descriptors_critical),
-        }
+        self.triggers = {name: Trigger(*both) for name, both in _thresholds(settings).items()}
         self.level = Level.CALM
         self.listeners: list[Callable[[], None]] = []
         """Called after each change of the level."""
@@ -81,6 +75,13 @@ class OverloadManager(Collector):
             "hearth_front_loop_lag_seconds", "How late the front's event loop runs what is due.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0), registry=None,
         )  # fmt: skip
+
+    def change(self, settings: OverloadSettings) -> None:
+        """Takes other settings, which count for the last readings already."""
+        self._enabled = settings.enabled
+        for name, both in _thresholds(settings).items():
+            self.triggers[name].change(*both)
+        self._settle()
 
     async def run(self) -> None:
         """Measures until it is cancelled."""
@@ -169,3 +170,14 @@ class OverloadManager(Collector):
             pressure,
             refusals,
         ]  # fmt: skip
+
+
+def _thresholds(settings: OverloadSettings) -> dict[str, tuple[float, float]]:
+    """The two of each resource."""
+    memory = settings.memory or min(_MEMORY, share_of_host() // 2)
+    return {
+        "loop_lag": (settings.loop_lag, settings.loop_lag_critical),
+        "memory": (memory, max(memory, settings.memory_critical or 2 * memory)),
+        "group_memory": (settings.group_memory, settings.group_memory_critical),
+        "descriptors": (settings.descriptors, settings.descriptors_critical),
+    }

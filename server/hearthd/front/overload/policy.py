@@ -47,7 +47,7 @@ class Trigger:
         """The level after a reading at the time `now`."""
         self.reading = reading
         self.worst = max(self.worst, reading) if self.level else reading
-        reached = max((level for level, least in self.thresholds.items() if reading >= least), default=Level.CALM)
+        reached = self._reached()
         if reached > self.level:
             self.level, self._below = reached, None
         elif self.level and reading < self._release * self.thresholds[self.level]:
@@ -58,6 +58,14 @@ class Trigger:
         else:
             self._below = None
         return self.level
+
+    def change(self, elevated: float, critical: float) -> None:
+        """Takes other thresholds, and the level that the last reading has by them, without hysteresis."""
+        self.thresholds = {Level.ELEVATED: elevated, Level.CRITICAL: critical}
+        self.level, self._below = self._reached(), None
+
+    def _reached(self) -> Level:
+        return max((level for level, least in self.thresholds.items() if self.reading >= least), default=Level.CALM)
 
 
 class Recent:
