@@ -23,6 +23,7 @@ from .conftest import StartDaemon
 from .harness import BACKEND, DaemonProcess, alive, on_cpu, wait_until
 from .kernels import common, saxpy_works
 from .raw import Raw, refused
+from .tenants import tenant, tenants
 
 TIMEOUT_S = 2.0
 MEMORY = 256 << 20
@@ -127,6 +128,31 @@ def test_others_go_on_beside_a_long_compile(start_daemon: StartDaemon) -> None:
         assert alive(worker), "the other's compile, or its launches, have waited for the slow one"
         assert x.get()[1] == 51
         del module
+
+
+@on_cpu
+def test_endless_compiles_of_a_tenant_leave_those_of_others_their_turn(start_daemon: StartDaemon) -> None:
+    """Each tenant's device process has compile workers of its own: other tenants' compiles never queue behind it."""
+    compiling = {"timeout": "600s", "workers": 1}
+    config, tokens = tenants("flood", "other", tenant("operator", rights=["admin"]), compile=compiling)
+    daemon = start_daemon(cpu_count=1, **config)
+    daemon.token = tokens["operator"]
+
+    def workers(tenant: str) -> dict[str, int]:
+        (device,) = daemon.status()["devices"]
+        (pid,) = (each["pid"] for each in device["processes"] if each["tenant"] == tenant)
+        return {"pid": pid, "busy": sum("cc1plus" in name for name in processes(pid).values())}
+
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(daemon.connect(token=tokens["flood"])) for _ in range(3)]
+        modules = [node.device(0).RawModule(code=fresh(SLOW)) for node in sessions for _ in range(8)]
+        wait_until(lambda: workers("flood")["busy"] == 2, "as many compiles of the flood as may run", 60)
+        with daemon.connect(token=tokens["other"]) as node:
+            for _ in range(3):
+                node.device(0).RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+            saxpy_works(node.device(0))
+        assert workers("flood")["busy"] == 2, "its compiles go on, no more than two at once"
+        del modules
 
 
 def test_memory_is_bounded(gpu: hearth.Device) -> None:

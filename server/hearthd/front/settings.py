@@ -145,7 +145,7 @@ class Compile(Section):
 
     timeout: Seconds = Field(default=120.0, gt=0)
     memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space, beyond what the compiler takes to start
-    workers: int = Field(default=2, ge=1, le=64)  # at once, for each device; one more for each further session
+    workers: int = Field(default=2, ge=1, le=64)  # at once, for each device process; one more for each further session
     tenants: Literal["confined", "trusted"] = (
         "confined"  # tenants' compiles: behind Landlock, or wherever there is none
     )
