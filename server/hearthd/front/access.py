@@ -127,16 +127,22 @@ class Access:
         return server.add_insecure_port(str(address))
 
     def http(
-        self, address: Address, supervisor: Supervisor, sessions: SessionTable, metrics: Metrics, status: NodeStatus
+        self,
+        address: Address | None,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        metrics: Metrics,
+        status: NodeStatus,
     ) -> HttpServer:
-        """The HTTP server for an address: on loopback without TLS; with tenants it asks for a token everywhere."""
+        """The HTTP server for an address, or for a Unix socket alone: on loopback without TLS; with tenants it asks for
+        a credential everywhere."""
         from hearthd.front.http.refused import Refusals
         from hearthd.front.http.server import HttpServer  # not before it is wanted: aiohttp is a fifth of the imports
 
         if self._refusals is None:
             self._refusals = Refusals()
             metrics.registry.register(self._refusals)
-        self._http_address = address
+        address = self._http_address = address or self._http_address
         self._http = HttpServer(
             supervisor, sessions, metrics, self.auth, status, guarded=not self.auth.directory.open,
             open_metrics=self._opens_metrics(address), certificates=None if address.loopback else self.certificates,

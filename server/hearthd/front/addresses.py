@@ -53,9 +53,13 @@ class Addresses:
     http: str = ""
     unix: str = ""
     lanes: str = ""
+    http_unix: str = ""
 
     def __str__(self) -> str:
-        named = (("grpc", self.grpc), ("http", self.http), ("unix", self.unix), ("lanes", self.lanes))
+        named = (
+            ("grpc", self.grpc), ("http", self.http), ("unix", self.unix), ("lanes", self.lanes),
+            ("http_unix", self.http_unix),
+        )  # fmt: skip
         return " ".join(f"{name}={value}" for name, value in named if value)
 
 

@@ -109,12 +109,16 @@ class Authenticator:
         shown = {str(key): value for key, value in context.invocation_metadata() or ()}
         return self._identify(shown, context.peer(), context.auth_context, by_session)
 
-    async def bearer(self, header: str | None, peer: str, page: str) -> Caller:
-        """Who asks for a page over HTTP. Raises `UNAUTHENTICATED`."""
+    async def page(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
+        """The caller that asks for a page over HTTP: by the header Authorization, else by the user at the other end of
+        the Unix socket. Raises `UNAUTHENTICATED`."""
         try:
-            if header is None:
+            if header is not None:
+                return self._token(header, peer)
+            if user is None:
                 raise self._nothing()
-            return self._token(header, peer)
+            tenant, name = self.directory.user(user)
+            return Caller(tenant, name, peer, uid=user.uid, proof=user)
         except Refusal as refusal:
             await self.failed(peer, page, refusal)
             raise

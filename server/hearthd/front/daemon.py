@@ -83,7 +83,7 @@ class Daemon:
             self.supervisor.start()
             await asyncio.sleep(0)  # they are on their way before what HTTP imports, which takes a while, has the loop
             http = await self._listeners.open_http()
-            self.addresses = replace(self.addresses, http=http)
+            self.addresses = replace(self.addresses, http=http, http_unix=self.config.http_path)
         except BaseException:
             await self.stop(at_once=True)
             raise

@@ -49,6 +49,7 @@ class UnixSocket:
         """`public`: other users of the host may connect. `setting`: where the path comes from."""
         self.path = Path(path)
         self._setting = setting
+        self._public = public
         self._directory_mode = 0o755 if public else 0o700
         self._lock_path = Path(f"{path}.lock")
         self._lock = -1
@@ -74,6 +75,21 @@ class UnixSocket:
         except ListenError:
             self.release()
             raise
+
+    def listen(self, backlog: int) -> socket.socket:
+        """A listening socket at the path, which was claimed; non-blocking. Raises `ListenError`."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o111 if self._public else 0o177)
+        try:
+            listening.setblocking(False)
+            listening.bind(str(self.path))
+            listening.listen(backlog)
+        except OSError as error:
+            listening.close()
+            raise self.unusable(error) from None
+        finally:
+            os.umask(before)
+        return listening
 
     def _take_lock(self) -> None:
         while True:

@@ -120,12 +120,17 @@ class Listeners:
         return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
-        """The same for HTTP."""
-        if not self._config.listen.http:
+        """The same for HTTP on TCP; on a Unix socket it listens at `Config.http_path`."""
+        config = self._config
+        if not config.listen.http and not config.http_path:
             return ""
-        address = parse_address(self._config.listen.http)
+        address = parse_address(config.listen.http) if config.listen.http else None
+        unix = None
+        if config.http_path:
+            public = self._access.public_socket
+            unix = listen.UnixSocket(config.http_path, public=public, setting="listen.http_unix")
         self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status)
-        return str(await self._http.start(address))
+        return str(await self._http.start(address, unix) or "")
 
     def _guard(self, method: str, serve: Any, door: Door) -> Any:
         """A method of the health service, which asks for no credential."""

@@ -50,7 +50,8 @@ _TOLD = "clients were told of it when they connected"
 _PROCESSES = "device processes are started with it"
 
 NEEDS_A_RESTART: dict[str, str] = {
-    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes", "listen.unix", "listen.unix_access"), _MADE),
+    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes"), _MADE),
+    **dict.fromkeys(("listen.unix", "listen.unix_access", "listen.http_unix"), _MADE),
     **dict.fromkeys(("http.max_connections", "http.max_connections_per_address"), _MADE),
     **dict.fromkeys(("http.header_timeout", "http.idle_timeout", "http.write_timeout", "http.metrics_max_age"), _MADE),
     **dict.fromkeys(("lanes.enabled", "lanes.path", "lanes.segment_bytes"), _MADE),

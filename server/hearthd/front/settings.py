@@ -25,6 +25,7 @@ class Listen(Section):
 
     grpc: str = "127.0.0.1:7421"
     http: str = "127.0.0.1:7422"
+    http_unix: str = ""  # HTTP on a Unix socket, for users of this host; "auto": hearth-http.sock beside `unix`
     lanes: str = "127.0.0.1:7423"  # where bulk data comes by TCP, in stripes
     unix: str = "auto"  # gRPC on a Unix socket; "auto": see `default_unix_path`
     unix_access: Literal["auto", "owner", "all"] = "auto"  # who may connect there; "auto": all where users are tenants
@@ -36,7 +37,7 @@ class Listen(Section):
             parse_address(value)
         return value
 
-    @field_validator("unix")
+    @field_validator("unix", "http_unix")
     @classmethod
     def _path(cls, value: str) -> str:
         if value and value != "auto" and not Path(value).is_absolute():
@@ -272,6 +273,14 @@ class Config(Section):
     def unix_path(self) -> str:
         """The Unix socket's path; empty: none."""
         return default_unix_path(os.environ) if self.listen.unix == "auto" else self.listen.unix
+
+    @property
+    def http_path(self) -> str:
+        """The path of the Unix socket for HTTP; empty: none."""
+        if self.listen.http_unix != "auto":
+            return self.listen.http_unix
+        beside = Path(self.unix_path)
+        return str(beside.with_name(f"{beside.stem}-http{beside.suffix}")) if self.unix_path else ""
 
     @property
     def lane_path(self) -> str:

@@ -63,6 +63,7 @@ def test_every_setting_is_decided_once() -> None:
 
 OTHER: dict[str, Any] = {
     "listen.grpc": "127.0.0.1:1", "listen.http": "", "listen.lanes": "", "listen.unix": "/x.sock",
+    "listen.http_unix": "/h.sock",
     "devices.backend": "cpu", "devices.visible": [1], "devices.isolation": "shared",
     "devices.cpu_tenants": "trusted", "devices.gpu_confinement": "off", "compile.tenants": "trusted",
     "cache.key": "/k",

@@ -18,8 +18,10 @@ from hearthd.front.http.connection import Connection, Handler, Limits
 from hearthd.front.http.places import Places
 from hearthd.front.http.refused import Refusals
 from hearthd.front.http_settings import Http
+from hearthd.front.identity import user_of
+from hearthd.front.tenants import User
 
-_BACKLOG = 512
+BACKLOG = 512
 _SEND_BUFFER = 256 << 10
 _RECEIVE_BUFFER = 64 << 10
 """Bytes of kernel memory for one connection; the kernel would give one that does not read some megabytes."""
@@ -37,7 +39,7 @@ class Acceptor:
         self._limits = Limits(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
         self._places: Places[Connection] = Places(settings.max_connections, settings.max_connections_per_address)
         self._of: dict[Handler, Connection] = {}
-        self._accepting = Accepting("http", lambda accepted, where: self._admit(accepted, str(where[0])), self._short)
+        self._accepting = Accepting("http", self._accepted, self._short)
         refusals.connections = self._places.__len__
 
     async def open(self, address: Address) -> Address:
@@ -64,6 +66,10 @@ class Acceptor:
             self._accepting.listen(listening)
         return Address(address.host, port)
 
+    def open_unix(self, listening: socket.socket) -> None:
+        """Accepts on a Unix socket as well, without TLS."""
+        self._accepting.listen(listening)
+
     async def stop(self) -> None:
         """Accepts no further connection, and drops those that are within their TLS handshake."""
         await self._accepting.stop()
@@ -79,8 +85,19 @@ class Acceptor:
 
     # ---- accepting ----
 
-    def _admit(self, accepted: socket.socket, peer: str) -> None:
-        connection = Connection(self._make(), self, peer, accepted, self._limits)
+    def _accepted(self, accepted: socket.socket, where: Any) -> None:
+        if accepted.family != socket.AF_UNIX:
+            self._admit(accepted, str(where[0]))
+            return
+        try:
+            user = user_of(accepted)
+        except OSError:  # it has gone
+            accepted.close()
+            return
+        self._admit(accepted, f"uid:{user.uid}", user)
+
+    def _admit(self, accepted: socket.socket, peer: str, user: User | None = None) -> None:
+        connection = Connection(self._make(), self, peer, accepted, self._limits, user)
         try:
             displaced, connection.probes_only = self._places.enter(connection, peer)
         except OverflowError:
@@ -95,7 +112,7 @@ class Acceptor:
     async def _start(self, connection: Connection, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         secured: dict[str, Any] = {}
-        if self._context is not None:
+        if self._context is not None and connection.user is None:
             secured = {"ssl": self._context, "ssl_handshake_timeout": self._limits.header, "ssl_shutdown_timeout": 1.0}
         try:
             await loop.connect_accepted_socket(lambda: connection, accepted, **secured)
@@ -140,7 +157,7 @@ def _listening(family: int, kind: int, protocol: int, where: tuple[Any, ...]) ->
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind(where)
-        listening.listen(_BACKLOG)
+        listening.listen(BACKLOG)
     except OSError:
         listening.close()
         raise

@@ -17,6 +17,7 @@ from typing import Protocol, cast
 
 from hearthd.front.http import head, refused
 from hearthd.front.http.head import HeadError
+from hearthd.front.tenants import User
 
 PIECE = 64 << 10
 """Bytes of an answer that are handed to the transport at a time."""
@@ -71,10 +72,20 @@ class _State(enum.Enum):
 class Connection(asyncio.Protocol):
     """Belongs to the listener that accepted it; made before the TLS handshake."""
 
-    def __init__(self, handler: Handler, owner: Owner, peer: str, accepted: socket.socket, limits: Limits) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        owner: Owner,
+        peer: str,
+        accepted: socket.socket,
+        limits: Limits,
+        user: User | None = None,
+    ) -> None:
         self.handler = handler
         self.peer = peer
         """The address of the client, for limits and the log."""
+        self.user = user
+        """The user of this host at the other end of a Unix socket; None: the connection came by TCP."""
         self.probes_only = False
         """Beyond the limits: health is answered, nothing else is."""
         self._owner = owner

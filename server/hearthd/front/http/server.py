@@ -19,7 +19,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import gauges, health
 from hearthd.front.addresses import Address
 from hearthd.front.auth import Authenticator
-from hearthd.front.http.acceptor import Acceptor
+from hearthd.front.http.acceptor import BACKLOG, Acceptor
 from hearthd.front.http.cached import CachedAnswer
 from hearthd.front.http.connection import Connection
 from hearthd.front.http.deliver import deliver
@@ -30,7 +30,7 @@ from hearthd.front.http.page import Page
 from hearthd.front.http.refused import HEADERS, Refusals
 from hearthd.front.http.trace_download import TraceDownload
 from hearthd.front.http_settings import Http
-from hearthd.front.listen import listen_error
+from hearthd.front.listen import UnixSocket, listen_error
 from hearthd.front.metrics import Metrics
 from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
@@ -61,7 +61,8 @@ class _OurFaults(logging.Filter):
 class HttpServer:
     """/healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /.
 
-    Where it is `guarded`, every path asks for a tenant's token but those without data: probes, and the page's files.
+    Where it is `guarded`, every path asks for a credential but those without data: probes, and the page's files. A
+    credential is a tenant's token or, on the Unix socket, the user at the other end.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class HttpServer:
         self._refusals = refusals or Refusals()
         self._runner: web.AppRunner | None = None
         self._acceptor: Acceptor | None = None
+        self._unix: UnixSocket | None = None
         self._listens = ""
         self._hosts = Hosts()
         self._names: tuple[str, ...] | None = None
@@ -126,10 +128,10 @@ class HttpServer:
         )
         return app
 
-    async def start(self, address: Address) -> Address:
-        """Listens; returns the address with its port. Raises `ListenError`."""
+    async def start(self, address: Address | None, unix: UnixSocket | None = None) -> Address | None:
+        """Listens on TCP, on a Unix socket, or on both; returns the address with its port. Raises `ListenError`."""
         logging.getLogger("aiohttp.server").addFilter(_OurFaults())
-        self._listens = address.host
+        self._listens = address.host if address is not None else ""
         self._runner = web.AppRunner(
             self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True,
             keepalive_timeout=_NEVER, lingering_time=0, auto_decompress=False, max_line_size=MAX_HEAD,
@@ -139,6 +141,12 @@ class HttpServer:
         assert self._runner.server is not None
         context = self._certificates.http() if self._certificates is not None else None
         self._acceptor = Acceptor(self._settings, self._refusals, self._runner.server, context)
+        if unix is not None:
+            unix.claim()
+            self._unix = unix
+            self._acceptor.open_unix(unix.listen(BACKLOG))
+        if address is None:
+            return None
         try:
             return await self._acceptor.open(address)
         except OSError as error:
@@ -151,6 +159,8 @@ class HttpServer:
             await self._runner.cleanup()
         if self._acceptor is not None:
             self._acceptor.close()
+        if self._unix is not None:
+            self._unix.release()
         for answer in self._documents.values():
             answer.close()
         self._pages.close()
@@ -176,7 +186,7 @@ class HttpServer:
         """Checks what a request is for, where it comes from and who makes it, before it is handled."""
         if self._certificates is not None:
             self._certificates.look()
-        path, peer = request.path, request.remote or ""
+        path, peer = request.path, connection.peer
         if path in PROBES:
             return await handler(request)
         host = request.headers.get("Host", "")
@@ -192,7 +202,7 @@ class HttpServer:
         header = request.headers.get("Authorization")
         if self.guarded and not (path == _METRICS and self.open_metrics and header is None):
             try:
-                caller = await self._auth.bearer(header, f"http:{peer}", path)
+                caller = await self._auth.page(header, connection.user, f"http:{peer}", path)
             except Refusal as refusal:
                 headers = {"WWW-Authenticate": 'Bearer realm="hearth"'}
                 if refusal.retry_after_s:
@@ -214,7 +224,10 @@ class HttpServer:
         return self._hosts.accept(host)
 
     async def _page_file(self, request: web.Request) -> web.Response:
-        return self._page.answer(request, guarded=self.guarded)
+        assert self._acceptor is not None
+        connection = self._acceptor.of(request.protocol)
+        by_user = connection is not None and connection.user is not None
+        return self._page.answer(request, guarded=self.guarded and not by_user)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
