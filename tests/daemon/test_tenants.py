@@ -230,9 +230,8 @@ def test_who_connects_and_says_nothing_costs_nothing(guarded: DaemonProcess) -> 
         assert node.tenant == "local"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_another_user_is_not(guarded: DaemonProcess) -> None:
-    path = guarded.unix.removeprefix("unix:")
+def as_another_user(path: str, request: bytes) -> bytes:
+    """What user 65534 is answered on a Unix socket until the other end hangs up."""
     Path(path).parent.chmod(0o755)
     read, write = os.pipe()
     child = os.fork()
@@ -243,14 +242,48 @@ def test_another_user_is_not(guarded: DaemonProcess) -> None:
             os.setgid(65534)
             os.setuid(65534)
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(Path(identity_path(path)).name)
-                os.write(write, connection.recv(4096))
+                connection.connect(Path(path).name)
+                connection.sendall(request)
+                while data := connection.recv(4096):
+                    os.write(write, data)
         finally:
             os._exit(0)
-    os.waitpid(child, 0)
-    shown = (("hearth-ticket", os.read(read, 4096).decode().strip()),)
-    os.close(read)
     os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        found = answer.read()
+    os.waitpid(child, 0)
+    return found
+
+
+def page(path: str) -> bytes:
+    """The request for one page, after which the connection is closed."""
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_http_on_the_unix_socket_knows_users(start_daemon: StartDaemon) -> None:
+    named = tenant("mine", users=[os.getuid()]), tenant("other", users=[65534])
+    daemon = start_daemon(**tenants(*named, listen={"http_unix": "auto"})[0])
+    path = str(daemon.socket.with_name("hearth-http.sock"))
+    with daemon.connect() as node:
+        assert node.tenant == "mine"
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.sendall(page("/status"))
+            mine = b"".join(iter(lambda: connection.recv(4096), b""))
+        theirs = as_another_user(path, page("/status"))
+        for answer in (mine, theirs):
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        assert node.session_id.encode() in mine and node.session_id.encode() not in theirs
+        assert as_another_user(path, page("/metrics")).startswith(b"HTTP/1.1 200 ")
+    daemon.stop()
+    assert not Path(path).exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_is_not(guarded: DaemonProcess) -> None:
+    told = as_another_user(identity_path(guarded.unix.removeprefix("unix:")), b"")
+    shown = (("hearth-ticket", told.decode().strip()),)
     channel = grpc.insecure_channel(guarded.unix)
     call = channel.unary_unary(
         "/hearth.v1.NodeService/OpenSession",
