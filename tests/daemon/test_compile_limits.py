@@ -209,7 +209,7 @@ def test_a_compiler_that_crashes_costs_one_compile(limited: DaemonProcess, gpu: 
 
 def _busy_worker(device: int) -> int:
     """The compile worker of a device process that is at work: it has the compiler under it, or uses the processor."""
-    workers = [pid for pid in processes(device) if _parent(_parent(pid)) == device]  # under its broker
+    workers = [pid for pid in processes(device) if _parent(pid) == _broker(device)]
     if BACKEND == "cpu":
         return next((pid for pid in workers if "cc1plus" in processes(pid).values()), 0)
     before = {pid: _cpu_ticks(pid) for pid in workers}
@@ -217,6 +217,12 @@ def _busy_worker(device: int) -> int:
         return 0  # that is what it takes to start
     time.sleep(0.1)
     return next((pid for pid, ticks in before.items() if _cpu_ticks(pid) > ticks + 5), 0)
+
+
+def _broker(device: int) -> int:
+    """The broker of a device process, the child of its keeper; 0 while there is none."""
+    found = (pid for pid in processes(device) if _parent(_parent(pid)) == device)
+    return next(found, 0)
 
 
 def _stat(pid: int) -> list[str]:
@@ -269,13 +275,37 @@ def test_a_killed_device_process_takes_its_workers_with_it(start_daemon: StartDa
 
 
 @on_cpu
-def test_a_device_process_without_its_broker_says_so(start_daemon: StartDaemon) -> None:
+def test_a_broker_that_is_killed_is_replaced(start_daemon: StartDaemon) -> None:
+    """What it compiled is compiled by the next one; the device process and its sessions notice nothing."""
+    daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        saxpy_works(gpu)
+        broker = _broker(device)
+        os.kill(broker, signal.SIGKILL)
+        gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+        second = _broker(device)
+        assert second not in (0, broker)
+        module = gpu.RawModule(code=fresh(SLOW))
+        worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+        os.kill(second, signal.SIGKILL)
+        wait_until(lambda: not alive(worker), "the end of its worker")
+        wait_until(lambda: _busy_worker(device), "the same compile at a third broker", 60)
+        del module
+        gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+        saxpy_works(gpu)
+        assert daemon.device_pid() == device and _broker(device) not in (broker, second)
+    assert daemon.log().count('"broker_lost"') == 2
+
+
+@on_cpu
+def test_a_device_process_without_a_keeper_of_brokers_says_so(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     device = daemon.device_pid()
     with daemon.connect() as node:
         saxpy_works(node.device(0))
-        (broker,) = [pid for pid in processes(device) if _parent(pid) == device]
-        os.kill(broker, signal.SIGKILL)
+        os.kill(_parent(_broker(device)), signal.SIGKILL)
         with pytest.raises(hearth.HearthError, match="broker") as caught:
             node.device(0).RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
         assert caught.value.reason == "INTERNAL" and "restart-device" in caught.value.fix

@@ -175,9 +175,13 @@ def test_memory_of_other_processes_is_closed(
 ) -> None:
     daemon, _ = walled
     front = daemon.process.pid
-    children = [int(each) for each in Path(f"/proc/{front}/task/{front}/children").read_text().split()]
-    brokers = [int(each) for each in Path(f"/proc/{victim}/task/{victim}/children").read_text().split()]
-    for pid in (front, victim, *children, *brokers, os.getpid()):
+
+    def children(pid: int) -> list[int]:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    (keeper,) = children(victim)
+    (broker,) = children(keeper)
+    for pid in (front, victim, *children(front), keeper, broker, os.getpid()):
         for name in ("mem", "environ", "maps", "fd", "root", "cwd"):
             assert intruder.open(f"/proc/{pid}/{name}") in DENIED, (pid, name)
         vector = struct.pack("=QQ", 0x1000, 16)

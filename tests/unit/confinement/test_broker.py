@@ -27,6 +27,18 @@ secret_file.ensure(folder + "/key")
 spec = DeviceSpec(0, "cpu", 0, cache_dir=folder + "/cache", cache_key=folder + "/key", cache_divided=True)
 broker = main.start(spec)
 """
+REPLACED = """
+import threading, time
+from pathlib import Path
+def its_pid():
+    children = Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()
+    return int(children[0]) if children else 0
+def lost(last=0):
+    while (pid := its_pid()) in (0, last):
+        time.sleep(0.01)
+    os.kill(pid, 9)
+    return pid
+"""
 SOURCE = 'extern "C" __global__ void f() {}'
 
 
@@ -78,6 +90,96 @@ os.kill(os.getpid(), 9)
         [sys.executable, "-c", PROGRAM + code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )  # returns when all that have the pipe have ended
     assert done.returncode == -9 and int(done.stdout)
+
+
+def test_lost_broker_is_replaced_and_knows_what_the_first_knew(tmp_path: Path) -> None:
+    code = (
+        REPLACED
+        + f"""
+source = Source({SOURCE!r})
+first = lost()  # before anything was asked
+broker.pin(sys.argv[2])
+print(broker.image(source)[1])
+second = lost(first)
+print(broker.image(source)[1], its_pid() not in (0, first, second))
+file, nonce = os.memfd_create("segment"), os.urandom(16)
+os.write(file, b"shared")
+third = its_pid()
+broker.keep(nonce, file)
+lost(second)
+print(os.pread(broker.fetch(nonce), 6, 0), its_pid() != third)
+broker.drop(nonce)
+try:
+    broker.fetch(nonce)
+except OSError as error:
+    print(type(error).__name__)
+broker.close()
+"""
+    )
+    lines = run(code, str(tmp_path), "alice").splitlines()
+    assert [line for line in lines if "broker_lost" not in line] == [
+        "False", "True True", "b'shared' True", "ConnectionRefusedError",
+    ]  # fmt: skip
+    assert sum("broker_lost" in line for line in lines) == 3
+    assert run(f"broker.pin('alice'); print(broker.image(Source({SOURCE!r}))[1])", str(tmp_path)) == "True"
+    assert run(f"broker.pin('bob'); print(broker.image(Source({SOURCE!r}))[1])", str(tmp_path)) == "False"
+
+
+def test_request_is_made_to_a_second_broker_and_to_no_third(tmp_path: Path) -> None:
+    """Brokers that are killed while they compile: `compile` blocks until both are gone."""
+    code = (
+        REPLACED
+        + f"""
+from hearthd.device.broker import main as module
+class Stuck(module._Main):
+    def _answer(self, head, parts, number):
+        if head.get("ask") == "image" and not os.path.exists(sys.argv[1] + "/free"):
+            open(sys.argv[1] + f"/asked-{{os.getpid()}}", "w").close()
+            time.sleep(600)
+        return super()._answer(head, parts, number)
+module._Main = Stuck
+broker.close()
+broker = main.start(spec)
+def kill():
+    pids = set()
+    while len(pids) < int(sys.argv[2]):
+        for name in os.listdir(sys.argv[1]):
+            if name.startswith("asked-") and (pid := int(name[6:])) not in pids:
+                pids.add(pid)
+                if len(pids) == 2:
+                    open(sys.argv[1] + "/free", "w").close()
+                os.kill(pid, 9)
+        time.sleep(0.01)
+threading.Thread(target=kill).start()
+try:
+    print(broker.image(Source({SOURCE!r}))[1])
+except Refusal as refusal:
+    print(refusal.reason, refusal.retryable)
+print(broker.image(Source({SOURCE!r}))[1])
+broker.close()
+"""
+    )
+    lines = [line for line in run(code, str(tmp_path), "2").splitlines() if "broker_lost" not in line]
+    assert lines == ["DEVICE_UNAVAILABLE True", "False"]
+
+
+def test_without_its_keeper_a_broker_is_not_replaced(tmp_path: Path) -> None:
+    code = (
+        REPLACED
+        + f"""
+broker.ready()
+pid = its_pid()
+os.kill(broker.pid, 9)
+for _ in range(2):
+    try:
+        broker.image(Source({SOURCE!r}))
+    except Refusal as refusal:
+        print(refusal.reason, "restart-device" in refusal.fix)
+while os.path.exists(f"/proc/{{pid}}"):
+    time.sleep(0.01)
+"""
+    )
+    assert run(code, str(tmp_path)) == "INTERNAL True\nINTERNAL True"
 
 
 # ---- segments ----

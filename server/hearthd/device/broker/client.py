@@ -19,8 +19,12 @@ from hearthd.device import compile_messages as messages
 from hearthd.device.compilation import Image, Job
 
 _END_S = 3.0
+"""Seconds for a broker to stop its workers and to clear up after them."""
 _FILES_S = 10.0
-"""For a broker to stop its workers and to clear up after them."""
+_RENEW_S = 30.0
+"""Seconds that a request waits for another broker in the place of one that was lost."""
+_TRIES = 2
+"""Brokers that a request is made to, where they are lost under it."""
 
 
 class _Answer:
@@ -37,27 +41,41 @@ class _Answer:
 class Broker:
     """Implements `hearthd.device.broker.images.ImageSource`. Threads may use it at once.
 
-    A broker that has ended fails every request with INTERNAL; a confined process can start no other.
+    A broker that ends is replaced by its keeper, which sends the sockets that lead to the next one; what it had under
+    way is asked of that one again. Where the keeper has ended, every request fails with INTERNAL: a confined process
+    can start no other.
     """
 
-    def __init__(self, link: socket.socket, files: socket.socket, pid: int) -> None:
+    def __init__(self, link: socket.socket, files: socket.socket, renewals: socket.socket, pid: int) -> None:
+        """`pid`: of the keeper."""
         self.pid = pid
         self._link = link
         self._files = files
+        self._renewals = renewals
         self._sending = threading.Lock()
         self._asking_files = threading.Lock()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        """Guards what is below; notified when the broker is another one, or none any more."""
         self._numbers = itertools.count(1)
         self._answers: dict[int, _Answer] = {}
         self._jobs: dict[int, Job] = {}
         self._reads = False
+        self._lost = False
+        """Whether the broker has ended, and the next one is not there yet."""
         self._over = False
+        """Whether there is no keeper any more."""
+        self._brokers = 1
+        """How many there were so far."""
+        self._recipe: dict[str, Any] | None = None
+        self._tenant: str | None = None
+        self._kept: dict[bytes, int] = {}
+        """Segments that the broker keeps, by nonce: files of this process."""
         files.settimeout(_FILES_S)
 
     @property
-    def ends(self) -> tuple[socket.socket, socket.socket]:
-        """The sockets that lead to it."""
-        return self._link, self._files
+    def ends(self) -> tuple[socket.socket, ...]:
+        """The sockets that lead to it and to its keeper."""
+        return self._link, self._files, self._renewals
 
     # ---- ImageSource ----
 
@@ -75,12 +93,15 @@ class Broker:
         self._send({"ask": "rest"})
 
     def cancel(self, job: Job) -> None:
-        with self._lock:
+        with self._changed:
             numbers = [number for number, asked in self._jobs.items() if asked is job]
         for number in numbers:
             self._send({"ask": "cancel", "which": number})
 
     def pin(self, tenant: str) -> None:
+        with self._changed:
+            if self._tenant is None:
+                self._tenant = tenant
         self._send({"ask": "pin", "tenant": tenant})
 
     def close(self) -> None:
@@ -95,6 +116,8 @@ class Broker:
 
     def serve(self, recipe: Mapping[str, Any]) -> None:
         """Jobs are for the compiler of this recipe, which the broker cannot know by itself."""
+        with self._changed:
+            self._recipe = dict(recipe)
         self._send({"ask": "recipe", "recipe": dict(recipe)})
 
     def library(self, name: str) -> bytes:
@@ -105,8 +128,12 @@ class Broker:
     def keep(self, nonce: bytes, file: int) -> None:
         """As `hearthd.device.broker.segments.Segments`."""
         self._ask_files({"ask": "keep", "nonce": nonce.hex()}, [file])
+        with self._changed:
+            self._kept[nonce] = file
 
     def drop(self, nonce: bytes) -> None:
+        with self._changed:
+            self._kept.pop(nonce, None)
         with contextlib.suppress(OSError):
             self._ask_files({"ask": "drop", "nonce": nonce.hex()}, [])
 
@@ -119,15 +146,29 @@ class Broker:
     # ---- inside ----
 
     def _ask_files(self, body: dict[str, Any], files: Sequence[int]) -> list[int]:
-        with self._asking_files:
+        for _ in range(_TRIES):
+            with self._asking_files:
+                asked = self._brokers
+                message = self._asked_files(body, files)
+            if message is not None:
+                answer, came = message
+                if answer.get("errno"):
+                    raise OSError(int(answer["errno"]), os.strerror(int(answer["errno"])))
+                return came
+            with self._changed:
+                self._start_reading()
+                self._changed.wait_for(lambda asked=asked: self._brokers > asked or self._over, _RENEW_S)  # type: ignore[misc]
+        raise OSError(errno.EPIPE, "the broker has ended")
+
+    def _asked_files(self, body: dict[str, Any], files: Sequence[int]) -> tuple[dict[str, Any], list[int]] | None:
+        """The answer; None where the broker is gone. Raises TimeoutError."""
+        try:
             descriptors.send(self._files, body, files)
-            message = descriptors.receive(self._files)
-        if message is None:
-            raise OSError(errno.EPIPE, "the broker has ended")
-        answer, came = message
-        if answer.get("errno"):
-            raise OSError(int(answer["errno"]), os.strerror(int(answer["errno"])))
-        return came
+            return descriptors.receive(self._files)
+        except TimeoutError:
+            raise
+        except OSError:
+            return None
 
     def _send(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
         """A request without an answer."""
@@ -137,45 +178,99 @@ class Broker:
     def _ask(
         self, head: dict[str, Any], parts: Sequence[bytes] = (), job: Job | None = None
     ) -> tuple[dict[str, Any], list[bytes]]:
+        for _ in range(_TRIES):
+            answer = self._asked(head, parts, job)
+            if answer.head is not None:
+                if "reason" in answer.head:
+                    raise _refusal(answer.head)
+                return answer.head, answer.parts
+        raise _lost()
+
+    def _asked(self, head: dict[str, Any], parts: Sequence[bytes], job: Job | None) -> _Answer:
+        """The answer of one broker, without a head where it was lost before that."""
         answer = _Answer()
-        with self._lock:
+        with self._changed:
+            self._start_reading()
+            if not self._changed.wait_for(lambda: self._over or not self._lost, _RENEW_S):
+                raise _lost()
             if self._over:
                 raise _ended()
             number = next(self._numbers)
             self._answers[number] = answer
             if job is not None:
                 self._jobs[number] = job
-            if not self._reads:
-                self._reads = True
-                threading.Thread(target=self._read, name="broker", daemon=True).start()
         try:
             self._send({**head, "id": number}, parts)
             answer.done.wait()
         finally:
-            with self._lock:
+            with self._changed:
                 self._answers.pop(number, None)
                 self._jobs.pop(number, None)
-        if answer.head is None:
-            raise _ended()
-        if "reason" in answer.head:
-            raise _refusal(answer.head)
-        return answer.head, answer.parts
+        return answer
+
+    # ---- the reading thread ----
+
+    def _start_reading(self) -> None:
+        if not self._reads:
+            self._reads = True
+            threading.Thread(target=self._read, name="broker", daemon=True).start()
 
     def _read(self) -> None:
-        with contextlib.suppress(messages.Closed):
-            while True:
-                head, parts = messages.receive(self._link)
-                with self._lock:
-                    answer = self._answers.get(head.get("id", 0))
-                if answer is not None:
-                    answer.head, answer.parts = head, parts
-                    answer.done.set()
-                del head, parts, answer
-        with self._lock:
-            self._over = True
-            waiting = list(self._answers.values())
-        for each in waiting:
-            each.done.set()
+        """Takes answers, of one broker after the other."""
+        while True:
+            with contextlib.suppress(messages.Closed):
+                self._take_answers()
+            with self._changed:
+                self._lost = True
+                waiting = list(self._answers.values())
+                self._answers.clear()
+            for each in waiting:
+                each.done.set()
+            renewed = self._renew()
+            with self._changed:
+                self._lost, self._over = not renewed, not renewed
+                self._brokers += renewed
+                self._changed.notify_all()
+            if not renewed:
+                return
+
+    def _take_answers(self) -> None:
+        """Raises `messages.Closed` when the broker is gone."""
+        while True:
+            head, parts = messages.receive(self._link)
+            with self._changed:
+                answer = self._answers.get(head.get("id", 0))
+            if answer is not None:
+                answer.head, answer.parts = head, parts
+                answer.done.set()
+            del head, parts, answer
+
+    def _renew(self) -> bool:
+        """Waits for the sockets of the next broker, and tells it what the one before knew; False: there is none."""
+        try:
+            message = descriptors.receive(self._renewals)
+        except (OSError, ValueError):
+            return False
+        if message is None or len(message[1]) != 2:
+            return False
+        link, files = message[1]
+        with self._sending:
+            self._link.close()
+            self._link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=link)
+        with self._asking_files:
+            self._files.close()
+            self._files = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=files)
+            self._files.settimeout(_FILES_S)
+            with self._changed:
+                recipe, tenant, kept = self._recipe, self._tenant, dict(self._kept)
+            for nonce, file in kept.items():
+                with contextlib.suppress(OSError):  # it is dropped at this moment
+                    self._asked_files({"ask": "keep", "nonce": nonce.hex()}, [file])
+        if recipe is not None:
+            self._send({"ask": "recipe", "recipe": recipe})
+        if tenant is not None:
+            self._send({"ask": "pin", "tenant": tenant})
+        return True
 
 
 class BrokeredLibraries:
@@ -211,9 +306,18 @@ def _refusal(head: dict[str, Any]) -> Refusal:
     return messages.unpack_refusal(head)
 
 
+def _lost() -> Refusal:
+    return Refusal(
+        Reason.DEVICE_UNAVAILABLE,
+        "The broker of this device process, which compiles for it, has ended and is being replaced.",
+        fix="Try again in a moment; a source under which it ends each time is not for this daemon: see its log.",
+        retry_after_s=1.0,
+    )
+
+
 def _ended() -> Refusal:
     return Refusal(
         Reason.INTERNAL,
-        "The broker of this device process has ended; nothing more can be compiled in it.",
+        "The broker of this device process and its keeper have ended; nothing more can be compiled in it.",
         fix="save what is needed, then have an operator replace the process: `hearth restart-device`",
     )

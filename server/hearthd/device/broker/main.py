@@ -1,17 +1,24 @@
-"""Main of a broker process: compiles, loads from the cache, and hands segments over, as its device process asks."""
+"""Main of a broker process: compiles, loads from the cache, and hands segments over, as its device process asks.
+
+A keeper process stands between the two: forked before the device process is confined, it forks the broker and, where
+that ends without having been asked to, another one, and hands the device process the sockets that lead there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
@@ -30,6 +37,10 @@ from hearthd.device.sandbox import adopt_orphans
 from hearthd.spec import DeviceSpec
 
 _PR_SET_PDEATHSIG = 1
+_DELAY_S = 0.05
+"""Seconds until a broker that was lost is replaced; twice as many each time, where it lasted less than `_CALM_S`."""
+_MOST_DELAY_S = 5.0
+_CALM_S = 10.0
 _MAX_REQUEST = 64 << 20
 """Bytes; a client's message, which the front has bounded, is smaller."""
 
@@ -39,28 +50,88 @@ read, and no more compiles run at once than the device process itself would run.
 
 
 def start(spec: DeviceSpec) -> Broker:
-    """Forks the broker off this process, which has one thread yet and no device. Raises OSError."""
+    """Forks the keeper off this process, which has one thread yet and no device. Raises OSError."""
     ours, theirs = socket.socketpair()
     our_files, their_files = descriptors.pair()
+    our_renewals, their_renewals = descriptors.pair()
     parent = os.getpid()
     pid = os.fork()
-    if pid:
-        theirs.close()
-        their_files.close()
-        return Broker(ours, our_files, pid)
+    if not pid:
+        _run(
+            parent, lambda: _Keeper(spec, their_renewals).run(theirs, their_files), theirs, their_files, their_renewals
+        )
+    for end in (theirs, their_files, their_renewals):
+        end.close()
+    return Broker(ours, our_files, our_renewals, pid)
+
+
+def _run(parent: int, work: Callable[[], bool], *kept: socket.socket) -> NoReturn:
+    """The life of a process that was just forked off `parent`; its exit status is 0 where `work` says that it is over
+    as it should be."""
+    over = False
     try:
-        attributes.keep_descriptors((theirs.fileno(), their_files.fileno()))
+        attributes.keep_descriptors([end.fileno() for end in kept])
         _die_with(parent)
-        _Main(spec, theirs, their_files).run()
+        over = work()
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(0 if over else 1)
+
+
+class _Keeper:
+    """Forks the broker, and another one where it is lost. Runs no thread, and keeps no secret."""
+
+    def __init__(self, spec: DeviceSpec, renewals: socket.socket) -> None:
+        adopt_orphans()
+        self._spec = spec
+        self._renewals = renewals
+        self._journal = Journal(spec)
+
+    def run(self, link: socket.socket, files: socket.socket) -> bool:
+        """Returns when the broker has ended as it was asked to, or the device process is gone."""
+        delay = _DELAY_S
+        while True:
+            began, keeper = time.monotonic(), os.getpid()
+            child = os.fork()
+            if not child:
+                _run(keeper, partial(self._broker, link, files), link, files)
+            link.close()
+            files.close()
+            status = self._wait(child)
+            if status == 0:
+                return True
+            delay = _DELAY_S if time.monotonic() - began > _CALM_S else min(2 * delay, _MOST_DELAY_S)
+            if self._alone(delay):
+                return True
+            self._journal.warning("broker_lost", status=status, action="another one takes its place")
+            ours, link = socket.socketpair()
+            our_files, files = descriptors.pair()
+            with ours, our_files:
+                descriptors.send(self._renewals, {}, (ours.fileno(), our_files.fileno()))
+
+    def _broker(self, link: socket.socket, files: socket.socket) -> bool:
+        """In the broker, once it is no more than that."""
+        return _Main(self._spec, link, files).run()
+
+    @staticmethod
+    def _wait(child: int) -> int:
+        """The exit status of the broker, negative for a signal; waits for what it leaves behind as well."""
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+
+    def _alone(self, seconds: float) -> bool:
+        """Whether the device process is gone, or goes within some seconds."""
+        poll = select.poll()
+        poll.register(self._renewals, 0)
+        return bool(poll.poll(1000 * seconds))
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills this process when the device-handle thread, which has forked it, ends."""
+    """The kernel kills this process when the thread ends that has forked it: the keeper's or the device-handle one."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
@@ -96,19 +167,20 @@ class _Main:
         self._workers.serve(compiler)
         self._known.set()
 
-    def run(self) -> None:
-        """Returns when the device process asks for it, or is gone."""
+    def run(self) -> bool:
+        """Returns when the device process asks for it, or is gone; whether it was asked for."""
         threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
         try:
             with contextlib.suppress(messages.Closed):
                 while True:
                     head, parts = messages.receive(self._link, max_bytes=_MAX_REQUEST)
                     if head.get("ask") == "close":
-                        break
+                        return True
                     self._take(head, parts)
                     del head, parts
         finally:
             self._images.close()
+        return False
 
     def _take(self, head: dict[str, Any], parts: list[bytes]) -> None:
         match head.get("ask"):
