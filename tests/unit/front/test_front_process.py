@@ -18,7 +18,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 ENVIRON = {
     "PYTHONPATH": ":".join(str(ROOT / part) for part in ("proto", "server")),
-    "HOME": "/tmp",
     "PATH": os.environ.get("PATH", ""),
 }
 
@@ -33,8 +32,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process = subprocess.Popen(
             [sys.executable, "-m", "hearthd", "serve", "--backend", "cpu", "--cpu-count", "1", "--grpc", "127.0.0.1:0",
              "--http", "", "--lanes", "", "--unix", str(tmp_path / "h.sock"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENVIRON, **environ},
-            start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**ENVIRON, "HOME": str(tmp_path), **environ},
         )  # fmt: skip
         started.append(process)
         return process
