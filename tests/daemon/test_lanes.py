@@ -22,9 +22,10 @@ import pytest
 import hearth
 from hearth.transport import framed as transport
 from hearth.transport import lane as lanes
+from tests.folders import short_folder
 
 from .conftest import StartDaemon
-from .harness import DaemonProcess, environment, short_folder, wait_until
+from .harness import DaemonProcess, environment, wait_until
 from .kernels import COMMON, common, gated, saxpy_works
 from .tenants import tenant, tenants
 from .test_resume import Counter, Program, outages
