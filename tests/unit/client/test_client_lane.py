@@ -176,14 +176,14 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
     monkeypatch.setattr(execute, "LANE_AGAIN_S", 0.2)
     daemon.silent = True
+    began = time.monotonic()
     with hearth.connect(daemon.target) as node:
         gpu = node.device(0)
         gpu.synchronize()
         work = attachment(gpu)
-        began = time.monotonic()
         while daemon.attaches < 3:
             gpu.synchronize()
-        assert time.monotonic() - began > 0.5 and daemon.lane is None  # 0.2 s and 0.4 s, less what the first took
+        assert time.monotonic() - began > 0.2 + 0.4 and daemon.lane is None
         daemon.never_answer.add("memory_usage")
         owed = work.request(ask())
         time.sleep(1.0)
