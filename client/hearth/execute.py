@@ -31,6 +31,11 @@ _ABSENT_S = 1.0
 _REMEMBERED = 1000
 _FRUITLESS = 5
 """After so many lanes in a row over which nothing came, no more are opened."""
+LANE_AGAIN_S = 2.0
+"""Seconds after which a stream whose lane did not come to life in time, as on a busy machine, is exchanged for another
+that may have one, once nothing is under way. Without that the session would stay on the slow path until it ends. Each
+further attempt in a row waits twice as long as the one before."""
+_LANE_AGAIN_MOST_S = 60.0
 
 
 class Driver(Protocol):
@@ -64,6 +69,9 @@ class Driver(Protocol):
         """Whether the lane may be opened now: the daemon has said all that it has to say on this stream. If so,
         nothing is sent until `carry`."""
 
+    def at_rest(self) -> bool:
+        """Whether nothing is under way or queued."""
+
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
         """Goes on over the lane; None: over the stream. `on_end` is called by the lane's thread, after its last."""
 
@@ -87,6 +95,9 @@ class Execute:
         self._laned: Laned | None = None
         self._fruitless = 0
         """Lanes in a row that ended before anything came over them."""
+        self._lane_pause = LANE_AGAIN_S
+        self._lane_due: float | None = None
+        """When this stream may be exchanged for one with a lane; None: it has a lane, or was offered none."""
 
     def open(self) -> None:
         """Sends the first attach; what is answered goes to the driver."""
@@ -166,11 +177,25 @@ class Execute:
         offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
         if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
             self._offer = response.attached.lane
+            self._lane_due = time.monotonic() + self._lane_pause
             self._driver.hold()
         error = self._driver.deliver(response)
-        if error is None and self._offer is not None and self._driver.quiet():
+        if error is not None:
+            return error
+        if self._offer is not None and self._driver.quiet():
             self._open_lane(self._offer)
-        return error
+        elif self._lane_due is not None and time.monotonic() >= self._lane_due and self._driver.at_rest():
+            return self._exchange()
+        return None
+
+    def _exchange(self) -> HearthError:
+        """Leaves the stream for another that may have a lane; what it ends with."""
+        self._lane_pause = min(2 * self._lane_pause, _LANE_AGAIN_MOST_S)
+        with self._lock:
+            responses = self._responses
+        if responses is not None:
+            responses.leave()
+        return broken("another stream may have a lane.")
 
     def _early(self, response: bytes) -> bool:
         """Takes a serialized response, if it says that a request is done and nothing else is going on; it comes in its
@@ -184,10 +209,12 @@ class Execute:
             responses = self._responses
         assert responses is not None
         self._laned = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
+        if self._laned is not None:
+            self._lane_due, self._lane_pause = None, LANE_AGAIN_S
 
     def _cause(self, ended: HearthError) -> HearthError:
         """Why it goes on no more, where the stream `ended` like that."""
-        laned, self._laned, self._offer = self._laned, None, None
+        laned, self._laned, self._offer, self._lane_due = self._laned, None, None, None
         if laned is None:
             return ended
         self._fruitless = 0 if laned.fruitful else self._fruitless + 1

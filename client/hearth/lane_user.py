@@ -59,6 +59,11 @@ class LaneUser:
             self._call_sender()  # the daemon waits for the receipt
             return True
 
+    def at_rest(self) -> bool:
+        with self._lock:
+            session = self.session
+            return session.attached and session.idle and not session.outstanding
+
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
         with self._lock:
             self._held_until = 0.0

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -24,6 +23,7 @@ import pytest
 import hearth
 from hearthd.confinement.support import support
 from tests.daemon.tenants import new_token, token_hash
+from tests.folders import short_folder
 
 BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
 """The backend of every daemon here: "cpu", or "cuda" on a machine with GPUs."""
@@ -91,11 +91,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
-
-
-def short_folder() -> Path:
-    """A directory for sockets, whose paths have at most 107 bytes: not below a `TMPDIR` that is long itself."""
-    return Path(tempfile.mkdtemp(prefix="hearth-test-", dir="/tmp" if len(tempfile.gettempdir()) > 60 else None))
 
 
 def marked(mark: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import statistics
@@ -21,6 +22,7 @@ import pytest
 import hearth
 from hearth.transport import framed as transport
 from hearth.transport import lane as lanes
+from tests.folders import short_folder
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, environment, wait_until
@@ -197,14 +199,12 @@ def test_what_kernels_print_comes_before_what_waited_for_it(
 
 
 @pytest.mark.parametrize("most", [400, 20_000])
-def test_commands_over_lanes_that_are_cut(
-    daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_commands_over_lanes_that_are_cut(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """At any byte; each command has run exactly once, and each answer has come."""
     program = Program(7, 3000 if most > 1000 else 400)
     with daemon.connect(lanes=False) as node:
         expected = program.run(node.device(0))
-    folder = Path("/tmp") if len(str(tmp_path)) > 80 else tmp_path
+    folder = short_folder()
     cutter = LaneCutter(folder, random.Random(most), most)
     opened = lanes.open_lane
     monkeypatch.setattr(
@@ -217,6 +217,7 @@ def test_commands_over_lanes_that_are_cut(
             took = outages(gpu)
     finally:
         cutter.close()
+        shutil.rmtree(folder)
     assert launched == ran == expected[2], "each launch ran exactly once"
     assert len(read) == len(expected[0])
     assert all((mine == theirs).all() for mine, theirs in zip(read, expected[0], strict=True))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def tidy(daemon: DaemonProcess) -> Iterator[None]:
     before = descriptors(daemon)
     yield
     gone(daemon)
-    wait_until(lambda: descriptors(daemon) <= before, "the descriptors' end")
+    no_more_than(daemon, before)
 
 
 def gone(daemon: DaemonProcess) -> None:
@@ -60,8 +61,21 @@ def mappings(daemon: DaemonProcess) -> int:
     return Path(f"/proc/{daemon.device_pid()}/maps").read_text().count("memfd:segment")
 
 
-def descriptors(daemon: DaemonProcess) -> int:
-    return len(list(Path(f"/proc/{daemon.device_pid()}/fd").iterdir()))
+def descriptors(daemon: DaemonProcess) -> Counter[str]:
+    """Of the device process: how many there are of each kind."""
+    kinds: Counter[str] = Counter()
+    for entry in Path(f"/proc/{daemon.device_pid()}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            kinds[str(entry.readlink()).partition(":[")[0]] += 1
+    return kinds
+
+
+def no_more_than(daemon: DaemonProcess, before: Counter[str]) -> None:
+    """Waits until the device process has no more descriptors than before, and says of which kind those are."""
+    try:
+        wait_until(lambda: descriptors(daemon).total() <= before.total(), "the descriptors' end")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {descriptors(daemon) - before}") from error
 
 
 def noise(size: int, seed: int = 1) -> bytes:
@@ -312,7 +326,7 @@ def test_what_is_no_memfd_with_its_size_sealed(daemon: DaemonProcess, sharing: S
     again = os.open(f"/proc/self/fd/{readable}", os.O_RDONLY)
     os.close(readable)
     assert "mapped" in shared.refuse(next(ids), 4096, again).message
-    wait_until(lambda: descriptors(daemon) <= before, "the descriptors' end")
+    no_more_than(daemon, before)
     assert daemon.gauge("segments") == 0
     shared.share(next(ids), 4096)
 
@@ -351,7 +365,8 @@ def test_descriptors_that_are_missing_or_too_many(daemon: DaemonProcess, sharing
     for each in files:
         os.close(each)
     assert "without a descriptor" in shared.refuse(3, 4096).message
-    wait_until(lambda: descriptors(daemon) <= before and daemon.gauge("segments") == 1, "the descriptors' end")
+    no_more_than(daemon, before)
+    wait_until(lambda: daemon.gauge("segments") == 1, "the end of what was released")
     shared.share(3, 4096)
 
 

@@ -17,62 +17,90 @@ SMOKE = (
     "tests/daemon/test_transfers.py",
     "tests/daemon/test_first_process.py",
     "tests/daemon/test_client_process.py",
-    "tests/daemon/test_collectives.py",
 )
 """The daemon's main paths."""
 
-PATHS = (
-    "tests/unit/front/test_front_process.py",
-    "tests/unit/front/test_front_config.py",
+USERS = (
+    "tests/unit/confinement",
+    "tests/unit/device/test_compile_workers.py",
+    "tests/unit/device/test_sandbox.py",
     "tests/unit/front/test_front_identity.py",
-    "tests/unit/front/test_front_bulk.py",
-    "tests/unit/front/test_front_lanes.py",
+    "tests/daemon/test_cli_mistakes.py",
+    "tests/daemon/test_confinement.py",
+    "tests/daemon/test_tenants.py",
+    "tests/deploy/test_systemd.py",
+)
+"""Tests that confine processes, ask who a peer is, or become another user."""
+
+PATHS = (
+    "tests/unit/test_disk.py",
+    "tests/unit/test_scratch.py",
     "tests/unit/client/test_client_import.py",
     "tests/unit/device/test_compile_cache.py",
     "tests/unit/device/test_compile_workers.py",
+    "tests/unit/device/test_image_store.py",
     "tests/unit/device/test_sandbox.py",
-    "tests/unit/test_scratch.py",
+    "tests/unit/front/test_front_audit.py",
+    "tests/unit/front/test_front_config.py",
+    "tests/unit/front/test_front_process.py",
     "tests/daemon/test_cli_mistakes.py",
     "tests/daemon/test_cli_trace.py",
+    "tests/daemon/test_examples.py",
     "tests/daemon/test_framed_calls.py",
     "tests/daemon/test_lanes.py",
-    "tests/daemon/test_tenants.py",
-    "tests/daemon/test_client_process.py",
-    "tests/daemon/test_docs.py",
-    "tests/daemon/test_examples.py",
-    "tests/daemon/test_durable.py",
-    "tests/daemon/test_segments.py",
-    "tests/deploy",
+    "tests/deploy/test_locks.py",
 )
-"""Tests that start programs, make sockets, files and directories, or become another user."""
+"""Tests that start programs, or make sockets, files and directories."""
 
 NETWORK = (
-    "tests/unit/client",
-    "tests/unit/front",
+    "tests/unit/front/connections",
+    "tests/unit/front/test_front_config.py",
+    "tests/unit/front/test_front_http_server.py",
+    "tests/unit/front/test_front_identity.py",
+    "tests/unit/front/test_front_peer_link.py",
+    "tests/unit/front/test_front_peer_reach.py",
+    "tests/unit/front/test_front_peer_targets.py",
+    "tests/unit/front/test_front_process.py",
+    "tests/unit/front/test_front_tls.py",
+    "tests/unit/client/test_cli_doctor.py",
+    "tests/unit/client/test_client_connection.py",
+    "tests/unit/client/test_client_transport.py",
+    "tests/unit/client/test_group_nodes.py",
+    "tests/unit/client/test_striping.py",
+    "tests/daemon/test_admission.py",
     "tests/daemon/test_cli_doctor.py",
     "tests/daemon/test_cli_mistakes.py",
     "tests/daemon/test_group_targets.py",
-    "tests/daemon/test_groups_over_daemons.py",
-    "tests/daemon/test_stripes.py",
+    "tests/daemon/test_group_of_nodes.py",
     "tests/daemon/test_tls.py",
-    "tests/deploy",
 )
 """Tests that listen on addresses, or connect to them."""
 
 COMPILERS = (
+    "tests/unit/confinement",
     "tests/unit/device/test_compile_cache.py",
     "tests/unit/device/test_compile_workers.py",
     "tests/unit/device/test_nvrtc_worker.py",
     "tests/unit/device/test_sandbox.py",
     "tests/unit/cpu/test_cpu_compile.py",
+    "tests/daemon/test_cli_doctor.py",
     "tests/daemon/test_compile_limits.py",
+    "tests/daemon/test_configuration.py",
+    "tests/daemon/test_confinement.py",
     "tests/daemon/test_modules.py",
+    "tests/daemon/test_tenants.py",
 )
-"""Tests of compile workers and their sandbox."""
+"""Tests of compile workers, of device processes, and of what confines them."""
 
 SHARED_MEMORY = (
-    "tests/unit/cpu",
-    "tests/unit/device",
+    "tests/unit/cpu/test_cpu_shared_exchange.py",
+    "tests/unit/cpu/test_cpu_shared_failures.py",
+    "tests/unit/cpu/test_cpu_shared_messages.py",
+    "tests/unit/cpu/test_cpu_shared_segment.py",
+    "tests/unit/device/test_host_pool.py",
+    "tests/unit/device/test_segments.py",
+    "tests/unit/device/test_without_pinned.py",
+    "tests/unit/client/test_client_segments.py",
     "tests/daemon/test_collectives.py",
     "tests/daemon/test_durable.py",
     "tests/daemon/test_ipc.py",
@@ -81,13 +109,17 @@ SHARED_MEMORY = (
     "tests/daemon/test_pinned.py",
     "tests/daemon/test_published.py",
     "tests/daemon/test_segments.py",
-    "tests/daemon/test_transfers.py",
 )
 """Tests that share memory between processes, or take much of it."""
 
 CLOCKS = (
-    "tests/unit/device",
-    "tests/unit/front",
+    "tests/unit/client/test_client_receiving.py",
+    "tests/unit/client/test_client_watchdog.py",
+    "tests/unit/device/test_sharing.py",
+    "tests/unit/device/test_waits_for_rest.py",
+    "tests/unit/front/test_front_pause.py",
+    "tests/unit/front/test_overload.py",
+    "tests/unit/front/test_front_workers.py",
     "tests/daemon/test_sharing.py",
     "tests/daemon/test_drain.py",
     "tests/daemon/test_deadlines.py",
@@ -95,10 +127,8 @@ CLOCKS = (
     "tests/daemon/test_leases.py",
     "tests/daemon/test_collective_missing.py",
     "tests/daemon/test_conformance_waits.py",
-    "tests/daemon/test_group_of_nodes.py",
-    "tests/daemon/test_groups_over_daemons.py",
+    "tests/daemon/test_health.py",
     "tests/daemon/test_retries.py",
-    "tests/daemon/test_resume.py",
 )
 """Tests of deadlines, leases and shares."""
 
@@ -154,10 +184,10 @@ class Environment:
 ENVIRONMENTS = (
     Environment("plain", "a copy of the working tree, as it is", PATHS + SMOKE),
     Environment(
-        "user", "an ordinary user, without an account or groups", PATHS + SMOKE,
+        "user", "an ordinary user, without an account or groups", USERS + PATHS + SMOKE,
         stranger=True, root=True, enter=("unshare", "--mount", "sh", "-c", _REACHABLE, "sh"),
     ),
-    Environment("private", "below a directory that other users may not enter", PATHS, "private/clone", mode=0o700),
+    Environment("private", "below a directory that other users may not enter", USERS, "private/clone", mode=0o700),
     Environment("space", "in a folder with a space and an accent", PATHS + SMOKE, "a folder of é/the clone"),
     Environment(
         "shm", "/dev/shm of 64 MiB, as in a container", SHARED_MEMORY + SMOKE,

@@ -17,7 +17,7 @@ from hearth import __version__
 from hearth.cli.doctor_check import Check
 
 DISTRIBUTION = "hearth-gpu"
-REQUIRED = {"grpcio": ">=1.82.2", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
+REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
 """As in pyproject.toml, for a client that was not installed but put on the path."""
 PYTHON = (3, 11)
 VARIABLES = (

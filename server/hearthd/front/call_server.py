@@ -90,7 +90,7 @@ class CallServer:
         while self._calls:
             for task in self._calls:
                 task.cancel()
-            await asyncio.gather(*self._calls, return_exceptions=True)
+            await asyncio.wait(self._calls)  # which lets callbacks run, also where all are done
         if self._socket is not None:
             self._socket.release()
             self._socket = None

@@ -75,7 +75,9 @@ def run() -> None:
     server: Any = _forkserver._forkserver
     before = server._forkserver_pid, server._forkserver_address
     scratch = Scratch("hearth-forkserver-")
-    config["tempdir"] = str(scratch.room())
+    # By descriptor: the path of a socket has at most 107 bytes, and `TMPDIR` may be longer.
+    room = os.open(scratch.room(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    config["tempdir"] = f"{_BY_DESCRIPTOR}{room}"
     try:
         _forkserver.ensure_running()
         if server._forkserver_pid != before[0]:
@@ -84,6 +86,7 @@ def run() -> None:
             server._forkserver_address = f"{_BY_DESCRIPTOR}{place}"
     finally:
         config.pop("tempdir", None)
+        os.close(room)
         scratch.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

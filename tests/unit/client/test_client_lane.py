@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from lane_daemon import LaneDaemon, serving
 
 import hearth
-from hearth import lane_sending, laned, submitting
+from hearth import execute, lane_sending, laned, submitting
 from hearth.attachment import Attachment
 from hearth.collective_parts import WORTH
 from hearth.lane_sending import GATHER
@@ -155,6 +155,7 @@ def test_without_a_lane_work_goes_over_the_stream(
     daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch, flaw: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
+    monkeypatch.setattr(execute, "LANE_AGAIN_S", 600.0)
     if flaw == "silent":
         daemon.silent = True
     elif flaw == "no_path":
@@ -167,6 +168,45 @@ def test_without_a_lane_work_goes_over_the_stream(
         for _ in range(3):
             node.device(0).synchronize()
     assert daemon.over_grpc >= 3 and daemon.attaches == 1
+
+
+def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the machine was busy for a second: the session does not stay without a lane. While answers are owed its
+    stream is kept, and each further attempt waits for longer."""
+    monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
+    monkeypatch.setattr(execute, "LANE_AGAIN_S", 0.2)
+    daemon.silent = True
+    began = time.monotonic()
+    with hearth.connect(daemon.target) as node:
+        gpu = node.device(0)
+        gpu.synchronize()
+        work = attachment(gpu)
+        while daemon.attaches < 3:
+            gpu.synchronize()
+        assert time.monotonic() - began > 0.2 + 0.4 and daemon.lane is None
+        daemon.never_answer.add("memory_usage")
+        owed = work.request(ask())
+        time.sleep(1.0)
+        gpu.synchronize()
+        assert daemon.attaches == 3, "not while something is under way"
+        daemon.silent = False
+        [command] = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
+        result = commands_pb2.Result(request=command.request)
+        result.done.SetInParent()
+        with daemon.working:
+            daemon.say(Response(result=result))
+        owed.wait(20)
+
+        def laned() -> bool:
+            gpu.synchronize()
+            return daemon.lane is not None
+
+        assert wait_for(laned, seconds=60.0)
+        assert daemon.attaches >= 4
+        over_grpc = daemon.over_grpc
+        gpu.synchronize()
+        assert daemon.over_grpc == over_grpc
+        assert work.session.receipts.responses == len(daemon.kept)
 
 
 class _Deaf(set[bytes]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 import hearth
 from hearth import target, wire
 from hearth_proto.v1 import commands_pb2, device_pb2
+from tests.folders import short_folder
 
 
 @given(st.integers(1, 2**64 - 1), st.lists(st.binary(max_size=300), max_size=5))
@@ -109,29 +112,36 @@ def test_wrong_targets(given: str) -> None:
         target.resolve(given)
 
 
-def test_where_a_target_comes_from(monkeypatch: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = short_folder()
+    yield made
+    shutil.rmtree(made)
+
+
+def test_where_a_target_comes_from(monkeypatch: Any, folder: Path) -> None:
     monkeypatch.setenv("HEARTH_TARGET", "elsewhere:1")
     assert target.resolve(None).address == "elsewhere:1"
     assert target.resolve("here:2").address == "here:2"
     monkeypatch.delenv("HEARTH_TARGET")
-    monkeypatch.setattr(target, "SYSTEM_SOCKET", str(tmp_path / "absent.sock"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(target, "SYSTEM_SOCKET", str(folder / "absent.sock"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     assert target.resolve(None).address == "127.0.0.1:7421"
     import socket
 
-    (tmp_path / "hearth").mkdir()
+    (folder / "hearth").mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "hearth" / "hearth.sock"))
-        there = f"unix:{tmp_path}/hearth/hearth.sock"
+        listener.bind(str(folder / "hearth" / "hearth.sock"))
+        there = f"unix:{folder}/hearth/hearth.sock"
         assert target.resolve(None).address == there
         monkeypatch.setenv("HEARTH_TARGET", "elsewhere:1")
         assert target.resolve("local").address == there, "whatever the environment says"
         monkeypatch.setenv("HEARTH_TARGET", "local")
         assert target.resolve(None).address == there
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(folder / "home"))
     assert target.resolve("local").address == "127.0.0.1:7421"
-    (tmp_path / "home" / ".cache" / "hearth").mkdir(parents=True)
+    (folder / "home" / ".cache" / "hearth").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "home" / ".cache" / "hearth" / "hearth.sock"))
-        assert target.resolve("local").address == f"unix:{tmp_path}/home/.cache/hearth/hearth.sock"
+        listener.bind(str(folder / "home" / ".cache" / "hearth" / "hearth.sock"))
+        assert target.resolve("local").address == f"unix:{folder}/home/.cache/hearth/hearth.sock"

@@ -17,6 +17,8 @@ from hearthd.device.compile_cache import CompileCache
 
 PROGRAM = """
 import os, sys
+import structlog
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 from hearth_proto.reasons import Refusal
 from hearthd import secret_file
 from hearthd.device.broker import main

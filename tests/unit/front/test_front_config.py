@@ -170,7 +170,7 @@ def hearthd(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     path = ":".join(str(ROOT / part) for part in ("proto", "server"))
     return subprocess.run(
         [sys.executable, "-m", "hearthd", *arguments], capture_output=True, text=True, timeout=30,
-        env={"PYTHONPATH": path, "HOME": "/tmp", "PATH": "/usr/bin:/bin", **environ}, check=False,
+        env={"PYTHONPATH": path, "HOME": "/nonexistent", "PATH": "/usr/bin:/bin", **environ}, check=False,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.folders import short_folder
+
 ROOT = Path(__file__).parents[3]
 ENVIRON = {
     "PYTHONPATH": ":".join(str(ROOT / part) for part in ("proto", "server")),
-    "HOME": "/tmp",
     "PATH": os.environ.get("PATH", ""),
 }
 
@@ -26,15 +28,22 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def sockets() -> Iterator[Path]:
+    folder = short_folder()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def start(sockets: Path, tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def begin(*arguments: str, **environ: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "hearthd", "serve", "--backend", "cpu", "--cpu-count", "1", "--grpc", "127.0.0.1:0",
-             "--http", "", "--lanes", "", "--unix", str(tmp_path / "h.sock"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENVIRON, **environ},
-            start_new_session=True,
+             "--http", "", "--lanes", "", "--unix", str(sockets / "h.sock"), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**ENVIRON, "HOME": str(tmp_path), **environ},
         )  # fmt: skip
         started.append(process)
         return process
@@ -80,7 +89,7 @@ def all_gone(process: subprocess.Popen[str], seconds: float = 10.0) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("group", [False, True])
-def test_a_signal_ends_it_cleanly(start: Start, tmp_path: Path, number: signal.Signals, group: bool) -> None:
+def test_a_signal_ends_it_cleanly(start: Start, sockets: Path, number: signal.Signals, group: bool) -> None:
     process = start()
     line = ready(process)
     assert re.search(r"grpc=127\.0\.0\.1:[1-9]\d* ", line)
@@ -93,7 +102,7 @@ def test_a_signal_ends_it_cleanly(start: Start, tmp_path: Path, number: signal.S
     assert process.returncode == 0
     assert "Traceback" not in errors and "device_lost" not in errors, errors
     assert all_gone(process)
-    assert not any(tmp_path.iterdir())
+    assert not any(sockets.iterdir())
 
 
 def test_a_front_that_is_killed_takes_its_processes_with_it(start: Start) -> None:
@@ -106,7 +115,19 @@ def test_a_front_that_is_killed_takes_its_processes_with_it(start: Start) -> Non
     ready(again)  # the socket that it left is replaced
 
 
-def test_taken_addresses_are_one_clear_line(start: Start, tmp_path: Path) -> None:
+def test_a_temporary_directory_with_a_long_path(start: Start, tmp_path: Path) -> None:
+    """Longer than the path of a socket may be; nothing is left there."""
+    folder = tmp_path / ("a" * 120)
+    folder.mkdir()
+    process = start(TMPDIR=str(folder))
+    ready(process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert not any(folder.iterdir())
+
+
+def test_taken_addresses_are_one_clear_line(start: Start) -> None:
     first = start()
     ready(first)
     second = start()
@@ -125,8 +146,8 @@ def test_taken_addresses_are_one_clear_line(start: Start, tmp_path: Path) -> Non
     assert first.poll() is None
 
 
-def test_systemd_is_told(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "notify"
+def test_systemd_is_told(start: Start, sockets: Path) -> None:
+    path = sockets / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(path))
         systemd.settimeout(20)
