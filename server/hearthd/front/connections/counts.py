@@ -27,8 +27,12 @@ class ConnectionCounts:
             "hearth_connections_refused", "Connections closed by a limit or a deadline.", ("listener", "reason"),
             registry=registry,
         )  # fmt: skip
-        self._next: dict[tuple[str, str], float] = {}
-        self._unsaid: Tally[tuple[str, str]] = Tally()
+        self._held = Counter(
+            "hearth_connections_held", "Connections of penalized peers whose data had to wait for its turn.",
+            ("listener",), registry=registry,
+        )  # fmt: skip
+        self._next: dict[tuple[str, str, str], float] = {}
+        self._unsaid: Tally[tuple[str, str, str]] = Tally()
 
     def connection_opened(self, listener: str) -> None:
         self._open.labels(listener).inc()
@@ -38,8 +42,15 @@ class ConnectionCounts:
 
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
         self._refused.labels(listener, reason).inc()
-        key, now = (listener, reason), self._clock()
+        self._say("connection_refused", listener, peer, reason)
+
+    def connection_held(self, listener: str, peer: str) -> None:
+        self._held.labels(listener).inc()
+        self._say("connection_held", listener, peer, "penalty")
+
+    def _say(self, event: str, listener: str, peer: str, reason: str) -> None:
+        key, now = (event, listener, reason), self._clock()
         self._unsaid[key] += 1
         if now >= self._next.get(key, 0.0):
-            log.warning("connection_refused", listener=listener, reason=reason, peer=peer, times=self._unsaid.pop(key))
+            log.warning(event, listener=listener, reason=reason, peer=peer, times=self._unsaid.pop(key))
             self._next[key] = now + LOG_INTERVAL

@@ -1,23 +1,27 @@
 """The guard of the gRPC listeners: closes connections that show no credential in time, or flood before they do.
 
 Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.judge`. The rate adapts:
-`REST` seconds between two looks while there is no stranger, `ALERT` while there are some or a peer is penalized, and
-never more than a twentieth of the event loop's time. Without tenants everybody is let in, and nothing is closed.
+`REST` seconds between two looks while there is no stranger, `ALERT` while there are some, `HASTE` when one comes or a
+peer is penalized, and never more than a twentieth of the event loop's time. New connections of penalized peers are held
+back (`holding`). Without tenants everybody is let in, and nothing is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import structlog
 
+from hearthd.front.connections.holding import Holding
 from hearthd.front.connections.limiter import ConnectionObserver
 from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.peers import group_of, normal_name
 from hearthd.front.connections.penalties import Penalties
+from hearthd.front.connections.socket_filter import MOST_PEERS
 from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge
 
 log = structlog.get_logger("hearthd.connections")
@@ -26,8 +30,9 @@ REST = 0.1
 """Seconds between two looks when all connections have shown a credential."""
 ALERT = 0.05
 """Seconds between two looks otherwise."""
-HASTE = 0.01
-"""Seconds between two looks while a peer is penalized, or a stranger has come within the last second."""
+HASTE = 0.004
+"""Seconds between two looks while a peer is penalized, or a stranger has come within the last second; seconds until the
+first look at a new connection."""
 _SHARE = 20
 """A look takes at most one in so many parts of the event loop's time."""
 _CALM = 2.0
@@ -62,6 +67,9 @@ class ConnectionGuard:
         self._listeners: dict[str, str] = {}
         """Listener's name by its port (as text) or path."""
         self._sockets: OpenSockets | None = None
+        self._holding: Holding | None = None
+        self._listening: list[socket.socket] = []
+        """Duplicates of gRPC's listening sockets."""
         self._connections: dict[int, Stranger] = {}
         """By descriptor, proven ones as well."""
         self._named: dict[str, Stranger] = {}
@@ -82,6 +90,8 @@ class ConnectionGuard:
         """When that is due; 0: it is not."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
+        self._resting = 0.0
+        """The event loop's time until which there is no look, whatever comes: what the last one took is its share."""
 
     # ---- life ----
 
@@ -89,16 +99,23 @@ class ConnectionGuard:
         """Watches the gRPC listeners on these TCP ports and Unix sockets."""
         self._listeners = {str(port): "grpc" for port in ports} | dict.fromkeys(paths, "grpc_unix")
         try:
-            self._sockets = OpenSockets()
+            sockets = OpenSockets()
+            self._listening = sockets.listening(self._listeners)
         except OSError as error:
             log.warning("no_connection_guard", why=error.strerror or str(error), fix="Mount /proc.")
             return
+        self._sockets, self._holding = sockets, Holding(sockets, self._listening)
+        self._await_arrivals()
         self._arm(REST)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._ignore_arrivals()
+        for one in self._listening:
+            one.close()
+        self._listening.clear()
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None
@@ -142,9 +159,7 @@ class ConnectionGuard:
             found.spend(cost, now)
             if cost <= 1:
                 found.probed = now
-        if not self._soon and self._timer is not None and self._timer.when() - self._now() > ALERT:
-            self._soon = True
-            self._arm(ALERT)
+        self._look_within(HASTE)
 
     def admits(self, peer: str) -> bool:
         """Whether a call from `peer` is to be looked at. A stranger's is not once its connection was closed here, or
@@ -174,6 +189,26 @@ class ConnectionGuard:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
+    def _look_within(self, seconds: float) -> None:
+        if self._soon or self._timer is None:
+            return
+        self._soon, now = True, self._now()
+        if self._timer.when() - now > seconds:
+            self._arm(max(seconds, self._resting - now))
+
+    def _arrived(self) -> None:
+        """A connection is about to be accepted: whatever it sends until it is seen is read by gRPC."""
+        self._ignore_arrivals()
+        self._look_within(HASTE)
+
+    def _await_arrivals(self) -> None:
+        for one in self._listening:
+            asyncio.get_running_loop().add_reader(one, self._arrived)
+
+    def _ignore_arrivals(self) -> None:
+        for one in self._listening:
+            asyncio.get_running_loop().remove_reader(one)
+
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -190,12 +225,15 @@ class ConnectionGuard:
         except OSError as error:
             log.warning("connection_guard", why=error.strerror or str(error))
         finally:
-            self._arm(max(wait, _SHARE * (time.perf_counter() - began)))
+            self._await_arrivals()
+            rest = _SHARE * (time.perf_counter() - began)
+            self._resting = self._now() + rest
+            self._arm(max(wait, rest))
 
     def look(self) -> float:
         """Updates the table and closes what is to be closed; seconds until the next look."""
-        sockets = self._sockets
-        assert sockets is not None
+        sockets, holding = self._sockets, self._holding
+        assert sockets is not None and holding is not None
         now = self._looked = self._clock()
         new, gone = sockets.scan()
         for number in gone:
@@ -203,6 +241,8 @@ class ConnectionGuard:
         for number, inode in new.items():
             self._enter(sockets, number, inode, now)
         if not self._guarded():
+            holding.hold(())
+            holding.let_in(self._connections.values(), now)
             return REST
         for each in self._connections.values():
             if not each.proven and not each.closed:
@@ -210,13 +250,16 @@ class ConnectionGuard:
         self._all_users = False
         for each, reason in judge(self._connections.values(), self.bounds, self.penalties, now):
             self._close(sockets, each, reason, now)
+        penalized = self.penalties.worst(now, MOST_PEERS)
+        holding.hold(penalized)
+        holding.let_in(self._connections.values(), now)
         if self._calm and now > self._calm:
             self._calm = 0.0
             self.on_calm()
         strangers = [each for each in self._connections.values() if not each.proven]
         if strangers and now - max(each.since for each in strangers) < 1.0:
             return HASTE
-        if self.penalties.any(now):
+        if penalized:
             return HASTE
         return ALERT if strangers else REST
 
@@ -231,6 +274,9 @@ class ConnectionGuard:
             self._cut.pop(found.name, None)
             called = self._early.pop(found.name, "")
             each.proven, each.called = bool(called), called
+        assert self._holding is not None
+        if self._holding.enter(each):
+            self._observer.connection_held(self._listener(each), each.peer)
         self._observer.connection_opened(self._listener(each))
 
     def _measure(self, sockets: OpenSockets, each: Stranger) -> None:
@@ -242,7 +288,8 @@ class ConnectionGuard:
             each.proven = self._all_users or each.peer in self._users
 
     def _close(self, sockets: OpenSockets, each: Stranger, reason: str, now: float) -> None:
-        if not sockets.shut(each.number, each.inode):
+        end = sockets.reset if reason in ("flood", "penalty") else sockets.shut
+        if not end(each.number, each.inode):
             return
         each.closed = True
         self._calm = now + _CALM

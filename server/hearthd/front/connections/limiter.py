@@ -16,17 +16,18 @@ Every listener that accepts by itself has one `ConnectionLimiter`. An asyncio pr
 ...         if self._slot is not None:
 ...             self._slot.release()
 
-A listener without credentials (HTTP probes) never calls `prove`: all its connections stay strangers. It calls `expect`
-again after each request, so that `limiter.timeout` bounds the time between two requests.
+A listener whose connections show a credential with each request (HTTP) calls `prove` while an accepted request is under
+way and `wait` afterwards: between two requests the connection is a stranger again, and the youngest.
 
 A stranger beyond a limit takes the place of another one: the oldest of the peer that has the most. So a peer that holds
-as many connections as it may shuts out itself, and a probe or a new tenant still gets in.
+as many connections as it may shuts out itself, and a probe or a new tenant still gets in. Where there is no stranger, a
+few more are admitted for probes alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -43,16 +44,21 @@ class ConnectionObserver(Protocol):
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
         """`reason`: full, strangers, address, evicted, silent, flood, penalty."""
 
+    def connection_held(self, listener: str, peer: str) -> None:
+        """The data of a penalized peer's connection is held back until it is its turn."""
+
 
 class Slot:
     """One admitted connection."""
 
-    __slots__ = ("_drop", "_limiter", "_timer", "peer", "stranger")
+    __slots__ = ("_drop", "_limiter", "_timer", "peer", "reserved", "stranger")
 
-    def __init__(self, limiter: ConnectionLimiter, peer: str, drop: Callable[[], None]) -> None:
+    def __init__(self, limiter: ConnectionLimiter, peer: str, drop: Callable[[], None], reserved: bool = False) -> None:
         self.peer = peer
         """The group that limits count: an address, an IPv6 network, a user."""
         self.stranger = True
+        self.reserved = reserved
+        """Beyond the limits: for probes alone."""
         self._limiter = limiter
         self._drop = drop
         self._timer: asyncio.TimerHandle | None = None
@@ -70,6 +76,10 @@ class Slot:
         if self.stranger:
             self._limiter._forget_stranger(self)
             self.stranger = False
+
+    def wait(self) -> None:
+        """The connection is a stranger again, and the youngest."""
+        self._limiter._enter_stranger(self)
 
     def release(self) -> None:
         """The connection is closed. A second call does nothing."""
@@ -98,16 +108,32 @@ class ConnectionLimiter:
         most_strangers: int,
         most_per_peer: int,
         timeout: float,
+        most_of_peer: int | None = None,
+        reserve: int = 0,
     ) -> None:
-        """`listener`: its name in metrics and logs. `timeout`: seconds that `Slot.expect` allows."""
+        """All numbers are of connections.
+
+        Args:
+            listener: its name in metrics and logs.
+            observer: counts and logs.
+            most: in all.
+            most_strangers: strangers in all.
+            most_per_peer: strangers of a peer.
+            timeout: seconds that `Slot.expect` allows.
+            most_of_peer: those of a peer with its proven ones; None: no limit.
+            reserve: connections beyond `most` and `most_of_peer`, for probes.
+        """
         self.listener = listener
         self.most, self.most_strangers, self.most_per_peer = most, most_strangers, most_per_peer
+        self.most_of_peer, self.reserve = most_of_peer, reserve
         self.timeout = timeout
         self._observer = observer
         self._slots: set[Slot] = set()
         self._strangers: dict[str, OrderedDict[Slot, None]] = {}
         """By peer, oldest first."""
         self._count = 0
+        self._of: Counter[str] = Counter()
+        """Connections by peer."""
 
     def __len__(self) -> int:
         """Open connections."""
@@ -125,19 +151,35 @@ class ConnectionLimiter:
             drop: closes the connection; called at most once, and never from `admit` for the connection itself.
         """
         group = group_of(peer)
-        if len(self._strangers.get(group, ())) >= self.most_per_peer:
+        own = len(self._strangers.get(group, ()))
+        crowded = self.most_of_peer is not None and self._of[group] >= self.most_of_peer
+        reserved = False
+        if own >= self.most_per_peer or (crowded and own):
             self._evict(group, "address")
-        elif self._count >= self.most_strangers or len(self._slots) >= self.most:
-            if not self._count:
-                self._observer.connection_refused(self.listener, peer, "full")
+        elif not crowded and self._count and (self._count >= self.most_strangers or len(self._slots) >= self.most):
+            self.evict("strangers")
+        elif crowded or len(self._slots) >= self.most:
+            reserved = self._room_for_probes(group)
+            if not reserved:
+                self._observer.connection_refused(self.listener, peer, "address" if crowded else "full")
                 return None
-            self._evict(max(self._strangers, key=lambda each: len(self._strangers[each])), "strangers")
-        slot = Slot(self, group, drop)
+        slot = Slot(self, group, drop, reserved)
         self._slots.add(slot)
-        self._strangers.setdefault(group, OrderedDict())[slot] = None
-        self._count += 1
+        self._of[group] += 1
+        self._enter_stranger(slot)
         self._observer.connection_opened(self.listener)
         return slot
+
+    def _room_for_probes(self, group: str) -> bool:
+        beyond = len(self._slots) - self.most
+        if self.most_of_peer is not None:
+            beyond = max(beyond, self._of[group] - self.most_of_peer)
+        return beyond < self.reserve
+
+    def evict(self, reason: str) -> None:
+        """Drops the oldest stranger of the peer that has the most, if there is one."""
+        if self._strangers:
+            self._evict(max(self._strangers, key=lambda each: len(self._strangers[each])), reason)
 
     def _evict(self, group: str, reason: str) -> None:
         victim = next(iter(self._strangers[group]))
@@ -151,6 +193,13 @@ class ConnectionLimiter:
             slot.release()
             slot.drop()
 
+    def _enter_stranger(self, slot: Slot) -> None:
+        if slot in self._slots:
+            self._forget_stranger(slot)
+            slot.stranger = True
+            self._strangers.setdefault(slot.peer, OrderedDict())[slot] = None
+            self._count += 1
+
     def _forget_stranger(self, slot: Slot) -> None:
         own = self._strangers.get(slot.peer)
         if own is not None and slot in own:
@@ -163,4 +212,7 @@ class ConnectionLimiter:
         if slot in self._slots:
             self._slots.discard(slot)
             self._forget_stranger(slot)
+            self._of[slot.peer] -= 1
+            if not self._of[slot.peer]:
+                del self._of[slot.peer]
             self._observer.connection_closed(self.listener)

@@ -17,8 +17,13 @@ from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, Connectio
 from hearthd.front.connections.limiter import ConnectionLimiter, Slot
 from hearthd.front.connections.settings import Connections
 from hearthd.front.connections.strangers import Bounds
+from hearthd.front.http_settings import Http
 
 log = structlog.get_logger("hearthd.connections")
+
+
+_PROBES = 16
+"""Connections of HTTP beyond its limits, for probes."""
 
 
 def _half(most: int, wanted: int) -> int:
@@ -52,7 +57,7 @@ class ConnectionLimits:
         """The division of the limit on open files; None before `fit`."""
 
     def limiter(self, listener: str) -> ConnectionLimiter:
-        """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, http, peers."""
+        """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, peers."""
         found = self._limiters.get(listener)
         if found is None:
             settings = self.settings
@@ -64,6 +69,23 @@ class ConnectionLimits:
                 most_strangers=2 * settings.max_strangers,
                 most_per_peer=settings.max_strangers,
                 timeout=settings.handshake_timeout,
+            )
+            self._cut(found)
+        return found
+
+    def http(self, settings: Http) -> ConnectionLimiter:
+        """The limiter of the HTTP listener, where a connection is a stranger between two requests."""
+        found = self._limiters.get("http")
+        if found is None:
+            found = self._limiters["http"] = ConnectionLimiter(
+                "http",
+                self.counts,
+                most=settings.max_connections,
+                most_strangers=settings.max_connections,
+                most_per_peer=settings.max_connections_per_address,
+                most_of_peer=settings.max_connections_per_address,
+                timeout=settings.header_timeout,
+                reserve=_PROBES,
             )
             self._cut(found)
         return found
@@ -96,7 +118,11 @@ class ConnectionLimits:
 
     def _cut(self, limiter: ConnectionLimiter) -> None:
         limiter.most = min(limiter.most, self.share(limiter.listener))
-        limiter.most_strangers = _half(limiter.most, limiter.most_strangers)
+        if limiter.listener == "http":
+            # Probes come as strangers, and each displaces another.
+            limiter.most_strangers, limiter.reserve = limiter.most, min(limiter.most, limiter.reserve)
+        else:
+            limiter.most_strangers = _half(limiter.most, limiter.most_strangers)
         limiter.most_per_peer = min(limiter.most_strangers, limiter.most_per_peer)
 
     def grpc_options(self) -> tuple[tuple[str, int], ...]:

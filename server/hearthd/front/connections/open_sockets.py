@@ -8,20 +8,27 @@ very socket that was looked at, whatever gRPC's threads close meanwhile.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import socket
 import stat
 import struct
 import termios
+from collections.abc import Collection
 from typing import NamedTuple
 
+from hearthd.front.connections import socket_filter
 from hearthd.front.connections.peers import credentials_of, grpc_name
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 """tcp_info.tcpi_bytes_received, linux/tcp.h (since Linux 4.1)."""
 _TCP_INFO_BYTES = 144
-_SO_PROTOCOL, _SO_DOMAIN = 38, 39  # asm-generic/socket.h
+_SO_DOMAIN = 39  # asm-generic/socket.h
+_UNSPECIFIED = struct.pack("=H14x", socket.AF_UNSPEC)
+"""A TCP socket that connects to this address is not connected any more: what is unread is dropped, and the peer gets an
+RST. Python's own `connect` cannot name it."""
+_connect = ctypes.CDLL(None, use_errno=True).connect
 
 
 class Found(NamedTuple):
@@ -72,17 +79,33 @@ class OpenSockets:
         gone = [number for number, inode in before.items() if seen.get(number) != inode]
         return new, gone
 
+    def listening(self, names: Collection[str]) -> list[socket.socket]:
+        """Duplicates of the sockets that listen at these addresses, named as `Found.local`."""
+        found = []
+        for number in map(int, _descriptors()):
+            try:
+                if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                    continue
+                copy = socket.socket(fileno=os.dup(number))
+            except OSError:
+                continue
+            if _listens(copy) and _local(copy) in names:
+                found.append(copy)
+            else:
+                copy.close()
+        return found
+
     def find(self, number: int, inode: int) -> Found | None:
         """Both ends of a socket; None where it is none that is connected, or has gone."""
         if not self._take(number, inode):
             return None
         try:
             hand = self._hand
-            local, peer = hand.getsockname(), hand.getpeername()
+            local, peer = _local(hand), hand.getpeername()
             if hand.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
                 pid, uid, _ = credentials_of(hand)
-                return Found(os.fsdecode(local), f"uid:{uid}", "", pid)
-            return Found(str(local[1]), str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
+                return Found(local, f"uid:{uid}", "", pid)
+            return Found(local, str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
         except (OSError, ValueError, TypeError, IndexError):
             return None
         finally:
@@ -116,6 +139,27 @@ class OpenSockets:
         finally:
             self._drop()
 
+    def reset(self, number: int, inode: int) -> bool:
+        """The same, and drops the data that was received but not read, which the library would read first."""
+        if not self._take(number, inode):
+            return False
+        try:
+            if self._hand.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
+                self._hand.shutdown(socket.SHUT_RDWR)
+                return True
+            return int(_connect(self._hand.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))) == 0
+        except OSError:
+            return False
+        finally:
+            self._drop()
+
+    def unfilter(self, number: int, inode: int) -> None:
+        """Takes the filter of a connection away, if it has one."""
+        if self._take(number, inode):
+            with contextlib.suppress(OSError):
+                socket_filter.detach(self._hand)
+            self._drop()
+
     def close(self) -> None:
         self._hand.close()
         with contextlib.suppress(OSError):
@@ -140,3 +184,18 @@ class OpenSockets:
 
 def _descriptors() -> list[str]:
     return os.listdir("/proc/self/fd")  # noqa: PTH208 - several times a second, and paths are not wanted
+
+
+def _listens(one: socket.socket) -> bool:
+    try:
+        return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+
+def _local(one: socket.socket) -> str:
+    """The port of a TCP socket, the path of a Unix socket; empty for others."""
+    name = one.getsockname()
+    if isinstance(name, tuple):
+        return str(name[1]) if len(name) > 1 else ""
+    return os.fsdecode(name)

@@ -47,11 +47,14 @@ class Penalties:
     def penalized(self, peer: str, now: float) -> bool:
         return bool(self._scores) and self.score(peer, now) >= self.threshold
 
-    def any(self, now: float) -> bool:
-        """Whether some peer is penalized; drops what has decayed."""
-        for peer in [peer for peer in self._scores if self.score(peer, now) < _FORGOTTEN]:
-            del self._scores[peer]
-        return any(self.penalized(peer, now) for peer in self._scores)
+    def worst(self, now: float, most: int) -> list[str]:
+        """Penalized peers, the highest scores first, at most so many; drops what has decayed."""
+        scores = {peer: self.score(peer, now) for peer in self._scores}
+        for peer, score in scores.items():
+            if score < _FORGOTTEN:
+                del self._scores[peer]
+        found = [peer for peer, score in scores.items() if score >= self.threshold]
+        return sorted(found, key=scores.__getitem__, reverse=True)[:most]
 
     def _evict(self, now: float) -> None:
         oldest = islice(self._scores, min(_LOOKED_AT, len(self._scores) - 1))

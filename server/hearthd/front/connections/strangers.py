@@ -49,6 +49,8 @@ class Stranger:
     """gRPC's name of the peer, once a call on it has shown an accepted credential."""
     closed: bool = False
     """It was shut down; gRPC has yet to close its descriptor."""
+    held: bool = False
+    """The kernel drops its data until it is its turn: see `holding`."""
     bytes: int = 0
     """Received so far (TCP)."""
     backlogs: int = 0
@@ -90,7 +92,7 @@ def judge(
             or each.backlogs >= max(2, BACKLOG_LOOKS // divisor)
         ):
             closing[each] = "flood"
-        elif now - max(each.since, each.probed) > max(PENALTY_GRACE, bounds.timeout / divisor):
+        elif now - max(each.since, each.probed) > max(PENALTY_GRACE, bounds.timeout / (1 if each.held else divisor)):
             closing[each] = "silent" if divisor == 1 else "penalty"
         else:
             by_peer[each.peer].append(each)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import select
 import socket
 from collections import Counter
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from hearthd.front.connections import socket_filter
+from hearthd.front.connections.holding import Holding
 from hearthd.front.connections.limiter import ConnectionLimiter, Slot
 from hearthd.front.connections.open_sockets import OpenSockets
+from hearthd.front.connections.strangers import Stranger
 
 
 class Observer:
@@ -27,6 +36,9 @@ class Observer:
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
         self.refused[reason] += 1
 
+    def connection_held(self, listener: str, peer: str) -> None:
+        raise AssertionError("a limiter holds none")
+
 
 def limiter(observer: Observer, most: int = 8, strangers: int = 4, per_peer: int = 2) -> ConnectionLimiter:
     return ConnectionLimiter(
@@ -34,23 +46,95 @@ def limiter(observer: Observer, most: int = 8, strangers: int = 4, per_peer: int
     )
 
 
-@given(st.lists(st.tuples(st.sampled_from(["admit", "prove", "release"]), st.integers(0, 5)), max_size=80))
+def http_limiter(observer: Observer, most: int, per_peer: int, reserve: int) -> ConnectionLimiter:
+    """A limiter as the HTTP listener has it."""
+    return ConnectionLimiter(
+        "http", observer, most=most, most_strangers=most, most_per_peer=per_peer, most_of_peer=per_peer,
+        reserve=reserve, timeout=10.0,
+    )  # fmt: skip
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["admit", "prove", "wait", "release"]), st.integers(0, 5)), max_size=80)
+
+
+def take(limits: ConnectionLimiter, slots: list[Slot], step: str, number: int) -> None:
+    if step == "admit":
+        slot = limits.admit(f"10.0.0.{number}", lambda: None)
+        if slot is not None:
+            slots.append(slot)
+    elif slots:
+        slot = slots[number % len(slots)]
+        {"prove": slot.prove, "wait": slot.wait, "release": slot.release}[step]()
+
+
+@given(STEPS)
 def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
     observer = Observer()
     limits = limiter(observer)
     slots: list[Slot] = []
     for step, number in steps:
-        if step == "admit":
-            slot = limits.admit(f"10.0.0.{number}", lambda: None)
-            if slot is not None:
-                slots.append(slot)
-        elif slots:
-            slot = slots[number % len(slots)]
-            slot.prove() if step == "prove" else slot.release()
+        if step == "wait":  # of HTTP, whose limits are the same for strangers
+            continue
+        take(limits, slots, step, number)
         strangers = [each for each in limits._slots if each.stranger]
         assert len(limits) <= 8 and limits.strangers == len(strangers) <= 4
         assert max(Counter(each.peer for each in strangers).values(), default=0) <= 2
         assert observer.open == len(limits)
+
+
+@given(STEPS)
+def test_limits_of_http_hold_after_every_step_and_the_reserve_is_for_probes(steps: list[tuple[str, int]]) -> None:
+    observer = Observer()
+    limits = http_limiter(observer, most=6, per_peer=3, reserve=1)
+    slots: list[Slot] = []
+    for step, number in steps:
+        take(limits, slots, step, number)
+        by_peer = Counter(each.peer for each in limits._slots)
+        assert len(limits) <= 7 and max(by_peer.values(), default=0) <= 4
+        assert limits.strangers == sum(each.stranger for each in limits._slots)
+        assert observer.open == len(limits) and limits._of == by_peer
+    for slot in slots:
+        slot.release()
+    assert not len(limits) and not limits.strangers and not limits._of and not limits._strangers and not observer.open
+
+
+def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not() -> None:
+    observer, dropped = Observer(), []
+    limits = http_limiter(observer, most=4, per_peer=2, reserve=1)
+
+    def admit(name: str, peer: str = "10.0.0.1") -> Slot | None:
+        return limits.admit(peer, lambda: dropped.append(name))
+
+    first, second = admit("first"), admit("second")
+    assert first is not None and second is not None
+    first.prove()
+    first.wait()  # the youngest stranger now
+    third = admit("third")
+    assert dropped == ["second"] and third is not None and not third.reserved
+    first.prove()
+    third.prove()
+    probe = admit("probe")
+    assert probe is not None and probe.reserved, "no connection waits"
+    probe.prove()
+    assert admit("late") is None
+    other = admit("other", "10.0.0.2")
+    assert other is not None and not other.reserved
+    assert dropped == ["second"] and observer.refused == {"address": 2}
+    limits.evict("descriptors")
+    limits.evict("descriptors")
+    assert dropped == ["second", "other"] and observer.refused["descriptors"] == 1
+
+
+def test_another_address_gets_in_beside_one_that_takes_all() -> None:
+    observer = Observer()
+    limits = http_limiter(observer, most=8, per_peer=4, reserve=2)
+    for _ in range(100):
+        limits.admit("10.0.0.1", lambda: None)
+    assert len(limits) == 4
+    for number in range(8):
+        slot = limits.admit(f"10.0.1.{number}", lambda: None)
+        assert slot is not None and not slot.reserved
+    assert len(limits) == 8 and observer.refused == {"address": 96, "strangers": 4}
 
 
 def test_a_stranger_takes_the_place_of_the_oldest_of_the_largest_peer() -> None:
@@ -116,6 +200,113 @@ def test_own_sockets_are_found_measured_and_shut_without_a_free_descriptor() -> 
             assert sockets.find(number, new[number]) is None
         finally:
             sockets.close()
+
+
+def test_a_reset_drops_what_is_unread_and_the_peer_hears_of_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        sockets = OpenSockets()
+        try:
+            accepted, _ = server.accept()
+            with accepted:
+                new, _ = sockets.scan()
+                client.sendall(b"x" * 1000)
+                assert select.select([accepted], [], [], 10)[0]
+                assert sockets.reset(accepted.fileno(), new[accepted.fileno()])
+                with pytest.raises(OSError, match=r"not connected|reset"):
+                    assert accepted.recv(1000) != b"x" * 1000
+                with pytest.raises(ConnectionResetError):
+                    client.recv(1)
+        finally:
+            sockets.close()
+
+
+def test_listening_sockets_are_found_by_port_and_path(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.create_server(("127.0.0.1", 0)),
+        socket.socket(socket.AF_UNIX) as unix,
+    ):
+        unix.bind(path)
+        unix.listen()
+        sockets = OpenSockets()
+        found = sockets.listening({str(tcp.getsockname()[1]), path})
+        try:
+            assert {one.getsockname() for one in found} == {tcp.getsockname(), path}
+            assert not {one.fileno() for one in found} & {tcp.fileno(), unix.fileno()}
+        finally:
+            sockets.close()
+            for one in found:
+                one.close()
+
+
+# ---- connections that are held ----
+
+
+def test_penalized_peers_are_held_until_their_turn_and_others_are_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sockets = OpenSockets()
+        listening = sockets.listening({str(server.getsockname()[1])})
+        holding = Holding(sockets, listening)
+        try:
+            with contextlib.ExitStack() as stack:
+
+                def connected() -> tuple[Stranger, socket.socket]:
+                    client = stack.enter_context(socket.create_connection(server.getsockname()))
+                    accepted = stack.enter_context(server.accept()[0])
+                    accepted.settimeout(10)
+                    client.sendall(b"x")
+                    new, _ = sockets.scan()
+                    number = accepted.fileno()
+                    return Stranger(number, new[number], "127.0.0.1", "name", 0.0), accepted
+
+                holding.hold(["127.0.0.1"])
+                each, accepted = connected()
+                assert holding.enter(each) and each.held
+                assert not select.select([accepted], [], [], 0.3)[0]
+                holding.let_in([each], 100.0)
+                assert not each.held and each.since == 100.0
+                assert accepted.recv(10) == b"x"
+
+                each, accepted = connected()
+                assert holding.enter(each)
+                holding.hold(["192.0.2.1"])
+                holding.let_in([each], 100.01)  # before the next turn: it is penalized no more
+                assert not each.held and accepted.recv(10) == b"x"
+
+                each, accepted = connected()
+                assert not holding.enter(each) and accepted.recv(10) == b"x"
+                with pytest.raises(FileNotFoundError):
+                    socket_filter.detach(accepted)  # other peers' connections run no program
+                holding.hold([])
+                with pytest.raises(FileNotFoundError):
+                    socket_filter.detach(server)
+        finally:
+            sockets.close()
+            for one in listening:
+                one.close()
+
+
+def test_without_socket_filters_no_connection_is_held_and_the_log_says_so() -> None:
+    class Refusing:
+        family = socket.AF_INET
+        asked = 0
+
+        def setsockopt(self, *_: object) -> None:
+            self.asked += 1
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    one, sockets = Refusing(), OpenSockets()
+    try:
+        holding = Holding(sockets, [one])  # type: ignore[list-item]
+        with capture_logs() as lines:
+            holding.hold(["10.0.0.1"])
+            holding.hold(["10.0.0.2"])
+        assert [line["event"] for line in lines] == ["no_socket_filter"] and one.asked == 1
+        each = Stranger(1, 1, "10.0.0.1", "name", 0.0)
+        assert not holding.enter(each) and not each.held
+    finally:
+        sockets.close()
 
 
 def test_users_of_unix_sockets_are_known(tmp_path: object) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.front.connections import descriptors
+from hearthd.front.connections.holding import Turns
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
 from hearthd.front.connections.penalties import HALF_LIFE, Penalties
 from hearthd.front.connections.settings import Connections
@@ -47,7 +50,7 @@ def test_score_never_exceeds_the_points_given_and_decays_to_nothing(points: list
         penalties.add(peer, float(now), value)
         given_points[peer] += value
         assert penalties.score(peer, float(now)) <= given_points[peer] + 1e-9
-    assert not penalties.any(len(points) + 20 * HALF_LIFE)
+    assert not penalties.worst(len(points) + 20 * HALF_LIFE, 10)
     assert len(penalties) == 0
 
 
@@ -60,6 +63,14 @@ def test_table_is_bounded_and_keeps_the_worst(peers: list[int]) -> None:
         penalties.add(f"10.0.0.{number}", 0.0, 0.5)
     assert len(penalties) <= 32
     assert penalties.penalized("worst", 0.0)
+
+
+def test_the_worst_come_first_and_only_penalized_ones() -> None:
+    penalties = Penalties()
+    for peer, points in (("10.0.0.1", 4.0), ("10.0.0.2", 9.0), ("10.0.0.3", 1.0), ("10.0.0.4", 6.0)):
+        penalties.add(peer, 0.0, points)
+    assert penalties.worst(0.0, 10) == ["10.0.0.2", "10.0.0.4", "10.0.0.1"]
+    assert penalties.worst(0.0, 1) == ["10.0.0.2"]
 
 
 # ---- strangers ----
@@ -114,6 +125,45 @@ def test_calls_without_a_credential_are_a_flood_and_come_back_with_time() -> Non
     probe.probed = 999.0
     flood.probed = 999.0
     assert judge([probe, flood], BOUNDS, Penalties(), 1000.0) == [(flood, "flood")]
+
+
+def test_a_held_stranger_may_wait_for_its_turn_and_not_for_ever() -> None:
+    penalties = Penalties()
+    penalties.add("10.0.0.2", 0.0, 5.0)
+    held = Stranger(1, 1, "10.0.0.2", "x", 0.0, held=True)
+    assert not judge([held], BOUNDS, penalties, BOUNDS.timeout - 0.1)
+    assert judge([held], BOUNDS, penalties, BOUNDS.timeout + 0.1) == [(held, "penalty")]
+
+
+# ---- turns ----
+
+
+@given(st.lists(st.tuples(PEERS, st.floats(0, 5)), max_size=40))
+def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: list[tuple[str, float]]) -> None:
+    turns = Turns(period=0.05)
+    waiting = [Stranger(n, n, peer, "x", since) for n, (peer, since) in enumerate(arrivals)]
+    let_in: list[tuple[float, Stranger]] = []
+    for step in range(10 * len(waiting) + 1):
+        now = 10.0 + step / 100
+        chosen = turns.next(waiting, now)
+        if chosen is not None:
+            let_in.append((now, chosen))
+            waiting.remove(chosen)
+    assert not waiting
+    assert all(after - before >= 0.05 - 1e-9 for (before, _), (after, _) in pairwise(let_in))
+    for peer in {peer for peer, _ in arrivals}:
+        since = [each.since for _, each in let_in if each.peer == peer]
+        assert since == sorted(since)
+
+
+def test_a_peer_with_many_held_connections_costs_another_one_turn() -> None:
+    turns = Turns(period=1.0)
+    crowd = [Stranger(n, n, "10.0.0.2", "x", 0.0) for n in range(50)]
+    assert turns.next(crowd, 10.0) in crowd
+    honest = Stranger(99, 99, "10.0.0.1", "x", 10.5)
+    assert turns.next([*crowd, honest], 10.6) is None
+    assert turns.next([*crowd, honest], 11.0) is honest
+    assert turns.next(crowd, 12.0) in crowd
 
 
 # ---- descriptors ----
