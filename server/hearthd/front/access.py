@@ -25,6 +25,7 @@ from hearthd.front.tenancy.revocations import RevocationError, Revocations
 from hearthd.front.tls import Certificates, TlsError
 
 if TYPE_CHECKING:
+    from hearthd.front.connections.limiter import ConnectionLimiter
     from hearthd.front.connections.limits import ConnectionLimits
     from hearthd.front.http.refused import Refusals
     from hearthd.front.http.server import HttpServer
@@ -133,6 +134,7 @@ class Access:
         sessions: SessionTable,
         metrics: Metrics,
         status: NodeStatus,
+        limiter: ConnectionLimiter,
     ) -> HttpServer:
         """The HTTP server for an address, or for a Unix socket alone: on loopback without TLS; with tenants it asks for
         a credential everywhere."""
@@ -144,7 +146,7 @@ class Access:
             metrics.registry.register(self._refusals)
         address = self._http_address = address or self._http_address
         self._http = HttpServer(
-            supervisor, sessions, metrics, self.auth, status, guarded=not self.auth.directory.open,
+            supervisor, sessions, metrics, self.auth, status, limiter, guarded=not self.auth.directory.open,
             open_metrics=self._opens_metrics(address), certificates=None if address.loopback else self.certificates,
             settings=self._config.http, refusals=self._refusals,
         )  # fmt: skip

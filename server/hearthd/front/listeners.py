@@ -129,7 +129,8 @@ class Listeners:
         if config.http_path:
             public = self._access.public_socket
             unix = listen.UnixSocket(config.http_path, public=public, setting="listen.http_unix")
-        self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status)
+        limiter = self._connections.http(config.http)
+        self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status, limiter)
         return str(await self._http.start(address, unix) or "")
 
     def _guard(self, method: str, serve: Any, door: Door) -> Any:

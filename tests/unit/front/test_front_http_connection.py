@@ -37,7 +37,12 @@ def refusals(f: Front, reason: str) -> float:
 
 
 def connections(f: Front) -> float | None:
-    return f.daemon.metrics.registry.get_sample_value("hearth_http_connections")
+    return f.daemon.metrics.registry.get_sample_value("hearth_connections", {"listener": "http"})
+
+
+def displaced(f: Front, reason: str) -> float:
+    labels = {"listener": "http", "reason": reason}
+    return f.daemon.metrics.registry.get_sample_value("hearth_connections_refused_total", labels) or 0.0
 
 
 @asynccontextmanager
@@ -179,9 +184,10 @@ def test_probes_are_answered_when_there_is_no_place(tmp_path: Path, monkeypatch:
     async def scenario() -> None:
         flags = {"http__max_connections": 8, "http__max_connections_per_address": 4, "http__metrics_max_age": "0s"}
         async with front(tmp_path, listen__http="127.0.0.1:0", **flags) as f, contextlib.AsyncExitStack() as stack:
+            limiter = f.daemon.parts.connections.http(f.daemon.config.http)
             silent = [await stack.enter_async_context(opened(f)) for _ in range(50)]
             assert (await asked(f, HEAD % b"/status"))[0] == 200, "those who wait make room"
-            await until(lambda: refusals(f, "displaced") == 47)
+            await until(lambda: displaced(f, "address") == 47)
             for reader, _ in silent[:40]:
                 await closed(reader)
             held, go_on = [], threading.Event()
@@ -196,7 +202,7 @@ def test_probes_are_answered_when_there_is_no_place(tmp_path: Path, monkeypatch:
                 for _ in range(4):
                     held.append(await stack.enter_async_context(opened(f)))
                     held[-1][1].write(HEAD % b"/metrics")
-                await until(lambda: len(f.daemon.access._http._acceptor._places._order) == 0)  # type: ignore[union-attr]
+                await until(lambda: limiter.strangers == 0)
                 for _ in range(3):
                     status, fields, _ = await asked(f, HEAD % b"/status")
                     assert status == 503 and fields["retry-after"] == "1"

@@ -11,11 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from front_fixture import Front, front, run, until
+from front_fixture import Front, front, run
 
 from hearthd.config import tenants
 from hearthd.front.addresses import Address
-from hearthd.front.http.refused import Refusals
 from hearthd.front.http.server import HttpServer
 from hearthd.front.http_settings import Http
 from hearthd.front.listen import ListenError, UnixSocket
@@ -108,11 +107,12 @@ def test_tcp_and_unix_share_a_server_and_its_limits(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
-            refusals = Refusals()
+            settings = Http(max_connections=16, max_connections_per_address=4)
+            limiter = f.daemon.parts.connections.http(settings)
             f.daemon.access.auth.directory = directory(MINE)
             server = HttpServer(
                 f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
-                guarded=True, refusals=refusals, settings=Http(max_connections=16, max_connections_per_address=4),
+                limiter, guarded=True, settings=settings,
             )  # fmt: skip
             path = tmp_path / "x.sock"
             address = await server.start(Address("127.0.0.1", 0), UnixSocket(str(path)))
@@ -125,7 +125,9 @@ def test_tcp_and_unix_share_a_server_and_its_limits(tmp_path: Path) -> None:
                 for client in clients:
                     async with client.get("http://localhost/status") as answer:
                         assert answer.status == 200
-                await until(lambda: refusals.counts["displaced"] >= 2)
+                labels = {"listener": "http", "reason": "address"}
+                sample = f.daemon.metrics.registry.get_sample_value
+                assert (sample("hearth_connections_refused_total", labels) or 0) >= 2
                 for client in clients:
                     await client.close()
             finally:

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import ssl
 import time
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -135,8 +136,8 @@ async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientS
         {Credential(token_key("hearth_" + "a" * 22)): ALICE, Credential(token_key("hearth_" + "o" * 22)): OPERATOR},
     )
     server = HttpServer(
-        f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, f.daemon.status, guarded=True,
-        certificates=Certificates(str(certificate), str(key)),
+        f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, f.daemon.status,
+        f.daemon.parts.connections.http(Http()), guarded=True, certificates=Certificates(str(certificate), str(key)),
     )  # fmt: skip
     address = await server.start(Address("localhost", 0))
     trusted = ssl.create_default_context()
@@ -182,11 +183,13 @@ def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             certificate, key = issue(tmp_path, "http")
-            refusals = Refusals()
+            refusals, labels = Refusals(), {"listener": "http", "reason": "address"}
+            refused = partial(f.daemon.metrics.registry.get_sample_value, "hearth_connections_refused_total", labels)
+            settings = Http(header_timeout=0.2, max_connections=8, max_connections_per_address=4)
+            limiter = f.daemon.parts.connections.http(settings)
             server = HttpServer(
                 f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
-                certificates=Certificates(str(certificate), str(key)), refusals=refusals,
-                settings=Http(header_timeout=0.2, max_connections=8, max_connections_per_address=4),
+                limiter, certificates=Certificates(str(certificate), str(key)), refusals=refusals, settings=settings,
             )  # fmt: skip
             address = await server.start(Address("127.0.0.1", 0))
             try:
@@ -196,13 +199,13 @@ def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
                 plain[1].write(b"GET / HTTP/1.1\r\n\r\n")
                 with contextlib.suppress(ConnectionError):
                     await plain[0].read()
-                await until(lambda: refusals.counts["handshake"] == 2 and not refusals.connections())
+                await until(lambda: refusals.counts["handshake"] == 2 and not len(limiter))
                 many = [await asyncio.open_connection(*address) for _ in range(12)]
-                await until(lambda: refusals.counts["displaced"] == 8)
+                await until(lambda: refused() == 8)
                 for reader, _ in many:
                     with contextlib.suppress(ConnectionError):
                         await reader.read()
-                await until(lambda: refusals.connections() == 0)
+                await until(lambda: not len(limiter))
                 for _, writer in (silent, plain, *many):
                     writer.close()
             finally:
@@ -217,7 +220,8 @@ def test_tenants_are_asked_for_a_token_on_loopback_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             access: Access = f.daemon.access
-            parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.status)
+            limiter = f.daemon.parts.connections.http(Http())
+            parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.status, limiter)
             near, far = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
             assert not access.http(near, *parts).guarded and not access.http(far, *parts).guarded
             access.auth.directory = Directory([ALICE])

@@ -14,8 +14,8 @@ from typing import Any
 
 from hearthd.front.accepting import Accepting
 from hearthd.front.addresses import Address
+from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.connection import Connection, Handler, Limits
-from hearthd.front.http.places import Places
 from hearthd.front.http.refused import Refusals
 from hearthd.front.http_settings import Http
 from hearthd.front.identity import user_of
@@ -31,16 +31,20 @@ class Acceptor:
     """Accepts for one HTTP server; `make` makes the HTTP library's protocol of a connection."""
 
     def __init__(
-        self, settings: Http, refusals: Refusals, make: Callable[[], Handler], context: ssl.SSLContext | None = None
+        self,
+        settings: Http,
+        limiter: ConnectionLimiter,
+        refusals: Refusals,
+        make: Callable[[], Handler],
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self._refusals = refusals
         self._make = make
         self._context = context
         self._limits = Limits(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
-        self._places: Places[Connection] = Places(settings.max_connections, settings.max_connections_per_address)
+        self._limiter = limiter
         self._of: dict[Handler, Connection] = {}
         self._accepting = Accepting("http", self._accepted, self._short)
-        refusals.connections = self._places.__len__
 
     async def open(self, address: Address) -> Address:
         """Listens on every address that the host name has; returns the first with its port. Raises `OSError`."""
@@ -97,15 +101,11 @@ class Acceptor:
         self._admit(accepted, f"uid:{user.uid}", user)
 
     def _admit(self, accepted: socket.socket, peer: str, user: User | None = None) -> None:
-        connection = Connection(self._make(), self, peer, accepted, self._limits, user)
-        try:
-            displaced, connection.probes_only = self._places.enter(connection, peer)
-        except OverflowError:
-            self.refuse("connections", peer)
+        slot = self._limiter.admit(peer, lambda: connection.displace())  # noqa: PLW0108 - bound below
+        if slot is None:
             accepted.close()
             return
-        if displaced is not None:
-            self.refuse("displaced", displaced.peer)
+        connection = Connection(self._make(), self, peer, slot, accepted, self._limits, user)
         self._of[connection.handler] = connection
         self._accepting.keep(self._start(connection, accepted))
 
@@ -126,20 +126,12 @@ class Acceptor:
 
     def _short(self, error: OSError) -> None:
         """Closes a connection that waits, so that there is a descriptor for the next."""
-        displaced = self._places.displace()
-        self.refuse("descriptors", displaced.peer if displaced is not None else error.strerror or str(error))
+        self._limiter.evict("descriptors")
 
     # ---- what connections tell ----
 
-    def waits(self, connection: Connection) -> None:
-        self._places.waits(connection)
-
-    def works(self, connection: Connection) -> None:
-        """A request of an accepted caller is under way: until it is answered, the connection is closed for no other."""
-        self._places.works(connection)
-
     def lost(self, connection: Connection) -> None:
-        self._places.leave(connection)
+        connection.slot.release()
         self._of.pop(connection.handler, None)
 
     def refuse(self, reason: str, peer: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from hearthd.front.connections.limiter import Slot
 from hearthd.front.http import head, refused
 from hearthd.front.http.head import HeadError
 from hearthd.front.tenants import User
@@ -51,9 +52,6 @@ class Handler(Protocol):
 class Owner(Protocol):
     """The listener, as its connections see it."""
 
-    def waits(self, connection: Connection) -> None:
-        """No request of an accepted caller is under way: the connection may be closed for another."""
-
     def lost(self, connection: Connection) -> None:
         """The connection is closed."""
 
@@ -77,17 +75,18 @@ class Connection(asyncio.Protocol):
         handler: Handler,
         owner: Owner,
         peer: str,
+        slot: Slot,
         accepted: socket.socket,
         limits: Limits,
         user: User | None = None,
     ) -> None:
         self.handler = handler
         self.peer = peer
-        """The address of the client, for limits and the log."""
+        """The address of the client, for the log."""
+        self.slot = slot
+        """Proven while a request of an accepted caller is under way; where it is reserved, only health is answered."""
         self.user = user
         """The user of this host at the other end of a Unix socket; None: the connection came by TCP."""
-        self.probes_only = False
-        """Beyond the limits: health is answered, nothing else is."""
         self._owner = owner
         self._limits = limits
         self._socket = accepted
@@ -183,7 +182,7 @@ class Connection(asyncio.Protocol):
         """The request under way is answered and all of it sent; `last`: the connection is closed."""
         if self._state is not _State.REQUEST:
             return
-        self._owner.waits(self)
+        self.slot.wait()
         if last or self._last:
             self._close()
             return
@@ -211,7 +210,7 @@ class Connection(asyncio.Protocol):
         except HeadError as error:
             self._refuse(error)
             return
-        if self.probes_only and not found.probe:
+        if self.slot.reserved and not found.probe:
             fix = "Try again in a moment; `http.max_connections` and `http.max_connections_per_address` set the limits."
             self._refuse(HeadError(503, "connections", "There are too many connections.", fix))
             return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hearthd.front.tenancy.seldom import Seldom
@@ -35,9 +35,7 @@ REASONS = {
     "origin": "A page of another origin asked for data.",
     "head_timeout": "Headers that were not complete within `http.header_timeout`.",
     "write_timeout": "An answer that was not read within `http.write_timeout`.",
-    "displaced": "A waiting connection, closed for another beyond `http.max_connections` or those of an address.",
-    "connections": "A connection beyond those limits while none waited.",
-    "descriptors": "A connection while no file descriptor was left.",
+    "connections": "No probe, on a connection beyond `http.max_connections` or those of an address.",
     "handshake": "A TLS handshake that failed or took too long.",
 }  # fmt: skip
 _QUIET = 10.0
@@ -48,8 +46,6 @@ class Refusals(Collector):
     """Counts and logs; a collector for Prometheus."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.connections: Callable[[], int] = lambda: 0
-        """How many connections are open."""
         self.counts: Counter[str] = Counter()
         """By reason."""
         self._clock = clock
@@ -63,9 +59,6 @@ class Refusals(Collector):
             log.warning("http_refused", reason=reason, peer=peer, times=times)
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "hearth_http_connections", "Connections to the HTTP listener that are open.", value=self.connections()
-        )
         refused = CounterMetricFamily(
             "hearth_http_refusals", "HTTP requests and connections that were refused or cut, by reason.",
             labels=["reason"],

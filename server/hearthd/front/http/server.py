@@ -19,6 +19,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import gauges, health
 from hearthd.front.addresses import Address
 from hearthd.front.auth import Authenticator
+from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.acceptor import BACKLOG, Acceptor
 from hearthd.front.http.cached import CachedAnswer
 from hearthd.front.http.connection import Connection
@@ -72,6 +73,7 @@ class HttpServer:
         metrics: Metrics,
         auth: Authenticator,
         status: NodeStatus,
+        limiter: ConnectionLimiter,
         *,
         guarded: bool = False,
         open_metrics: bool = False,
@@ -81,6 +83,7 @@ class HttpServer:
     ) -> None:
         """`open_metrics`: /metrics tells of all tenants without a token, although the rest is guarded."""
         self._auth = auth
+        self._limiter = limiter
         self.guarded = guarded
         self.open_metrics = open_metrics
         self._certificates = certificates
@@ -140,7 +143,7 @@ class HttpServer:
         await self._runner.setup()
         assert self._runner.server is not None
         context = self._certificates.http() if self._certificates is not None else None
-        self._acceptor = Acceptor(self._settings, self._refusals, self._runner.server, context)
+        self._acceptor = Acceptor(self._settings, self._limiter, self._refusals, self._runner.server, context)
         if unix is not None:
             unix.claim()
             self._unix = unix
@@ -209,8 +212,7 @@ class HttpServer:
                     headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
                 return _refused(401, refusal.message, refusal.fix, headers)
             _VIEWER.set(caller.tenant)
-        assert self._acceptor is not None
-        self._acceptor.works(connection)
+        connection.slot.prove()
         return await handler(request)
 
     def _for_us(self, host: str) -> bool:
