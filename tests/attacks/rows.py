@@ -47,10 +47,8 @@ class Row:
     """Sections of the daemon's configuration, beside its tenants."""
     open_files: int = 0
     """The daemon's limit of descriptors, soft and hard; 0: as it comes."""
-
-    @property
-    def module(self) -> str:
-        return self.attack.__module__
+    prepare: Callable[[], object] = lambda: None
+    """Makes what the attack sends, before it begins."""
 
 
 def load(names: Iterable[str] = ()) -> list[Row]:

@@ -1,24 +1,33 @@
-"""A process that runs one attack: ``python -m tests.attacks.stranger MODULE FUNCTION SECONDS TARGET``.
+"""A process that runs one attack: ``python -m tests.attacks.stranger ROW SECONDS TARGET``.
 
-Prints its counts as one line of JSON.
+It prints ``ready`` when everything is loaded that the attack needs, begins at the next line of its standard input (or
+at its end), and prints its counts as one line of JSON.
+
+A stranger has a machine to itself; this one shares the daemon's. It runs at the lowest priority, so that the daemon and
+the tenant have the processors as if it ran elsewhere.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
+import os
 import resource
 import sys
 
+from tests.attacks import rows
 from tests.attacks.target import Target
 
 
 def main() -> int:
-    module, function, seconds, target = sys.argv[1:]
+    name, seconds, target = sys.argv[1:]
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    attack = getattr(importlib.import_module(module), function)
-    print(json.dumps(attack(Target.from_json(target), float(seconds))), flush=True)
+    os.nice(19)
+    (row,) = rows.load([name])
+    row.prepare()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(row.attack(Target.from_json(target), float(seconds))), flush=True)
     return 0
 
 

@@ -127,11 +127,12 @@ class Trial:
 
     def run(self, row: Row, seconds: float, *, calm: float | None = None) -> Outcome:
         """Runs `row` for `seconds`, after `calm` seconds (default: as many) without an attack."""
-        began = time.monotonic()
-        time.sleep(seconds if calm is None else calm)
-        attacked = time.monotonic()
-        counts = _strangers(row, self.target, seconds)
-        ended = time.monotonic()
+        with _Strangers(row, self.target, seconds) as strangers:
+            began = time.monotonic()
+            time.sleep(seconds if calm is None else calm)
+            attacked = time.monotonic()
+            counts = strangers.attack()
+            ended = time.monotonic()
         before = self._front.most(began, attacked)
         during = self._front.most(attacked, ended)
         kept = self._front.settled(before, row.budget)
@@ -174,27 +175,44 @@ def percentile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
-def _strangers(row: Row, target: Target, seconds: float) -> dict[str, int]:
-    """Runs the attack's processes to their end; their counts."""
-    command = [sys.executable, "-m", "tests.attacks.stranger", row.module, row.attack.__name__]
-    command += [str(seconds), target.to_json()]
-    running = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=child_environment())
-        for _ in range(row.strangers)
-    ]
-    counts: dict[str, int] = {}
-    try:
-        for process in running:
-            text, _ = process.communicate(timeout=seconds + END)
-            assert process.returncode == 0, f"the attack {row.name} failed by itself"
+class _Strangers:
+    """The processes of an attack, which wait until it is to begin."""
+
+    def __init__(self, row: Row, target: Target, seconds: float) -> None:
+        self._seconds = seconds
+        command = [sys.executable, "-m", "tests.attacks.stranger", row.name, str(seconds), target.to_json()]
+        self._processes = [
+            subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+            )
+            for _ in range(row.strangers)
+        ]
+
+    def __enter__(self) -> _Strangers:
+        for process in self._processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", "an attack failed before it began"
+        return self
+
+    def attack(self) -> dict[str, int]:
+        """Runs the attack to its end; the counts of all."""
+        counts: dict[str, int] = {}
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("begin\n")
+            process.stdin.flush()
+        for process in self._processes:
+            text, _ = process.communicate(timeout=self._seconds + END)
+            assert process.returncode == 0, "an attack failed by itself"
             for name, count in json.loads(text or "{}").items():
                 counts[name] = counts.get(name, 0) + count
-    finally:
-        for process in running:
+        return counts
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    return counts
 
 
 def child_environment() -> dict[str, str]:

@@ -134,9 +134,8 @@ class Stranger:
         self.attacks[row.name] += 1
         self._row = row.name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.attacks.stranger", row.module, row.attack.__name__, str(ATTACK_S),
-             self._target],
-            cwd=ROOT, stdout=subprocess.DEVNULL,
+            [sys.executable, "-m", "tests.attacks.stranger", row.name, str(ATTACK_S), self._target],
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             env=environment(PYTHONPATH=os.pathsep.join(sys.path)),
         )  # fmt: skip
 
