@@ -1,6 +1,6 @@
 """Attacks by strangers on a daemon with tenants: the front's growth, and the latency and rate of a tenant beside.
 
-Each attack runs on a daemon of its own with one device of the CPU backend, for an attack concerns the front only; see
+Each attack runs on a separate daemon with one device of the CPU backend, for an attack concerns the front only; see
 `tests.attacks`.
 """
 
@@ -13,11 +13,11 @@ from tests.bench.stats import Row, Summary
 
 
 def measure(context: Context) -> list[Row]:
-    """Four rows an attack. Seconds of each: 3 or 10, and as many without an attack before it."""
+    """Four rows an attack. Seconds of each: 5 or 10, and as many without an attack before it."""
     measured: list[Row] = []
     for attack in rows.load():
         with Trial.of(attack) as trial:
-            measured += _rows(attack, trial.run(attack, context.pick(3, 10)))
+            measured += _rows(attack, trial.run(attack, context.pick(5, 10)))
     return measured
 
 
