@@ -36,7 +36,8 @@ first look at a new connection."""
 _SHARE = 20
 """A look takes at most one in so many parts of the event loop's time."""
 _CALM = 2.0
-"""Seconds after the last connection that was closed here until memory is given back."""
+"""Seconds after the last connection that was closed here, or after many strangers went, until memory is given back."""
+_MANY = 64
 _AGAIN = 0.002
 """Seconds between two looks for the connection of a call from an unknown peer."""
 _EARLY = 4096
@@ -88,6 +89,8 @@ class ConnectionGuard:
         """Told some seconds after connections were closed here: what they took can be given back to the system."""
         self._calm = 0.0
         """When that is due; 0: it is not."""
+        self._left = 0
+        """Strangers that have gone since then."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self._resting = 0.0
@@ -254,7 +257,7 @@ class ConnectionGuard:
         holding.hold(penalized)
         holding.let_in(self._connections.values(), now)
         if self._calm and now > self._calm:
-            self._calm = 0.0
+            self._calm, self._left = 0.0, 0
             self.on_calm()
         strangers = [each for each in self._connections.values() if not each.proven]
         if strangers and now - max(each.since for each in strangers) < 1.0:
@@ -303,6 +306,9 @@ class ConnectionGuard:
         if each is None:
             return
         self._observer.connection_closed(self._listener(each))
+        self._left += not each.proven
+        if self._left >= _MANY:
+            self._calm = self._looked + _CALM
         if each.name and not each.proven:
             self.penalties.add(each.peer, self._looked, each.bytes / self.bounds.bytes)
             self._cut[each.name] = None
