@@ -12,6 +12,8 @@ from itertools import islice
 HALF_LIFE = 30.0
 """Seconds."""
 MOST_PEERS = 1024
+_HIGHEST = 4.0
+"""Times the threshold: however long a peer misbehaved, it is penalized for two half-lives afterwards."""
 _LOOKED_AT = 16
 _FORGOTTEN = 0.05
 """A score below counts as none."""
@@ -33,7 +35,7 @@ class Penalties:
 
     def add(self, peer: str, now: float, points: float = 1.0) -> float:
         """The peer's new score."""
-        score = self.score(peer, now) + points
+        score = min(self.score(peer, now) + points, _HIGHEST * self.threshold)
         self._scores[peer] = (score, now)
         self._scores.move_to_end(peer)
         if len(self._scores) > self._most:

@@ -73,6 +73,14 @@ def test_the_worst_come_first_and_only_penalized_ones() -> None:
     assert penalties.worst(0.0, 1) == ["10.0.0.2"]
 
 
+def test_a_penalty_ends_two_half_lives_after_the_last_misbehaviour() -> None:
+    penalties = Penalties()
+    for second in range(1000):
+        penalties.add("10.0.0.1", float(second))
+    assert penalties.penalized("10.0.0.1", 999 + 1.9 * HALF_LIFE)
+    assert not penalties.penalized("10.0.0.1", 999 + 2.1 * HALF_LIFE)
+
+
 # ---- strangers ----
 
 
