@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from .tenants import tenant, tenants
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0)
 PINGS = frame(PING, 0, 0, struct.pack(">Q", 7)) * 2000
 HEALTH = "/grpc.health.v1.Health/Check"
-CONNECTIONS = 4
+CONNECTIONS = 8
 
 
 class Flooded(LentDaemon):
@@ -91,6 +92,20 @@ class Flood:
                         rest = rest[connection.send(rest) :] or PINGS
 
 
+def sent_again(target: str, source: str) -> int:
+    """Segments that a new connection from the address `source` had to send again until its beginning was received."""
+    host, _, port = target.rpartition(":")
+    with socket.create_connection((host, int(port)), 10, (source, 0)) as connection:
+        connection.sendall(PREFACE)
+
+        def info(offset: int) -> int:  # struct tcp_info, linux/tcp.h
+            found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            return int.from_bytes(found[offset : offset + 4], sys.byteorder)
+
+        wait_until(lambda: info(24) == 0, "acknowledgements")
+        return info(100)
+
+
 def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(lent: Flooded, daemon: DaemonProcess) -> None:
     def held() -> float:
         return value(daemon, lent.operator, "hearth_connections_held_total", 'listener="grpc"')
@@ -110,6 +125,8 @@ def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(lent: 
             closed, passed = floods() - closed, time.monotonic() - began
             # One turn in TURN seconds, where each would be closed and back within some milliseconds.
             assert closed <= passed / TURN + 2 * CONNECTIONS
+        assert sent_again(daemon.grpc, "127.0.0.1"), "the kernel took the data of a penalized address at once"
+        assert not all(sent_again(daemon.grpc, "127.0.0.2") for _ in range(3)), "another address was held, too"
         probe = Http2(daemon.grpc)
         try:
             stream = probe.call(HEALTH, message(b""), end=True)
