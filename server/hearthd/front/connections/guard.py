@@ -22,7 +22,7 @@ from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.peers import group_of, normal_name
 from hearthd.front.connections.penalties import Penalties
 from hearthd.front.connections.socket_filter import MOST_PEERS
-from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge
+from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge, overspent
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -162,6 +162,10 @@ class ConnectionGuard:
             found.spend(cost, now)
             if cost <= 1:
                 found.probed = now
+            # Not at the next look: a loop that is busy with a flood's calls comes to it late.
+            penalized = self.penalties.penalized(found.peer, now)
+            if self._sockets is not None and not found.closed and self._guarded() and overspent(found, penalized):
+                self._close(self._sockets, found, "flood", now)
         self._look_within(HASTE)
 
     def admits(self, peer: str) -> bool:

@@ -76,6 +76,11 @@ class Bounds:
     bytes: int
 
 
+def overspent(each: Stranger, penalized: bool) -> bool:
+    """Whether a connection has made more calls without a credential than it may."""
+    return each.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
+
+
 def judge(
     strangers: Iterable[Stranger], bounds: Bounds, penalties: Penalties, now: float
 ) -> list[tuple[Stranger, str]]:
@@ -88,7 +93,7 @@ def judge(
         divisor = PENALTY_DIVISOR if penalties.penalized(each.peer, now) else 1
         if (
             each.bytes > bounds.bytes // divisor
-            or each.spent > CALLS / divisor
+            or overspent(each, divisor > 1)
             or each.backlogs >= max(2, BACKLOG_LOOKS // divisor)
         ):
             closing[each] = "flood"
