@@ -1,8 +1,8 @@
 """Connections that have shown no credential yet, on every listener: how many there may be, for how long, and how much
 they may send.
 
-Owns: the limits per listener, per peer and in all (`limiter`), the descriptors that they are cut to (`budget`), peers
-that misbehave (`penalties`), and the guard of the gRPC listeners (`guard`), which Python cannot ask at accept. Covers
-connections, not messages: what a message may hold before its credential is known belongs to admission. The listeners
-are above; below are addresses, settings and the kernel.
+Owns: the limits per listener, per peer and in all (`limiter`), the descriptors that they are cut to (`descriptors`),
+peers that misbehave (`penalties`), and the guard of the gRPC listeners (`guard`), which Python cannot ask at accept,
+with what the kernel holds back for it (`holding`). Covers connections, not messages: what a message may hold before its
+credential is known belongs to admission. The listeners are above; below are addresses, settings and the kernel.
 """
