@@ -59,7 +59,7 @@ def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: Daemo
 
 def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path: Path) -> None:
     """What answers with no frames, or hangs up."""
-    alone = Path("/tmp") / f"hearth-{os.getpid()}-{tmp_path.name[-8:]}.sock"
+    alone = tmp_path / "alone.sock"
     alone.symlink_to(daemon.unix.removeprefix("unix:"))
     beside = calls.socket_path(str(alone))
     try:
