@@ -182,7 +182,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkey
     """As gRPC's keepalive does; and one that is late, but alive, is waited for."""
     monkeypatch.setattr(calls, "ASK_S", 0.1)
     daemon = start_daemon()
-    with daemon.connect(timeout=2.0) as node:
+    with daemon.connect() as node:
         gpu = node.device(0)
         saxpy_works(gpu)
         time.sleep(0.5)  # asked, and answered, several times
