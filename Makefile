@@ -2,7 +2,8 @@
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests
 #   make test-quick   the unit tests but for the slow ones, and a smoke of the daemon: a minute or so
-#   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest
+#   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
+#                part of it, which CI runs
 #   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories
 #   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
 #                Kubernetes' schemas
@@ -39,8 +40,11 @@ MACHINE := $(if $(COMPILER_EXTRA),cpu) $(patsubst $(comma)%,%,$(CUDA_EXTRA))
 # Of make test-quick: these files of the daemon's tests.
 SMOKE := launch transfers collectives first_process cli_status modules
 QUICK := --quick tests/unit $(patsubst %,tests/daemon/test_%.py,$(SMOKE))
+# Of make smoke-oldest: what the versions of gRPC, aiohttp, pydantic, typer, prometheus-client and cryptography decide.
+LOWER := $(patsubst %,tests/unit/front/test_%.py,front_admission front_config front_http_server front_spans front_tls \
+  gpu_health) tests/unit/client/test_cli_output.py $(patsubst %,tests/daemon/test_%.py,admission cli_status first_process)
 
-.PHONY: demo test test-quick test-oldest tools docs lint lock audit typecheck proto proto-check bench clean serve
+.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit typecheck proto proto-check bench clean serve
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
@@ -57,6 +61,9 @@ test-quick: $(VENV)/.dev
 
 test-oldest: $(VENV)-oldest/.dev
 	$(VENV)-oldest/bin/pytest -q -n $(JOBS) --dist loadfile $(QUICK) $(PYTEST_ARGS)
+
+smoke-oldest: $(VENV)-oldest/.dev
+	$(VENV)-oldest/bin/pytest -q -n $(JOBS) --dist loadfile $(LOWER) $(PYTEST_ARGS)
 
 # Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
 tools: | $(VENV)/bin/python

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -20,6 +21,11 @@ settings.load_profile("hearth")
 # start. So where the surroundings ask that none is written, it is written all the same (into __pycache__, as ever).
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A socket's path has at most 107 bytes, and tests make theirs below the temporary directory. Where that one's path is
+# long, they have another; the daemons and programs that they start have the long one.
+if len(tempfile.gettempdir()) > 16 and os.access("/tmp", os.W_OK | os.X_OK):
+    tempfile.tempdir = "/tmp"
 
 # A shell runs what it puts in the background with Ctrl-C ignored, and programs inherit that; tests send it.
 # What `nohup` runs inherits the same of the end of its terminal.

@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def short_folder() -> Path:
-    """A new directory for sockets, whose paths have at most 107 bytes: not below a `TMPDIR` that is long itself. The
+    """A new directory for sockets, whose paths have at most 107 bytes; the names of tests in `tmp_path` are long. The
     caller removes it."""
-    return Path(tempfile.mkdtemp(prefix="hearth-test-", dir="/tmp" if len(tempfile.gettempdir()) > 60 else None))
+    return Path(tempfile.mkdtemp(prefix="hearth-test-"))

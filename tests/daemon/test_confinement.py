@@ -290,26 +290,27 @@ def test_entry_of_another_key_or_name_is_compiled_again(start_daemon: StartDaemo
     place = tmp_path / "c"
     source = 'extern "C" __global__ void once(int* x) { x[0] = %d; }'
 
-    def run(value: int, key: Path) -> int:
+    def run(key: Path, *values: int) -> list[int]:
         daemon = start_daemon(cache={"dir": str(place), "key": str(key)})
+        found = []
         with daemon.connect() as node:
             x = node.device(0).zeros(1, np.int32)
-            node.device(0).RawModule(code=source % value).get_function("once")((1,), (1,), (x,))
-            found = int(x.get()[0])
+            for value in values:
+                node.device(0).RawModule(code=source % value).get_function("once")((1,), (1,), (x,))
+                found.append(int(x.get()[0]))
         daemon.stop()
         return found
 
     keys = tmp_path / "one", tmp_path / "two"
-    assert run(1, keys[0]) == 1
+    assert run(keys[0], 1) == [1]
     (first,) = place.glob("??/*")
-    assert run(2, keys[1]) == 2
+    assert run(keys[1], 2) == [2]
     (second,) = {*place.glob("??/*")} - {first}
     own = first.read_bytes()
     first.write_bytes(second.read_bytes())  # under another name, of another key
-    assert run(1, keys[0]) == 1
-    assert first.read_bytes()[-100:] == own[-100:]
     second.write_bytes(own)
-    assert run(2, keys[0]) == 2
+    assert run(keys[0], 1, 2) == [1, 2]
+    assert first.read_bytes()[-100:] == own[-100:]
     assert keys[0].stat().st_mode & 0o777 == 0o600
 
 

@@ -159,7 +159,7 @@ def test_a_limit_costs_one_compile(
     error = refusal(pool, source)
     assert error.reason is Reason.COMPILE_LIMIT and error.details["limit"] == limit
     assert error.details["allowed"] == str(next(iter(limits.values())))
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 4 * LATE
     pool._limits = replace(pool._limits, seconds=60)  # what is right may take a second on a busy machine, too
     works(pool)
 
