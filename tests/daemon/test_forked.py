@@ -26,23 +26,17 @@ def test_commands_end_and_print_as_in_a_fresh_interpreter(tmp_path: Path) -> Non
 
 
 def test_daemon_is_a_child_with_its_own_arguments_environment_and_descriptors(
-    start_daemon: Callable[..., DaemonProcess], tmp_path: Path
+    start_daemon: Callable[..., DaemonProcess],
 ) -> None:
-    mine = tmp_path / "mine"
-    kept = os.open(mine, os.O_CREAT)
-    os.set_inheritable(kept, True)
-    try:
-        first, second = start_daemon(), start_daemon()
-    finally:
-        os.close(kept)
-    for daemon in (first, second):
+    first, second = start_daemon(), start_daemon()
+    for daemon, other in ((first, second), (second, first)):
         proc = Path(f"/proc/{daemon.process.pid}")
         arguments = (proc / "cmdline").read_text().rstrip("\0").split("\0")
         assert arguments[1:4] == ["-m", "hearthd", "serve"] and str(daemon.config_path) in arguments
         assert int((proc / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
         assert {daemon.process.pid, daemon.device_pid()} <= set(marked(daemon.mark))
-        assert mine not in [each.readlink() for each in (proc / "fd").iterdir()]
-    assert not set(marked(first.mark)) & set(marked(second.mark))
+        assert not set(marked(daemon.mark)) & set(marked(other.mark))
+        assert other.log_path not in [each.readlink() for each in (proc / "fd").iterdir()]
 
 
 def test_environment_that_modules_may_read_is_for_a_fresh_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
