@@ -16,6 +16,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = 4096
 """Bytes for the command line of a forked process, and for what its environment has more."""
 _START_S = 60.0
+_DEFAULTS = {"PYDANTIC_DISABLE_PLUGINS": "__all__", "GRPC_VERBOSITY": "NONE"}
+"""Variables that `hearthd` sets where they are not set: in the fork server, and in a test that runs some of it."""
 
 
 class ForkServer:
@@ -37,7 +39,8 @@ class ForkServer:
             )
 
     def _shared(self, environment: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in environment.items() if name not in self._own}
+        kept = environment.items() - _DEFAULTS.items()
+        return {name: value for name, value in kept if name not in self._own}
 
     def suits(self, environment: Mapping[str, str]) -> bool:
         """Whether a fresh interpreter, started now with this environment, would come to the same."""
