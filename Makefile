@@ -13,8 +13,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Of the tests; three keep two cores busy, for they wait a good deal.
-JOBS ?= 3
+# Processes that run tests; four keep two cores busy, for tests wait a good deal.
+JOBS ?= 4
 comma := ,
 
 # A C++ compiler of the system, else the one that comes as a Python package.
@@ -39,7 +39,10 @@ endef
 MACHINE := $(if $(COMPILER_EXTRA),cpu) $(patsubst $(comma)%,%,$(CUDA_EXTRA))
 # Of make test-quick: these files of the daemon's tests.
 SMOKE := launch transfers collectives first_process cli_status modules
-QUICK := --quick tests/unit $(patsubst %,tests/daemon/test_%.py,$(SMOKE))
+QUICK := --quick $(patsubst %,tests/daemon/test_%.py,$(SMOKE)) tests/unit
+# A file of tests at a time, in the order in which they are collected: the short ones of tests/unit come last.
+WORKERS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+TYPED := client/hearth server/hearthd proto/hearth_proto
 # Of make smoke-oldest: what the versions of gRPC, aiohttp, pydantic, typer, prometheus-client and cryptography decide.
 LOWER := $(patsubst %,tests/unit/front/test_%.py,front_admission front_config front_http_server front_spans front_tls \
   gpu_health) tests/unit/client/test_cli_output.py $(patsubst %,tests/daemon/test_%.py,admission cli_status first_process)
@@ -49,21 +52,24 @@ LOWER := $(patsubst %,tests/unit/front/test_%.py,front_admission front_config fr
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
 
+# mypy runs beside the tests. In a fresh clone all tests are compiled first, once, and not by each of the processes.
 test: $(VENV)/.dev $(VENV)-proto/.tools
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check -q client server proto tests docs deploy
-	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
 	$(BIN)/python locks/check.py
-	$(BIN)/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/mypy $(TYPED) >$(VENV)/mypy.log 2>&1 & types=$$!; \
+	  find tests -name '*-pytest-*.pyc' | grep -q . || $(BIN)/pytest --collect-only -qq >/dev/null; \
+	  $(BIN)/pytest $(WORKERS) $(PYTEST_ARGS); tests=$$?; \
+	  wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests ? tests : types))
 
 test-quick: $(VENV)/.dev
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile $(QUICK) $(PYTEST_ARGS)
+	$(BIN)/pytest -q $(WORKERS) $(QUICK) $(PYTEST_ARGS)
 
 test-oldest: $(VENV)-oldest/.dev
-	$(VENV)-oldest/bin/pytest -q -n $(JOBS) --dist loadfile $(QUICK) $(PYTEST_ARGS)
+	$(VENV)-oldest/bin/pytest -q $(WORKERS) $(QUICK) $(PYTEST_ARGS)
 
 smoke-oldest: $(VENV)-oldest/.dev
-	$(VENV)-oldest/bin/pytest -q -n $(JOBS) --dist loadfile $(LOWER) $(PYTEST_ARGS)
+	$(VENV)-oldest/bin/pytest -q $(WORKERS) $(LOWER) $(PYTEST_ARGS)
 
 # Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
 tools: | $(VENV)/bin/python
@@ -78,7 +84,7 @@ tools: | $(VENV)/bin/python
 lint: $(VENV)/.dev
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check client server proto tests docs deploy
-	$(BIN)/mypy client/hearth server/hearthd proto/hearth_proto
+	$(BIN)/mypy $(TYPED)
 	$(BIN)/python locks/check.py
 
 lock: $(VENV)-tools/.tools

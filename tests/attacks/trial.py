@@ -106,7 +106,7 @@ class Trial:
         sections, tokens = tenants("worker", "other", **self._config)
         with contextlib.ExitStack() as parts:
             cache = self._cache or Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="hearth-attacks-")))
-            self.daemon = DaemonProcess(cache, sections, 1, open_files=self._open_files)
+            self.daemon = DaemonProcess(cache, sections, 1, open_files=self._open_files, fresh=True)
             parts.callback(self._stop)
             address = self.daemon.unix if self._via == "unix" else self.daemon.grpc
             self.tokens = tokens

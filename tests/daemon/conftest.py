@@ -41,7 +41,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def daemon(cache: Path) -> Iterator[DaemonProcess]:
     """The worker's daemon. Tests leave it as they found it."""
     segments = shared_memory()
-    process = DaemonProcess(cache)
+    process = DaemonProcess(cache, fresh=True)
     yield process
     running = process.process.poll() is None
     generations = [device["generation"] for device in process.status()["devices"]] if running else []
@@ -88,8 +88,10 @@ def start_daemon(cache: Path) -> Iterator[StartDaemon]:
     """Starts private daemons; sections of the configuration as keywords. All are ended with the test."""
     started: list[DaemonProcess] = []
 
-    def start(cpu_count: int = 1, cache_dir: Path | None = None, open_files: int = 0, **config: Any) -> DaemonProcess:
-        process = DaemonProcess(cache_dir or cache, config, cpu_count, open_files=open_files)
+    def start(
+        cpu_count: int = 1, cache_dir: Path | None = None, open_files: int = 0, fresh: bool = False, **config: Any
+    ) -> DaemonProcess:
+        process = DaemonProcess(cache_dir or cache, config, cpu_count, open_files=open_files, fresh=fresh)
         started.append(process)
         return process
 

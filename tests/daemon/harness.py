@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -16,12 +18,13 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
 
 import hearth
 from hearthd.confinement.support import support
+from tests.daemon.forked import Forked, ForkServer
 from tests.daemon.tenants import new_token, token_hash
 from tests.folders import short_folder
 
@@ -79,10 +82,34 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
+_ENVIRONMENT = environment(**OPEN)
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The fork server of this process, started at the first call."""
+    server = ForkServer(_ENVIRONMENT, (MARK, "XDG_STATE_HOME", "PYTEST_CURRENT_TEST"))
+    atexit.register(server.close)
+    return server
+
+
+def started(arguments: list[str], env: Mapping[str, str], stderr: IO[str] | int) -> subprocess.Popen[str]:
+    """`python -m` with these arguments: forked where that comes to the same as a fresh interpreter."""
+    if BACKEND == "cpu" and fork_server().suits(env):
+        return Forked(fork_server(), arguments, env, stderr)
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+
+
 def hearthd(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a command of `hearthd` to its end."""
-    command = [sys.executable, "-m", "hearthd", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env or environment(), timeout=60, check=False)
+    with started(["hearthd", *arguments], env or environment(**OPEN), subprocess.PIPE) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def alive(pid: int) -> bool:
@@ -148,8 +175,10 @@ class DaemonProcess:
         cpu_count: int = 2,
         after: DaemonProcess | None = None,
         open_files: int = 0,
+        fresh: bool = False,
     ) -> None:
-        """`open_files`: its limit of descriptors, soft and hard; 0: as it comes."""
+        """`open_files`: its limit of descriptors, soft and hard; 0: as it comes. `fresh`: in a fresh interpreter, as
+        users start it, where processes, memory or start are looked at; else it may be forked (`fork_server.py`)."""
         self.mark = uuid.uuid4().hex
         self.token = ""
         """Shown over HTTP where a call names no other; an operator's, for `status` and what uses it."""
@@ -166,11 +195,7 @@ class DaemonProcess:
         grpc, http = ("127.0.0.1:0",) * 2 if after is None else (after.grpc, after.http)
         arguments += ["--grpc", grpc, "--http", http, "--unix", str(self.socket)]
         with self.log_path.open("w") as log:
-            self.process = subprocess.Popen(
-                [*_limited(open_files), sys.executable, "-m", "hearthd", "serve", *arguments],
-                stdout=subprocess.PIPE, stderr=log, text=True,
-                env=environment(**OPEN, **{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")}),
-            )  # fmt: skip
+            self.process = self._begin(["hearthd", "serve", *arguments], log, open_files, fresh)
         overdue = threading.Timer(START_S, self.process.kill)
         overdue.start()
         try:
@@ -185,6 +210,13 @@ class DaemonProcess:
         addresses = dict(part.split("=", 1) for part in line.split()[2:])
         self.grpc, self.http, self.unix = addresses["grpc"], addresses["http"], f"unix:{addresses['unix']}"
         self.lanes = addresses.get("lanes", "")
+
+    def _begin(self, arguments: list[str], log: IO[str], open_files: int, fresh: bool) -> subprocess.Popen[str]:
+        env = environment(**OPEN, **{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")})
+        if not (fresh or open_files):
+            return started(arguments, env, log)
+        command = [*_limited(open_files), sys.executable, "-m", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
 
     def settings(self, cache: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """The sections of the file: those of `config`, and what every daemon here has."""

@@ -91,7 +91,7 @@ def walled(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     """A daemon with two tenants and an audit log."""
     folder = tmp_path_factory.mktemp("audit")
     config, tokens = tenants("alice", "mallory", audit={"path": str(folder / "audit.log")})
-    daemon = DaemonProcess(cache, config, 1)
+    daemon = DaemonProcess(cache, config, 1, fresh=True)
     yield daemon, tokens
     daemon.stop()
     left = daemon.left_behind()

@@ -62,7 +62,7 @@ def lose_device(daemon: DaemonProcess, number: signal.Signals = signal.SIGKILL, 
 
 @pytest.fixture
 def daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    return start_daemon(cpu_count=2)
+    return start_daemon(cpu_count=2, fresh=True)
 
 
 @pytest.fixture

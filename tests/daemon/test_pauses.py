@@ -52,9 +52,10 @@ def stopped(pid: int) -> Iterator[None]:
 def forkserver_of(daemon: DaemonProcess) -> int:
     """The child of the front that device processes are forked from."""
     for pid in marked(daemon.mark):
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if parent == daemon.process.pid and "forkserver" in command_of(pid):
-            return pid
+        with contextlib.suppress(OSError):  # one that has ended meanwhile
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent == daemon.process.pid and "forkserver" in command_of(pid):
+                return pid
     raise AssertionError("the daemon has no forkserver")
 
 

@@ -7,7 +7,7 @@ import json
 import socket
 
 import pytest
-from rig import Command, Rig
+from rig import Command, Rig, compiled
 
 from hearth_proto import descriptors
 from hearth_proto.frames import Frame, FrameReader, Kind, encode
@@ -89,7 +89,8 @@ class Laned(Rig[CpuServer]):
         self.files, self._their_files = descriptors.pair()
         self.clients: list[Client] = []
         self._lane_ids = itertools.count(1000)
-        super().__init__(DeviceSpec(0, "cpu", 0, memory_limit=64 << 20, cpu_threads=1), server)
+        spec = DeviceSpec(0, "cpu", 0, memory_limit=64 << 20, cpu_threads=1, cache_dir=compiled())
+        super().__init__(spec, server)
 
     def _main(self) -> None:
         self.server = self._make(self._spec)

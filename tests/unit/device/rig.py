@@ -18,6 +18,20 @@ Command = commands_pb2.Command
 S = TypeVar("S")
 
 
+_compiled = ""
+
+
+def keep_compiled(folder: str) -> None:
+    """Sets the directory that `compiled` returns."""
+    global _compiled  # noqa: PLW0603 - rigs are made by helpers that no fixture reaches
+    _compiled = folder
+
+
+def compiled() -> str:
+    """The directory of compiled modules for rigs: most tests compile the same few kernels."""
+    return _compiled
+
+
 class Rig(Generic[S]):
     """`make` builds the server on the device-handle thread; `channel` 1 is open."""
 

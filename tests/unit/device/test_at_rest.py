@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from peers import PeerRig, PeerServer, collective, operation
-from rig import Rig
+from rig import Rig, compiled
 from strict import Strict, launch, load, prepare, ready
 
 from hearth_proto.reasons import Reason
@@ -20,7 +20,7 @@ from hearthd.spec import DeviceSpec
 
 @pytest.fixture
 def rig() -> Iterator[Rig[Strict]]:
-    made = Rig(DeviceSpec(0, "cpu", 0), Strict)
+    made = Rig(DeviceSpec(0, "cpu", 0, cache_dir=compiled()), Strict)
     yield made
     made.server.gate.set()
     made.close()

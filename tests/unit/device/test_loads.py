@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rig import Rig
+from rig import Rig, compiled
 from strict import SOURCE, Strict, launch, load, prepare, ready
 
 from hearth_proto.frames import Kind
@@ -44,7 +44,7 @@ def start() -> Iterator[Start]:
     made: list[Rig[Strict]] = []
 
     def begin(limit: float) -> Rig[Strict]:
-        made.append(Rig(DeviceSpec(0, "cpu", 0, load_timeout=limit), Choosy))
+        made.append(Rig(DeviceSpec(0, "cpu", 0, load_timeout=limit, cache_dir=compiled()), Choosy))
         return made[-1]
 
     yield begin

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rig import Command, Rig
+from rig import Command, Rig, compiled
 from segment_client import Client, hand_over
 
 from hearth_proto import descriptors
@@ -132,7 +132,9 @@ class Segmented(Rig[PageLocking]):
 
     def __init__(self, left: int = 1 << 40) -> None:
         self.files, self._their_files = descriptors.pair()
-        super().__init__(DeviceSpec(0, "cpu", 0, cpu_threads=1), lambda spec: PageLocking(spec, left))
+        super().__init__(
+            DeviceSpec(0, "cpu", 0, cpu_threads=1, cache_dir=compiled()), lambda spec: PageLocking(spec, left)
+        )
 
     def _main(self) -> None:
         self.server = self._make(self._spec)

@@ -1,0 +1,19 @@
+"""Fixtures of all tests of the device process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import rig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rigs share compiled modules, those of the other workers of the run included."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder = base / "compiled-by-rigs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    rig.keep_compiled(str(folder))
