@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hearth import aio as aio
-    from hearth.array import DeviceArray as DeviceArray
-    from hearth.bindings import In as In
-    from hearth.bindings import InOut as InOut
-    from hearth.bindings import Out as Out
-    from hearth.by_value import Struct as Struct
-    from hearth.described import PublishedArray as PublishedArray
+    from hearth.arrays.array import DeviceArray as DeviceArray
+    from hearth.arrays.described import PublishedArray as PublishedArray
+    from hearth.arrays.tensor_map import Im2col as Im2col
+    from hearth.arrays.tensor_map import TensorMap as TensorMap
+    from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
+    from hearth.collectives.group import Group as Group
     from hearth.device import Device as Device
+    from hearth.endpoint.retry import retrying as retrying
     from hearth.errors import ArgumentError as ArgumentError
     from hearth.errors import AuthenticationError as AuthenticationError
     from hearth.errors import BufferLostError as BufferLostError
@@ -47,48 +48,47 @@ if TYPE_CHECKING:
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
-    from hearth.flight_record import FlightRecord as FlightRecord
-    from hearth.function import Function as Function
-    from hearth.function_attributes import Occupancy as Occupancy
-    from hearth.graph import Graph as Graph
-    from hearth.graph import GraphNode as GraphNode
-    from hearth.group import Group as Group
-    from hearth.module import RawModule as RawModule
+    from hearth.kernels.bindings import In as In
+    from hearth.kernels.bindings import InOut as InOut
+    from hearth.kernels.bindings import Out as Out
+    from hearth.kernels.by_value import Struct as Struct
+    from hearth.kernels.function import Function as Function
+    from hearth.kernels.function_attributes import Occupancy as Occupancy
+    from hearth.kernels.graph import Graph as Graph
+    from hearth.kernels.graph import GraphNode as GraphNode
+    from hearth.kernels.module import RawModule as RawModule
+    from hearth.kernels.pending_dispatch import DispatchTiming as DispatchTiming
+    from hearth.kernels.pending_dispatch import PendingDispatch as PendingDispatch
+    from hearth.kernels.prepared import Prepared as Prepared
+    from hearth.kernels.readonly import read_only as read_only
     from hearth.node import Node as Node
     from hearth.node import connect as connect
-    from hearth.pending import DispatchTiming as DispatchTiming
-    from hearth.pending import PendingDispatch as PendingDispatch
-    from hearth.pinned import empty_like_pinned as empty_like_pinned
-    from hearth.pinned import empty_pinned as empty_pinned
-    from hearth.pinned import zeros_like_pinned as zeros_like_pinned
-    from hearth.pinned import zeros_pinned as zeros_pinned
-    from hearth.prepared import Prepared as Prepared
-    from hearth.profile import Profile as Profile
+    from hearth.profiling.profile import Profile as Profile
+    from hearth.profiling.trace import KernelActivity as KernelActivity
+    from hearth.profiling.trace import Trace as Trace
+    from hearth.profiling.trace import TraceEvent as TraceEvent
     from hearth.progress import show_progress as show_progress
-    from hearth.properties import DeviceInfo as DeviceInfo
-    from hearth.properties import DeviceProperties as DeviceProperties
-    from hearth.properties import MemoryUsage as MemoryUsage
-    from hearth.properties import NodeInfo as NodeInfo
-    from hearth.properties import ProcessInfo as ProcessInfo
-    from hearth.properties import SessionInfo as SessionInfo
-    from hearth.readonly import read_only as read_only
-    from hearth.retries import retrying as retrying
     from hearth.stream import Event as Event
     from hearth.stream import Stream as Stream
     from hearth.stream import get_elapsed_time as get_elapsed_time
-    from hearth.tensor_map import Im2col as Im2col
-    from hearth.tensor_map import TensorMap as TensorMap
-    from hearth.trace import KernelActivity as KernelActivity
-    from hearth.trace import Trace as Trace
-    from hearth.trace import TraceEvent as TraceEvent
+    from hearth.transfer.pinned import empty_like_pinned as empty_like_pinned
+    from hearth.transfer.pinned import empty_pinned as empty_pinned
+    from hearth.transfer.pinned import zeros_like_pinned as zeros_like_pinned
+    from hearth.transfer.pinned import zeros_pinned as zeros_pinned
+    from hearth.types import DeviceInfo as DeviceInfo
+    from hearth.types import DeviceProperties as DeviceProperties
+    from hearth.types import MemoryUsage as MemoryUsage
+    from hearth.types import NodeInfo as NodeInfo
+    from hearth.types import ProcessInfo as ProcessInfo
+    from hearth.types import SessionInfo as SessionInfo
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "array": ("DeviceArray",),
-    "bindings": ("In", "InOut", "Out"),
-    "by_value": ("Struct",),
-    "described": ("PublishedArray",),
+    "arrays.array": ("DeviceArray",),
+    "kernels.bindings": ("In", "InOut", "Out"),
+    "kernels.by_value": ("Struct",),
+    "arrays.described": ("PublishedArray",),
     "device": ("Device",),
     "errors": (
         "ArgumentError",
@@ -114,24 +114,24 @@ _HOMES = {
         "UnsupportedTypeError",
     ),
     "failure": ("Failure",),
-    "flight_record": ("FlightRecord",),
-    "function": ("Function",),
-    "function_attributes": ("Occupancy",),
-    "graph": ("Graph", "GraphNode"),
-    "group": ("Group",),
-    "module": ("RawModule",),
+    "collectives.flight_recorder": ("FlightRecord",),
+    "kernels.function": ("Function",),
+    "kernels.function_attributes": ("Occupancy",),
+    "kernels.graph": ("Graph", "GraphNode"),
+    "collectives.group": ("Group",),
+    "kernels.module": ("RawModule",),
     "node": ("Node", "connect"),
-    "pending": ("DispatchTiming", "PendingDispatch"),
-    "pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
-    "prepared": ("Prepared",),
-    "profile": ("Profile",),
+    "kernels.pending_dispatch": ("DispatchTiming", "PendingDispatch"),
+    "transfer.pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
+    "kernels.prepared": ("Prepared",),
+    "profiling.profile": ("Profile",),
     "progress": ("show_progress",),
-    "properties": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
-    "readonly": ("read_only",),
-    "retries": ("retrying",),
+    "types": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
+    "kernels.readonly": ("read_only",),
+    "endpoint.retry": ("retrying",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
-    "tensor_map": ("Im2col", "TensorMap"),
-    "trace": ("KernelActivity", "Trace", "TraceEvent"),
+    "arrays.tensor_map": ("Im2col", "TensorMap"),
+    "profiling.trace": ("KernelActivity", "Trace", "TraceEvent"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from hearth import element, shapes
-from hearth import numpy_later as np
-from hearth.array import DeviceArray, allocate, allocate_many
+from hearth import dtypes, shapes
+from hearth import lazy_numpy as np
+from hearth.arrays.array import DeviceArray, allocate, allocate_many
 from hearth.errors import DtypeError, UnsupportedError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.connection import Connection
     from hearth.device import Device
     from hearth.progress import Progress
+    from hearth.session.connection import Connection
     from hearth.stream import Stream
 
 
@@ -71,8 +71,8 @@ class Creation:
     ) -> DeviceArray:
         """As `asarray`, always new memory."""
         if not np.here():  # else it sees the same in them
-            host = element.host(obj)
-            if host is not None and (dtype is None or element.named(dtype) is host.element):
+            host = dtypes.host(obj)
+            if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
                 plain = allocate(self._self(), host.shape, host.element, stream)
                 plain._write_bytes(host.data, stream, progress, blocking)
                 return plain
@@ -92,7 +92,7 @@ class Creation:
         if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
             upload(_host(obj, wanted))
         else:
-            from hearth import foreign
+            from hearth.arrays import asarray as foreign
 
             found = foreign.on_gpu(obj)
             if found is not None:
@@ -204,9 +204,9 @@ def _host(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
 
 
 def _converts(since: np.dtype[Any], to: np.dtype[Any] | None) -> bool:
-    from hearth import casting
+    from hearth.arrays import astype
 
-    return casting.known(since, to)
+    return astype.known(since, to)
 
 
 def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:

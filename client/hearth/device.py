@@ -6,29 +6,29 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hearth import spans
+from hearth import telemetry
+from hearth.arrays.durable import Durability
+from hearth.arrays.published import Published
+from hearth.codec.decode import DONE
+from hearth.codec.encode import SYNC_ALL
 from hearth.creation import Creation
-from hearth.deferred import NO_STREAM
-from hearth.dispatch import Dispatching
-from hearth.durable import Durability
 from hearth.errors import ArgumentError
-from hearth.plain import SYNC_ALL
-from hearth.plain_answers import DONE
-from hearth.published import Published
+from hearth.kernels.dispatch import Dispatching
+from hearth.session.late_errors import NO_STREAM
 from hearth.stream import Event, Stream, current, resolve
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.connection import Connection
-    from hearth.function import Function
-    from hearth.graph import Graph
-    from hearth.module import RawModule
+    from hearth.kernels.function import Function
+    from hearth.kernels.graph import Graph
+    from hearth.kernels.module import RawModule
+    from hearth.kernels.prepared import Prepared
     from hearth.node import Node
-    from hearth.prepared import Prepared
-    from hearth.profile import Profile
-    from hearth.properties import DeviceInfo, DeviceProperties, MemoryUsage, NodeInfo
-    from hearth.reply import Asked, Reply
-    from hearth.trace import Trace
+    from hearth.profiling.profile import Profile
+    from hearth.profiling.trace import Trace
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Asked, Reply
+    from hearth.types import DeviceInfo, DeviceProperties, MemoryUsage, NodeInfo
     from hearth_proto.v1 import node_pb2
 
 
@@ -59,7 +59,7 @@ class Device(Creation, Dispatching, Durability, Published):
     def properties(self) -> DeviceProperties:
         """Name, backend, memory and limits, as of the connect."""
         if self._properties is None:
-            from hearth.properties import DeviceProperties
+            from hearth.types import DeviceProperties
 
             self._properties = DeviceProperties.of(self._opened.properties)
         return self._properties
@@ -91,7 +91,9 @@ class Device(Creation, Dispatching, Durability, Published):
         `options`: the compiler's; `name_expressions`: C++ names to instantiate, e.g. ``["scale<float>"]``; `headers`:
         name in the source's ``#include`` -> text. Raises `UnsupportedError` for CuPy's further keywords.
         """
-        from hearth.module import RawModule  # when the device has been attached to: its lane is opened meanwhile
+        from hearth.kernels.module import (
+            RawModule,  # when the device has been attached to: its lane is opened meanwhile
+        )
 
         return RawModule(
             self,
@@ -115,13 +117,13 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def graph(self) -> Graph:
         """``with gpu.graph() as g:`` records the launches, copies and fills of the block; then ``g.launch(n)``."""
-        from hearth.graph import Graph
+        from hearth.kernels.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
         """``with gpu.prepared() as p:`` collects the launches of the block and checks them; then ``p.launch(n)``."""
-        from hearth.prepared import Prepared
+        from hearth.kernels.prepared import Prepared
 
         return Prepared(self._connection)
 
@@ -130,7 +132,7 @@ class Device(Creation, Dispatching, Durability, Published):
 
         Checked together; raises everything that is wrong with them.
         """
-        from hearth.prepared import prepare
+        from hearth.kernels.prepared import prepare
 
         return prepare(self._connection, launches)
 
@@ -148,7 +150,7 @@ class Device(Creation, Dispatching, Durability, Published):
         """The stream that ``with`` made current here, else the default one."""
         return current(self._connection) or self._default_stream
 
-    @spans.traced("hearth.synchronize")
+    @telemetry.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until all work of this session on the device is done; `timeout` in seconds.
 
@@ -169,7 +171,7 @@ class Device(Creation, Dispatching, Durability, Published):
         reply.foretold = DONE
         return reply
 
-    @spans.traced("hearth.flush")
+    @telemetry.traced("hearth.flush")
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""
         self._flushing(stream).wait(timeout)
@@ -183,13 +185,13 @@ class Device(Creation, Dispatching, Durability, Published):
 
     def profile(self, stream: Stream | None = None) -> Profile:
         """Times the work of a ``with`` block on the current stream, or on `stream`."""
-        from hearth.profile import Profile
+        from hearth.profiling.profile import Profile
 
         return Profile(self._connection, stream)
 
     def trace(self, max_events: int | None = None) -> Trace:
         """Records every command of a ``with`` block, of all streams; `max_events`: the daemon's default if None."""
-        from hearth.trace import Trace
+        from hearth.profiling.trace import Trace
 
         return Trace(self._connection, self._trace_name, max_events)
 
@@ -211,7 +213,7 @@ class Device(Creation, Dispatching, Durability, Published):
         return self._asking_usage().wait()
 
     def _asking_usage(self) -> Asked[MemoryUsage]:
-        from hearth.properties import MemoryUsage
+        from hearth.types import MemoryUsage
 
         command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
         return self._connection.asking(command, lambda result: MemoryUsage.of(result.memory_usage))
@@ -225,9 +227,9 @@ class Device(Creation, Dispatching, Durability, Published):
         return self._connection.attachment().request(command)
 
     def _repr_html_(self) -> str:
-        from hearth import display
+        from hearth import html_repr
 
-        return display.device(self)
+        return html_repr.device(self)
 
     def __repr__(self) -> str:
         properties = self._opened.properties

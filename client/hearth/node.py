@@ -7,25 +7,26 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from hearth import credentials, spans
-from hearth import target as targets
+from hearth import telemetry
+from hearth.endpoint import credentials
+from hearth.endpoint import target as targets
+from hearth.endpoint.open_session import open_session
 from hearth.errors import ArgumentError, HearthError
-from hearth.opening import open_session
 from hearth_proto.later import node_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hearth.connection import Connection
     from hearth.device import Device
-    from hearth.node_session import NodeSession, Roads
-    from hearth.properties import NodeInfo, SessionInfo
-    from hearth.reply import Reply
+    from hearth.session.connection import Connection
+    from hearth.session.lease import NodeSession, Roads
+    from hearth.session.reply import Reply
+    from hearth.types import NodeInfo, SessionInfo
 
 _LONGEST_LAUNCH_S = 365 * 86400.0
 
 
-@spans.traced("hearth.connect", spans.of_target, spans.of_node)
+@telemetry.traced("hearth.connect", telemetry.of_target, telemetry.of_node)
 def connect(
     target: str | None = None,
     *,
@@ -112,7 +113,7 @@ def session_of(
         )  # fmt: skip
 
     if wait_for_ready:
-        from hearth.retries import persist
+        from hearth.endpoint.retry import persist
 
         return persist(attempt, timeout)
     try:
@@ -120,7 +121,7 @@ def session_of(
     except HearthError as error:
         if error.reason != "OVERLOADED":  # a daemon that is overloaded says when to come again
             raise
-        from hearth.retries import persist_after
+        from hearth.endpoint.retry import persist_after
 
         return persist_after(error, attempt, timeout, ("OVERLOADED",))
 
@@ -182,14 +183,14 @@ class Node:
 
         return Device(self, connection, opened)
 
-    @spans.traced("hearth.synchronize")
+    @telemetry.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until all work of this session is done, on all its devices at once; `timeout` in seconds.
 
         Raises as `Device.synchronize`: for several devices what failed on the first of them. What failed on others is
         raised when they are asked next.
         """
-        from hearth.reply import wait_for_all
+        from hearth.session.reply import wait_for_all
 
         wait_for_all(self._synchronizing(), timeout)
 
@@ -211,7 +212,7 @@ class Node:
 
     def describe(self) -> NodeInfo:
         """Name, versions, features, and every device's present state."""
-        from hearth.properties import NodeInfo
+        from hearth.types import NodeInfo
 
         return NodeInfo.of(self._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))
 
@@ -225,7 +226,7 @@ class Node:
 
     def sessions(self) -> list[SessionInfo]:
         """The sessions on the node that this one may see."""
-        from hearth.properties import SessionInfo
+        from hearth.types import SessionInfo
 
         listed = self._session.call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
         return [SessionInfo.of(entry) for entry in listed.sessions]
@@ -260,7 +261,7 @@ class Node:
         drained = self._session.call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse)
         return int(drained.sessions)
 
-    @spans.traced("hearth.close")
+    @telemetry.traced("hearth.close")
     def close(self) -> None:
         """Sends what is queued, ends the session and frees all that it holds on the devices."""
         self._session.close()
@@ -280,9 +281,9 @@ class Node:
         self.close()
 
     def _repr_html_(self) -> str:
-        from hearth import display
+        from hearth import html_repr
 
-        return display.node(self)
+        return html_repr.node(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._session.connections)} devices"

@@ -7,12 +7,12 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from hearth import element as element_types
-from hearth import numpy_later as np
+from hearth import dtypes as element_types
+from hearth import lazy_numpy as np
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
-    from hearth.element import Dtype
+    from hearth.dtypes import Dtype
 
 Shape = SupportsIndex | Sequence[SupportsIndex]
 _MAX_BYTES = 2**63 - 1

@@ -10,19 +10,19 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from hearth import spans
+from hearth import telemetry
+from hearth.codec.decode import DONE
+from hearth.codec.encode import SYNC
 from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
-from hearth.plain import SYNC
-from hearth.plain_answers import DONE
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hearth.attachment import Attachment
-    from hearth.connection import Connection
-    from hearth.launching import Call
-    from hearth.reply import Asked, Reply
+    from hearth.kernels.launch_config import Call
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Asked, Reply
 
 
 class _Scope(NamedTuple):
@@ -77,7 +77,7 @@ class Stream:
     """A sequence of commands that run in order; see `Device.stream`."""
 
     records = False
-    """Whether work on it is recorded rather than run; see `hearth.graph`."""
+    """Whether work on it is recorded rather than run; see `hearth.kernels.graph`."""
 
     def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
         self._connection = connection
@@ -113,7 +113,7 @@ class Stream:
         """Its handle, for work."""
         return self._handle_on(attachment)
 
-    @spans.traced("hearth.stream.synchronize")
+    @telemetry.traced("hearth.stream.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits until everything submitted to the stream is done; `timeout` in seconds.
 
@@ -231,12 +231,12 @@ class Event:
         """Whether the work before the record is done."""
         return self._querying(False).wait()
 
-    @spans.traced("hearth.event.synchronize")
+    @telemetry.traced("hearth.event.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
         """Waits for the work before the record; `timeout` in seconds. Raises `TimeoutError`."""
         self._querying(True).wait(timeout)
 
-    @spans.traced("hearth.event.elapsed")
+    @telemetry.traced("hearth.event.elapsed")
     def elapsed(self, start: Event) -> float:
         """Milliseconds of device time from `start` to this event; waits for both."""
         return self._measuring(start).wait()

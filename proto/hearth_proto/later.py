@@ -1,7 +1,7 @@
 """The generated messages, each module imported at its first use.
 
 protobuf's runtime and they take as long to import as all else that a new client does before its first result, which
-does without them: see `hearth.plain` of the client.
+does without them: see `hearth.codec.encode` of the client.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hearth.cli.percentiles import quantile
+from hearth.cli.format.percentiles import quantile
 
 Samples = dict[str, list[float]]
 """What a worker measured: name -> samples."""

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 import hearth
-import hearth.array
-import hearth.dispatch
-import hearth.graph
-import hearth.group
+import hearth.arrays.array
+import hearth.collectives.group
+import hearth.kernels.dispatch
+import hearth.kernels.graph
 import hearth.transport.grpc
 
 SOURCE = r"""

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from hearth.transport import call as call_module
+from hearth.transport import framed_call as call_module
 from hearth_proto import calls, frames
 from hearth_proto.frames import Frame, FrameReader, Kind
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import hearth
 from hearth import aio
-from hearth.aio import threads as pools
+from hearth.aio import thread_pool as pools
 
 from .harness import wait_until
 from .kernels import GATE

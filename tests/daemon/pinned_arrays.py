@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import hearth
-from hearth import ring, shared_memory
+from hearth.transfer import ring_buffer, shared_memory
 
 from .harness import wait_until
 
@@ -41,7 +41,7 @@ def shared(gpu: hearth.Device) -> shared_memory.Shared | None:
     return gpu._connection.shared_memory()._shared
 
 
-def ring_of(gpu: hearth.Device) -> ring.Ring:
+def ring_of(gpu: hearth.Device) -> ring_buffer.Ring:
     live = shared(gpu)
     assert live is not None
     return live.ring

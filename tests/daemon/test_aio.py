@@ -14,7 +14,7 @@ import pytest
 
 import hearth
 from hearth import aio
-from hearth.aio import road
+from hearth.aio import connection
 from hearth.errors import HearthError
 
 from .harness import DaemonProcess, wait_until
@@ -198,7 +198,7 @@ def test_many_large_arrays_share_few_threads(daemon: DaemonProcess) -> None:
 
 
 def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hearth.outgoing.QUEUE_COMMANDS", 500)
+    monkeypatch.setattr("hearth.session.send_queue.QUEUE_COMMANDS", 500)
 
     async def main() -> None:
         async with connect(daemon) as node:
@@ -229,8 +229,8 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess, monkeypatch: pytes
 
 
 def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(road, "UPLOADS_SOFT", 8 * LARGE)
-    monkeypatch.setattr(road, "UPLOADS_HARD", 24 * LARGE)
+    monkeypatch.setattr(connection, "UPLOADS_SOFT", 8 * LARGE)
+    monkeypatch.setattr(connection, "UPLOADS_HARD", 24 * LARGE)
 
     async def main() -> None:
         async with connect(daemon, "grpc") as node:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import aio, bulk, placed
-from hearth.transfer_streams import give_up
+from hearth import aio
+from hearth.transfer import registered, router
+from hearth.transfer.grpc_stream import give_up
 from tests.steady import LATE
 
 from .conftest import StartDaemon
@@ -62,7 +63,7 @@ def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
 
 def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not bring the old bytes, as if nothing had happened: the upload's answer comes while it waits."""
-    begin, begun, over = bulk.begin_upload, list[int](), threading.Event()
+    begin, begun, over = router.begin_upload, list[int](), threading.Event()
 
     def begin_upload(*arguments: Any) -> Any:
         reply, number = begin(*arguments)
@@ -74,9 +75,9 @@ def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: 
             gpu = node.device(0)
             x = gpu.zeros(LARGE)
             await gpu.synchronize()
-            monkeypatch.setattr(bulk, "begin_upload", begin_upload)
-            monkeypatch.setattr(placed, "upload", lambda *_: None)  # its bytes do not come, by neither way
-            monkeypatch.setattr(bulk, "carry_upload", lambda *_: over.wait(60))
+            monkeypatch.setattr(router, "begin_upload", begin_upload)
+            monkeypatch.setattr(registered, "upload", lambda *_: None)  # its bytes do not come, by neither way
+            monkeypatch.setattr(router, "carry_upload", lambda *_: over.wait(60))
             x.set(np.ones(LARGE))
             reading = asyncio.ensure_future(x[:10].get())
             session = gpu._connection._attachment.session  # type: ignore[union-attr]

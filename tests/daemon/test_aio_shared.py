@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import aio, placed, segments
-from hearth.segment_pool import pool
+from hearth import aio
+from hearth.transfer import registered
+from hearth.transport import memory_segments
+from hearth.transport.segment_pool import pool
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, wait_until
@@ -26,7 +28,7 @@ from .loops import LOOPS, Gate, run
 from .pinned_arrays import INLINE, noise, pinned, same
 from .test_shared_dispatch import MAKES, Make, invert, inverting, little, old, refused, ways, went
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
 
 @MAKES
@@ -188,14 +190,14 @@ def test_a_cancel_while_it_is_copied_waits_for_that(daemon: DaemonProcess, monke
             values, out = noise(5 * INLINE), np.zeros(5 * INLINE, np.uint8)
             x, began = gpu.asarray(values), asyncio.Event()
             await gpu.synchronize()
-            copy = placed.copy
+            copy = registered.copy
 
             def slow(into: memoryview, since: memoryview) -> None:
                 loop.call_soon_threadsafe(began.set)
                 time.sleep(0.1)
                 copy(into, since)
 
-            monkeypatch.setattr(placed, "copy", slow)
+            monkeypatch.setattr(registered, "copy", slow)
             getting = asyncio.ensure_future(x.get(out))
             await began.wait()
             for _ in range(3):
@@ -219,7 +221,7 @@ def test_a_dispatch_copies_its_inputs_beside_the_loop(
         async with aio.connect(daemon.unix) as node:
             gpu, loop = node.device(0), asyncio.get_running_loop()
             kernel, host, kept = invert(gpu), make(noise(size)), noise(size)
-            began, go, taken = asyncio.Event(), threading.Event(), placed.taken
+            began, go, taken = asyncio.Event(), threading.Event(), registered.taken
 
             def slow(*given: Any) -> memoryview:
                 loop.call_soon_threadsafe(began.set)
@@ -227,7 +229,7 @@ def test_a_dispatch_copies_its_inputs_beside_the_loop(
                 return taken(*given)
 
             same((await gpu.dispatch(kernel, *inverting(host, size)))[0], ~kept)
-            monkeypatch.setattr(placed, "taken", slow)
+            monkeypatch.setattr(registered, "taken", slow)
             for cancels in (False, True):
                 began.clear()
                 go.clear()

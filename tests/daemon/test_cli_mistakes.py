@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hearth import opening
 from hearth.cli import main
+from hearth.endpoint import open_session
 from tests.privileges import obeying
 
 from .harness import DaemonProcess
@@ -149,8 +149,8 @@ def test_a_daemon_that_drains_is_looked_at(places: Places, capsys: Any) -> None:
 
 
 def test_another_version(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(opening, "PROTOCOL_MIN", 98)
-    monkeypatch.setattr(opening, "PROTOCOL_MAX", 99)
+    monkeypatch.setattr(open_session, "PROTOCOL_MIN", 98)
+    monkeypatch.setattr(open_session, "PROTOCOL_MAX", 99)
     status = main.main([*BENCH, daemon.unix])
     told(status, 1, capsys.readouterr(), "The client speaks protocol versions 98 to 99", "Upgrade the daemon")
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import hearth
-from hearth.asking import Asker
 from hearth.cli import main
+from hearth.endpoint.admin import Asker
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, wait_until

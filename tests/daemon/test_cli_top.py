@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 import hearth
-from hearth.asking import Asker
 from hearth.cli import main
+from hearth.endpoint.admin import Asker
 
 from .harness import DaemonProcess, environment
 
@@ -37,7 +37,7 @@ CRASH = (
     _AS_A_SHELL_DOES
     + """
 import sys
-from hearth.cli import frame, main
+from hearth.cli import main; from hearth.cli.top import frame
 real, seen = frame.frame, []
 def crashing(*arguments, **options):
     if seen:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.cli.trace_summary import Summary, summarize
+from hearth.cli.trace.summary import Summary, summarize
 from hearthd.config import load
 
 from .conftest import StartDaemon

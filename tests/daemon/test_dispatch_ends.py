@@ -281,7 +281,7 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
 
 CLIENT = f"""
 import sys, hearth, numpy as np
-from hearth import placed, transfer
+from hearth.transfer import registered as placed; from hearth.transfer import plan as transfer
 KERNELS, SPIN = {KERNELS!r}, {SPIN!r}
 gpu = hearth.connect(sys.argv[1], lanes=lanes).device(0)
 identity = gpu.RawModule(code=KERNELS).get_function("identity")

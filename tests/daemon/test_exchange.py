@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import dlpack, shapes
+from hearth import shapes
+from hearth.interop import dlpack
 
 from .harness import DaemonProcess, on_cpu, wait_until
 

@@ -35,7 +35,7 @@ with connect(sys.argv[1], name="first") as node:
     gpu = node.device(0)
     connected = set(sys.modules)
     # A compile on a busy machine may take longer than the watchdog's patience; its question takes protobuf.
-    sys.modules["hearth.recovery.watchdog"].ASK_S = 600.0
+    sys.modules["hearth.session.watchdog"].ASK_S = 600.0
     x, y = gpu.asarray(np.arange(1 << 16, dtype=np.float32)), gpu.empty(1 << 16, np.float32)
     gpu.RawKernel(SOURCE, "twice")((256,), (256,), (x, y, np.int32(1 << 16)))
     assert y.get()[-1] == 2.0 * ((1 << 16) - 1)
@@ -44,11 +44,12 @@ print({"asked": at_ask, "connected": connected, "loaded": loaded, "by_hearth": l
 """
 
 NOT_NEEDED = {
-    "hearth.bindings", "hearth.described", "hearth.diagnosis", "hearth.failure", "hearth.graph", "hearth.group",
-    "hearth.pending", "hearth.prepared", "hearth.profile", "hearth.properties", "hearth.tensor_map", "hearth.trace",
-    "hearth.transfer_streams", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",
+    "hearth.kernels.bindings", "hearth.arrays.described", "hearth.endpoint.diagnostics", "hearth.failure",
+    "hearth.kernels.graph", "hearth.collectives.group", "hearth.kernels.pending_dispatch", "hearth.kernels.prepared",
+    "hearth.profiling.profile", "hearth.types", "hearth.arrays.tensor_map", "hearth.profiling.trace",
+    "hearth.transfer.grpc_stream", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",
     "urllib.parse", "grpc", "asyncio", "logging", "ssl", "google.protobuf", "hearth_proto.v1", "hearth_proto.polling",
-    "hearth.strided", "hearth.segments", "hearth.shared_transfer", "mmap",
+    "hearth.arrays.strided", "hearth.transport.memory_segments", "hearth.transfer.shared", "mmap",
 }  # fmt: skip
 """Modules that a first result does without, and that together take longer than all that it needs of Hearth."""
 
@@ -78,7 +79,7 @@ def first_result(daemon: DaemonProcess, program: str = PROGRAM) -> dict[str, Any
 def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
     found = first_result(daemon)
     assert not NOT_NEEDED & found["by_hearth"], sorted(NOT_NEEDED & found["by_hearth"])
-    assert {"hearth.device", "hearth.module"} <= found["by_hearth"]
+    assert {"hearth.device", "hearth.kernels.module"} <= found["by_hearth"]
 
 
 def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) -> None:
@@ -90,13 +91,18 @@ def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) ->
 
 
 def test_what_launches_is_imported_while_the_device_is_attached_to(daemon: DaemonProcess) -> None:
-    assert not {"hearth.module", "hearth.function", "hearth.arguments"} & first_result(daemon)["connected"]
+    assert (
+        not {"hearth.kernels.module", "hearth.kernels.function", "hearth.kernels.arguments"}
+        & first_result(daemon)["connected"]
+    )
 
 
 def test_the_daemon_is_asked_before_the_rest_is_imported(daemon: DaemonProcess) -> None:
     ((method, there),) = first_result(daemon)["asked"]
     assert method == "OpenSession"
-    assert not {"hearth.device", "hearth.array", "hearth.connection", "hearth.node_session"} & set(there), there
+    assert not {"hearth.device", "hearth.arrays.array", "hearth.session.connection", "hearth.session.lease"} & set(
+        there
+    ), there
 
 
 def test_it_takes_no_call_but_the_session_and_one_stream(daemon: DaemonProcess) -> None:

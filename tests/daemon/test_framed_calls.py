@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import hearth
-from hearth.transport import call as call_module
-from hearth.transport.call import Call
+from hearth.transport import framed_call as call_module
 from hearth.transport.framed import FramedTransport
+from hearth.transport.framed_call import Call
 from hearth.transport.grpc import GrpcTransport
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.group_nodes import describe
+from hearth.collectives.rendezvous import describe
 from tests.steady import LATE
 
 from .group_nodes import LentNodes

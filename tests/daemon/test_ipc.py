@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.ipc import Exported
-from hearth.ipc_file import fetch
+from hearth.interop.ipc import Exported
+from hearth.interop.ipc_file import fetch
 from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import ring_transfer, segments, transfer
-from hearth.ring import FEW, Ring
+from hearth.transfer import plan, ring_copy
+from hearth.transfer.ring_buffer import FEW, Ring
+from hearth.transport import memory_segments
 
 from .harness import DaemonProcess
 from .kernels import gated
 from .pinned_arrays import noise, same
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 SIZE = 512 << 10
 HABIT = 4
 Rings = Callable[[], tuple[int, int]]
@@ -35,14 +36,14 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     """How many uploads and downloads went through the ring since it was asked last."""
     counts = {"Upload": 0, "Download": 0}
     for name in counts:
-        run = getattr(ring_transfer, name).run
+        run = getattr(ring_copy, name).run
 
         def counted(self: Any, run: Any = run, name: str = name) -> int:
             moved: int = run(self)
             counts[name] += bool(moved)
             return moved
 
-        monkeypatch.setattr(getattr(ring_transfer, name), "run", counted)
+        monkeypatch.setattr(getattr(ring_copy, name), "run", counted)
 
     def asked() -> tuple[int, int]:
         found = counts["Upload"], counts["Download"]
@@ -65,7 +66,7 @@ def test_it_becomes_a_habit(fresh: hearth.Device, rings: Rings) -> None:
 
 
 def test_small_ones_are_none(fresh: hearth.Device, rings: Rings) -> None:
-    size = transfer.MIDDLING - 1
+    size = plan.MIDDLING - 1
     x = fresh.empty(size, np.uint8)
     for turn in range(2 * HABIT):
         x.set(noise(size, turn))

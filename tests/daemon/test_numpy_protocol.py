@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import casting, shapes
+from hearth import shapes
+from hearth.arrays import astype
 
 from .harness import DaemonProcess
 
@@ -215,7 +216,7 @@ def test_what_is_published_is_not_assigned_to(gpu: hearth.Device) -> None:
 
 # ---- casts ----
 
-NAMES = list(casting._NAMES)
+NAMES = list(astype._NAMES)
 MIXED = ["bool", "int8", "uint64", "float16", "float32", "float64", "bfloat16", "complex64"]
 KINDS = {name: shapes.dtype_of(name) for name in NAMES}
 
@@ -240,15 +241,15 @@ def test_dtypes_convert_as_in_numpy(gpu: hearth.Device) -> None:
     """One of each sort, to each: all kernels in one module, for to compile each by itself takes a while."""
     for since in NAMES:
         for to in NAMES:
-            assert casting.kernel_source(KINDS[since], KINDS[to])
+            assert astype.kernel_source(KINDS[since], KINDS[to])
     pairs = [(KINDS[since], KINDS[to]) for since in MIXED for to in MIXED if since != to]
     parts = [
-        casting.kernel_source(since, to)
+        astype.kernel_source(since, to)
         .replace("#include", "//")
         .replace("hearth_astype", f"cast_{since.name}_{to.name}")
         for since, to in pairs
     ]
-    module = gpu.RawModule(code=casting._INCLUDES + "".join(parts))
+    module = gpu.RawModule(code=astype._INCLUDES + "".join(parts))
     for since, to in pairs:
         host = values(since, to)
         x, y = gpu.asarray(host), gpu.empty(host.shape, to)

@@ -13,14 +13,25 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import ring, segments
+from hearth.transfer import ring_buffer
+from hearth.transport import memory_segments
 
 from .kernels import COMMON, common, gated
 from .pinned_arrays import INLINE, KIB64, noise, pinned, same, whole
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
-SIZES = [1, KIB64 - 1, KIB64, KIB64 + 1, INLINE, INLINE + 1, 3 * INLINE + 7, ring.SLOT_BYTES + 1, 20 * INLINE + 13]
+SIZES = [
+    1,
+    KIB64 - 1,
+    KIB64,
+    KIB64 + 1,
+    INLINE,
+    INLINE + 1,
+    3 * INLINE + 7,
+    ring_buffer.SLOT_BYTES + 1,
+    20 * INLINE + 13,
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -181,7 +192,8 @@ def test_a_global_of_a_module(gpu: hearth.Device) -> None:
 def test_importing_hearth_and_a_first_small_result_need_none_of_it() -> None:
     program = (
         "import sys, hearth, hearth.node, hearth.device\n"
-        "bad = [m for m in ('hearth.segments', 'hearth.ring', 'hearth.shared_memory', 'mmap', 'concurrent.futures') "
+        "bad = [m for m in ('hearth.transport.memory_segments', 'hearth.transfer.ring_buffer', "
+        "'hearth.transfer.shared_memory', 'mmap', 'concurrent.futures') "
         "if m in sys.modules]\n"
         "sys.exit(repr(bad) if [m for m in bad if m.startswith('hearth')] else 0)"
     )

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import segments, shared_transfer, spans
-from hearth.transport import segment_connection
+from hearth import telemetry
+from hearth.transfer import shared as shared_transfer
+from hearth.transport import memory_segments
+from hearth.transport import segments as segment_connection
 
 from .harness import DaemonProcess, wait_until
 from .kernels import gated
 from .pinned_arrays import INLINE, KIB64, noise, pinned, same, shared, told
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 Found = Callable[[], int]
 
 
@@ -31,7 +33,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
         whole = getattr(shared_transfer, name)
         counted = lambda *args, whole=whole, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
         monkeypatch.setattr(shared_transfer, name, counted)
-    monkeypatch.setattr(spans, "made", lambda: False)  # other tests want them, of uploads too
+    monkeypatch.setattr(telemetry, "made", lambda: False)  # other tests want them, of uploads too
 
     def asked() -> int:
         count = len(calls)
@@ -264,7 +266,7 @@ def test_spans_of_copies_that_are_made_again(gpu: hearth.Device, monkeypatch: py
     whole = type(x)._write
     monkeypatch.setattr(type(x), "_write", lambda *args: (written.append(0), whole(*args))[1])
     for made, count in ((False, 1), (True, 4), (False, 4)):
-        monkeypatch.setattr(spans, "made", lambda made=made: made)
+        monkeypatch.setattr(telemetry, "made", lambda made=made: made)
         for _ in range(3):
             x.set(host)
         assert len(written) == count

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import bulk, segments
-from hearth.segment_pool import pool
-from hearth.shared_memory import Shared
-from hearth.transfer_streams import give_up
+from hearth.transfer import router
+from hearth.transfer.grpc_stream import give_up
+from hearth.transfer.shared_memory import Shared
+from hearth.transport import memory_segments
+from hearth.transport.segment_pool import pool
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, environment, wait_until
@@ -28,7 +29,7 @@ from .kernels import gated, saxpy_works
 from .pinned_arrays import INLINE, noise, pinned, same, shared, told, under_way, whole
 from .test_lanes import cut
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
@@ -149,7 +150,7 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
     live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
-        reply, number = bulk.begin_upload(connection, attachment, y._part(attachment, None), y.nbytes)
+        reply, number = router.begin_upload(connection, attachment, y._part(attachment, None), y.nbytes)
         live._connection.close()  # and the daemon knows it before the client does
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
@@ -177,7 +178,7 @@ def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
     live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
-        reply, number = bulk.begin_upload(connection, attachment, z._part(attachment, mine), z.nbytes)
+        reply, number = router.begin_upload(connection, attachment, z._part(attachment, mine), z.nbytes)
         live._connection.close()
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import ring, segments
-from hearth.segment_pool import pool
-from hearth.segments import known
+from hearth.transfer import ring_buffer
+from hearth.transport import memory_segments
+from hearth.transport.memory_segments import known
+from hearth.transport.segment_pool import pool
 from hearth_proto.v1 import device_pb2
 
 from .conftest import StartDaemon
@@ -19,7 +20,7 @@ from .harness import DaemonProcess, wait_until
 from .kernels import gated
 from .pinned_arrays import INLINE, KIB64, moved, noise, pinned, ring_of, same, shared, told, under_way, whole
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
 
 def test_pinned_memory_is_one_command_and_needs_no_ring(gpu: hearth.Device) -> None:
@@ -44,9 +45,9 @@ def test_ordinary_memory_goes_through_few_slots(gpu: hearth.Device) -> None:
     host = noise(70 * INLINE + 1)
     with moved(gpu, "write") as written:
         x = gpu.asarray(host)
-    assert sum(written) == host.nbytes and max(written) <= ring.SLOT_BYTES
+    assert sum(written) == host.nbytes and max(written) <= ring_buffer.SLOT_BYTES
     same(x.get(), host)
-    assert 0 < ring_of(gpu).made <= ring.SLOTS
+    assert 0 < ring_of(gpu).made <= ring_buffer.SLOTS
     whole(gpu)
 
 
@@ -173,7 +174,10 @@ def test_an_upload_that_blocks_waits_until_the_memory_was_read(gpu: hearth.Devic
 
 
 def test_an_ordinary_array_is_taken_when_the_upload_returns(gpu: hearth.Device) -> None:
-    for size in (3 * INLINE, 2 * ring.SLOTS * ring.SLOT_BYTES):  # the second one is more than the ring holds
+    for size in (
+        3 * INLINE,
+        2 * ring_buffer.SLOTS * ring_buffer.SLOT_BYTES,
+    ):  # the second one is more than the ring holds
         host = noise(size).copy()
         x, order = gpu.zeros(size, np.uint8), gpu.zeros(1, np.int32)
         with gated(gpu) as gate:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import transfer_streams
+from hearth.transfer import grpc_stream
 from hearth.transport import grpc as transport
 from hearth_proto.v1 import device_pb2
 from tests.steady import LATE
@@ -344,9 +344,9 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
             assert len(outages(counter.gpu)) == number and counter.gpu._connection.attachment() is attachment
 
 
-@pytest.mark.parametrize("way", [transfer_streams.Upload, transfer_streams.Download])
+@pytest.mark.parametrize("way", [grpc_stream.Upload, grpc_stream.Download])
 def test_a_transfers_stream_that_comes_late(
-    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: type[transfer_streams._Stream[Any]]
+    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: type[grpc_stream._Stream[Any]]
 ) -> None:
     """The same: the bytes go on in a third stream."""
     host = np.random.default_rng(1).integers(0, 256, 20 << 20, np.uint8)
@@ -362,7 +362,7 @@ def test_a_transfers_stream_that_comes_late(
                 patched.setattr(connection, "transport", older)
                 late.append(opened(stream, offset))
             with contextlib.suppress(hearth.HearthError):  # where it came first
-                late.append(late[0].result() if way is transfer_streams.Upload else next(iter(late[0])))
+                late.append(late[0].result() if way is grpc_stream.Upload else next(iter(late[0])))
         return wanted
 
     monkeypatch.setattr(way, "_open", open_twice)
@@ -414,7 +414,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
         counter = Counter(node.device(0))
         x = counter.gpu.asarray(np.arange(3 << 20, dtype=np.uint8))
         attachment = counter.gpu._connection.attachment()
-        deliver, into, came = attachment.deliver, transfer_streams.Download.into, threading.Event()
+        deliver, into, came = attachment.deliver, grpc_stream.Download.into, threading.Event()
 
         def download(*arguments: Any) -> int:
             size = into(*arguments)
@@ -429,7 +429,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
                 raise transport.reach.unreached("there", "a test")
             return deliver(response)
 
-        monkeypatch.setattr(transfer_streams.Download, "into", download)
+        monkeypatch.setattr(grpc_stream.Download, "into", download)
         monkeypatch.setattr(attachment, "deliver", deaf)
         began = time.monotonic()
         with pytest.raises(hearth.TimeoutError):

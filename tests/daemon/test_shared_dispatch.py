@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import In, InOut, Out, placed, segments
-from hearth.segment_pool import pool, size_class
+from hearth import In, InOut, Out
+from hearth.transfer import registered
+from hearth.transport import memory_segments
+from hearth.transport.segment_pool import pool, size_class
 from hearth_proto.v1 import device_pb2
 
 from .conftest import StartDaemon
@@ -24,7 +26,7 @@ from .harness import DaemonProcess, wait_until
 from .kernels import gated, saxpy_works
 from .pinned_arrays import INLINE, noise, pinned, same, shared
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
 MAKES = pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
 Make = Callable[[np.ndarray], np.ndarray]
@@ -73,13 +75,13 @@ def test_every_size_and_the_way_that_it_goes(daemon: DaemonProcess, gpu: hearth.
 def test_what_is_pinned_is_not_copied(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, x, out = invert(gpu), pinned(noise(4 * INLINE)), hearth.zeros_pinned(4 * INLINE, np.uint8)
     copies: list[int] = []
-    copy = placed.copy
+    copy = registered.copy
 
     def counted(into: memoryview, since: memoryview) -> None:
-        copies.extend([len(into)] * (segments.address_of(into) != segments.address_of(since)))
+        copies.extend([len(into)] * (memory_segments.address_of(into) != memory_segments.address_of(since)))
         copy(into, since)
 
-    monkeypatch.setattr(placed, "copy", counted)
+    monkeypatch.setattr(registered, "copy", counted)
     gpu.dispatch(kernel, *inverting(x, x.size), out=[out])
     assert not copies
     same(out, ~x)
@@ -142,7 +144,7 @@ def old(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def little(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """No memory is taken for so much."""
-    monkeypatch.setattr(placed, "MOST", INLINE)
+    monkeypatch.setattr(registered, "MOST", INLINE)
 
 
 @pytest.mark.parametrize("without", [refused, old, little])

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import lane_user, laned, lookout, segments
+from hearth.session import lane_channel, lane_user
+from hearth.transport import memory_segments, spin_wait
 from hearth_proto.v1 import commands_pb2
 
 from .harness import DaemonProcess, wait_until
 from .kernels import gated
 from .pinned_arrays import noise, pinned, same
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 SIZE = 3 << 20
 Told = Callable[[], int]
 
@@ -26,15 +27,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """How often threads have gone on by a signal. To be asked for before the device is used: who waits looks for its
     answer as long as it takes, as with many cores."""
     monkeypatch.setattr(lane_user, "cores", lambda: 64)
-    monkeypatch.setattr(lookout, "LOOK_S", 20.0)
+    monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
     calls: list[int] = []
-    real = laned.Laned._signalled
+    real = lane_channel.Laned._signalled
 
-    def counted(self: laned.Laned, *what: object) -> None:
+    def counted(self: lane_channel.Laned, *what: object) -> None:
         calls.append(0)
         real(self, *what)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(laned.Laned, "_signalled", counted)
+    monkeypatch.setattr(lane_channel.Laned, "_signalled", counted)
     return lambda: len(calls)
 
 

@@ -277,7 +277,7 @@ def test_a_trace_context_that_is_none_does_no_harm(
     traceparent: str, traced: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: Sequence[tuple[str, str]] = (("traceparent", traceparent), ("tracestate", "=,=,,a" * 100))
-    monkeypatch.setattr("hearth.spans.context", lambda: shown)
+    monkeypatch.setattr("hearth.telemetry.context", lambda: shown)
     for lanes in (True, False):
         with traced.connect(lanes=lanes) as node:
             assert node.status()

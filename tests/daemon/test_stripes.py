@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.striped_download import StripedDownload
-from hearth.striped_upload import StripedUpload
-from hearth.stripes import Stripes
+from hearth.transfer.stripe_pool import Stripes
+from hearth.transfer.striped_download import StripedDownload
+from hearth.transfer.striped_upload import StripedUpload
 from hearth.transport import grpc as transport
 from hearth.transport.stripe import Stripe
 from hearth_proto.v1 import device_pb2
@@ -124,8 +124,8 @@ def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatc
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
 
-    monkeypatch.setattr("hearth.transfer_streams.Upload.__init__", never)
-    monkeypatch.setattr("hearth.transfer_streams.Download.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.Upload.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.Download.__init__", never)
     there_and_back(gpu, 20 * MIB + 7)
     assert live(gpu) == STRIPES
 
@@ -173,8 +173,8 @@ def test_a_dispatch_goes_over_them(gpu: hearth.Device, monkeypatch: pytest.Monke
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
 
-    monkeypatch.setattr("hearth.transfer_streams.Upload.__init__", never)
-    monkeypatch.setattr("hearth.transfer_streams.Download.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.Upload.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.Download.__init__", never)
     dispatched(gpu, 9 * MIB + 5)
     mix, a = gpu.RawKernel(MIX, "mix"), values(9 * MIB)
     how: dict[str, Any] = {"ins": [a, a], "outs": [(a.shape, np.uint8)] * 2, "scalars": [np.int32(1)]}
@@ -357,7 +357,7 @@ def test_they_fall_silent_with_all_the_rest(
     its pings, and stripes have none."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
-    monkeypatch.setattr("hearth.striped.SILENT_S", 0.5)
+    monkeypatch.setattr("hearth.transfer.striped.SILENT_S", 0.5)
     host = values(40 * MIB)
     with Cutter(lossy.grpc) as front, connect(front.address) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)

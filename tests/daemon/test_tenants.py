@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 import hearth
-from hearth.credentials import identity_path
+from hearth.endpoint.credentials import identity_path
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth import aio, element, numpy_later
+from hearth import aio, dtypes, lazy_numpy
 
 from .harness import DaemonProcess, environment
 from .loops import run
@@ -132,7 +132,7 @@ NUMBERS = st.one_of(SMALL, st.floats(-4, 300, width=32), st.booleans(), st.just(
 
 def held(values: list[Any], name: str) -> Any:
     """Values in a buffer of Python's own."""
-    found = element.named(name)
+    found = dtypes.named(name)
     assert found is not None
     data = np.asarray(values).astype(name).tobytes()
     return memoryview(data).cast(found.code)
@@ -179,7 +179,7 @@ STEPS: st.SearchStrategy[tuple[str, Step]] = st.one_of(
     st.tuples(st.just("list"), st.lists(SMALL, max_size=3).map(lambda values: lambda x, _: put(x, values))),
     st.tuples(st.just("set"), st.lists(SMALL, min_size=12, max_size=12).map(
         lambda values: lambda x, _: x.set(
-            memoryview(held(values, str(x.dtype)).cast("B")).cast(element.named(str(x.dtype)).code, x.shape)  # type: ignore[union-attr,call-overload]
+            memoryview(held(values, str(x.dtype)).cast("B")).cast(dtypes.named(str(x.dtype)).code, x.shape)  # type: ignore[union-attr,call-overload]
         )
     )),
 )  # fmt: skip
@@ -202,24 +202,24 @@ def test_an_array_made_without_numpy_is_no_other(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...], data: st.DataObject
 ) -> None:
     values, others = (data.draw(st.lists(SMALL, min_size=12, max_size=12)) for _ in range(2))
-    buffers = [held(each, name).cast("B").cast(element.named(name).code, shape) for each in (values, others)]  # type: ignore[union-attr]
+    buffers = [held(each, name).cast("B").cast(dtypes.named(name).code, shape) for each in (values, others)]  # type: ignore[union-attr]
     with monkeypatch.context() as without:
-        without.setattr(numpy_later, "here", lambda: False)
+        without.setattr(lazy_numpy, "here", lambda: False)
         plain, plain_other = (gpu.asarray(each) for each in buffers)
     ours, other = (gpu.asarray(np.asarray(each)) for each in buffers)
-    assert isinstance(plain._dtype, element.Element) and isinstance(ours._dtype, np.dtype)
+    assert isinstance(plain._dtype, dtypes.Element) and isinstance(ours._dtype, np.dtype)
     for said, step in data.draw(st.lists(STEPS, max_size=8)):
         absent = data.draw(st.booleans())
         with monkeypatch.context() as without:
             if absent:
-                without.setattr(numpy_later, "here", lambda: False)
+                without.setattr(lazy_numpy, "here", lambda: False)
             found = outcome(step, plain, other)
         assert found == outcome(step, ours, plain_other), said
     assert (plain.tolist(), plain.dtype) == (ours.tolist(), ours.dtype)
 
 
 def test_asyncs_arrays_are_read_into_buffers(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_later, "here", lambda: False)
+    monkeypatch.setattr(lazy_numpy, "here", lambda: False)
 
     async def main() -> None:
         for target, lanes in ((daemon.unix, True), (daemon.unix, False), (daemon.grpc, True)):
@@ -228,7 +228,7 @@ def test_asyncs_arrays_are_read_into_buffers(daemon: DaemonProcess, monkeypatch:
                 for count in (6, 400_000):
                     host = array("i", range(count))
                     x = gpu.asarray(host)
-                    assert isinstance(x._dtype, element.Element)
+                    assert isinstance(x._dtype, dtypes.Element)
                     back = array("i", bytes(4 * count))
                     assert await x.readinto(back) == 4 * count and back == host
                     assert await x.tobytes() == host.tobytes()

@@ -241,6 +241,6 @@ except hearth.UnsupportedError as error:
 
 
 def test_hearth_is_imported_without_cuda() -> None:
-    code = "import sys, hearth.ipc; assert not {'cupy', 'torch', 'cuda'} & set(sys.modules)"
+    code = "import sys, hearth.interop.ipc; assert not {'cupy', 'torch', 'cuda'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, check=False).returncode == 0
-    assert hearth.ipc
+    assert hearth.interop.ipc

@@ -11,16 +11,16 @@
 not wait is inherited, and is called as there; what waits has the same name and is a coroutine. A property that would
 ask the daemon is a coroutine method (``await event.done()``, ``await f.num_regs()``, ``await mod.functions()``), and a
 block whose end waits is entered by ``async with`` (`graph`, `prepared`, `profile`, `trace`, groups, the node). Each
-question is sent, and its answer read, by the other client's code (`hearth.reply.Asked`); only the wait between is this
-package's.
+question is sent, and its answer read, by the other client's code (`hearth.session.reply.Asked`); only the wait between
+is this package's.
 
 **Waiting takes no thread.** An answer completes a future of the loop, told by whoever receives: a thread that the
 session has anyway. So thousands may be awaited at once. Threads are used for what cannot do without: to connect, attach
 and close; for calls about the node (`describe`, `status`, `publish`, `attach`, groups over daemons); arrays above the
 inline limit (1 MiB; reads of 512 KiB on, once there have been some), and dispatches with such. On the daemon's host
 those go by shared memory: a thread tells the device where they are, and copies them, and none waits for it. Elsewhere a
-thread carries each to its end. They are daemon threads, at most eighteen for a node (`hearth.aio.home`), made when they
-are needed and gone 2 s later.
+thread carries each to its end. They are daemon threads, at most eighteen for a node (`hearth.aio.event_loop`), made
+when they are needed and gone 2 s later.
 
 **Nothing holds the loop up.** Where a thread of the other client would wait in a plain call, here it does not: commands
 may be given before the device has been attached to; a large array is copied when the call returns, and travels in the
@@ -49,16 +49,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hearth.aio.array import DeviceArray as DeviceArray
     from hearth.aio.device import Device as Device
+    from hearth.aio.dispatch import PendingDispatch as PendingDispatch
+    from hearth.aio.graph import Graph as Graph
+    from hearth.aio.graph import Prepared as Prepared
     from hearth.aio.group import Group as Group
     from hearth.aio.module import Function as Function
     from hearth.aio.module import RawModule as RawModule
     from hearth.aio.node import Node as Node
     from hearth.aio.node import connect as connect
-    from hearth.aio.pending import PendingDispatch as PendingDispatch
     from hearth.aio.profile import Profile as Profile
     from hearth.aio.profile import Trace as Trace
-    from hearth.aio.programs import Graph as Graph
-    from hearth.aio.programs import Prepared as Prepared
     from hearth.aio.stream import Event as Event
     from hearth.aio.stream import Stream as Stream
     from hearth.aio.stream import get_elapsed_time as get_elapsed_time
@@ -69,9 +69,9 @@ _HOMES = {
     "group": ("Group",),
     "module": ("Function", "RawModule"),
     "node": ("Node", "connect"),
-    "pending": ("PendingDispatch",),
+    "dispatch": ("PendingDispatch",),
     "profile": ("Profile", "Trace"),
-    "programs": ("Graph", "Prepared"),
+    "graph": ("Graph", "Prepared"),
     "stream": ("Event", "Stream", "get_elapsed_time"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

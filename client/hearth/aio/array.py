@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from hearth import array as sync
-from hearth import bulk, element, module, placed, spans, transfer
+from hearth import dtypes, telemetry
 from hearth import progress as progresses
-from hearth.aio import carrying
-from hearth.aio.home import in_loop
+from hearth.aio import transfers
+from hearth.aio.event_loop import in_loop
+from hearth.arrays import array as sync
 from hearth.errors import ArgumentError
+from hearth.kernels import module
+from hearth.transfer import plan, registered, router
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from hearth import ipc
+    from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.device import Device
-    from hearth.aio.road import LoopAttachment, LoopConnection
-    from hearth.attachment import Attachment
+    from hearth.interop import ipc
     from hearth.progress import Progress
+    from hearth.session.attachment import Attachment
     from hearth.stream import Stream as AnyStream
 
 
@@ -37,7 +39,7 @@ class DeviceArray(sync.DeviceArray):
 
     _connection: LoopConnection
 
-    @spans.traced("hearth.get", spans.of_array)
+    @telemetry.traced("hearth.get", telemetry.of_array)
     async def get(  # type: ignore[override]
         self,
         out: np.ndarray[Any, Any] | None = None,
@@ -59,12 +61,12 @@ class DeviceArray(sync.DeviceArray):
         attachment = self._usable()
         host, into = self._places(out)
         if self._nbytes:
-            await self._come(attachment, stream, transfer.host_bytes(into), blocking, into is out, timeout, progress)
+            await self._come(attachment, stream, plan.host_bytes(into), blocking, into is out, timeout, progress)
         if into is not host:
             host[...] = into
         return host
 
-    @spans.traced("hearth.get", spans.of_array)
+    @telemetry.traced("hearth.get", telemetry.of_array)
     async def readinto(  # type: ignore[override]
         self,
         buffer: Any,
@@ -74,7 +76,7 @@ class DeviceArray(sync.DeviceArray):
         progress: bool | Progress | None = None,
     ) -> int:
         """As `hearth.DeviceArray.readinto`; cancelled or late, as `get` with an `out`."""
-        data = element.writable(buffer, self._nbytes)
+        data = dtypes.writable(buffer, self._nbytes)
         await self._connection.opened()
         self._connection.raise_deferred()
         attachment = self._usable()
@@ -95,13 +97,13 @@ class DeviceArray(sync.DeviceArray):
         """All of it, into memory that is the caller's or that nobody else knows."""
         connection, part = self._connection, self._part(attachment, stream)
         report = progresses.reporter(progress, "download")
-        if transfer.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
-            reading = bulk.reading(connection, attachment, part, data, report)
+        if plan.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
+            reading = router.reading(connection, attachment, part, data, report)
             await connection.home.asked(reading, timeout)
-        elif not blocking and callers and carrying.fillable(connection, attachment, data):
-            await carrying.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
+        elif not blocking and callers and transfers.fillable(connection, attachment, data):
+            await transfers.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
         else:
-            await carrying.download(
+            await transfers.download(
                 connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=not callers
             )
         connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
@@ -113,8 +115,8 @@ class DeviceArray(sync.DeviceArray):
     async def tolist(self) -> Any:
         """The elements as nested lists of Python objects."""
         dtype = self._dtype
-        if isinstance(dtype, element.Element):
-            return element.elements(await self._taken(), self._shape, dtype)
+        if isinstance(dtype, dtypes.Element):
+            return dtypes.elements(await self._taken(), self._shape, dtype)
         return (await self.get()).tolist()
 
     async def tobytes(self) -> bytes:  # type: ignore[override]
@@ -128,8 +130,8 @@ class DeviceArray(sync.DeviceArray):
 
     async def _element(self) -> Any:
         dtype = self._dtype
-        if isinstance(dtype, element.Element):
-            return element.elements(await self._taken(), (), dtype)
+        if isinstance(dtype, dtypes.Element):
+            return dtypes.elements(await self._taken(), (), dtype)
         return (await self.get()).item()
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -152,7 +154,7 @@ class DeviceArray(sync.DeviceArray):
     def _send(
         self,
         attachment: Attachment,
-        part: transfer.Part,
+        part: plan.Part,
         data: memoryview,
         report: Progress | None,
         blocking: bool,
@@ -167,10 +169,10 @@ class DeviceArray(sync.DeviceArray):
                 reason="INVALID_ARGUMENT",
                 fix="leave it out: contents are taken at once here, those in pinned memory by await gpu.synchronize().",
             )
-        if transfer.inline(len(data), attachment.session.limits):
-            bulk.write(self._connection, attachment, part, data, report, shared=False)
+        if plan.inline(len(data), attachment.session.limits):
+            router.write(self._connection, attachment, part, data, report, shared=False)
         else:
-            carrying.upload(self._connection, cast("LoopAttachment", attachment), part, data, report)
+            transfers.upload(self._connection, cast("LoopAttachment", attachment), part, data, report)
 
     if TYPE_CHECKING:
 
@@ -191,10 +193,10 @@ class DeviceArray(sync.DeviceArray):
 
 def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
     """Whether what might come in a batch does not: where such reads are a habit, and memory may be shared."""
-    return connection.habit.worth(size) and size >= _MIDDLING and placed.likely(connection, attachment)
+    return connection.habit.worth(size) and size >= _MIDDLING and registered.likely(connection, attachment)
 
 
 class GlobalArray(DeviceArray, module.GlobalArray):
-    """A module's variable; as `hearth.module.GlobalArray`."""
+    """A module's variable; as `hearth.kernels.module.GlobalArray`."""
 
     __slots__ = ()

@@ -8,27 +8,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hearth import device as sync
-from hearth import shapes, spans
+from hearth import shapes, telemetry
 from hearth.aio.array import DeviceArray
 from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream
-from hearth.dispatch import How
 from hearth.errors import UnsupportedError
+from hearth.kernels.dispatch import How
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from hearth.aio.connection import LoopConnection
+    from hearth.aio.dispatch import PendingDispatch
+    from hearth.aio.graph import Graph, Prepared
     from hearth.aio.node import Node
-    from hearth.aio.pending import PendingDispatch
     from hearth.aio.profile import Profile, Trace
-    from hearth.aio.programs import Graph, Prepared
-    from hearth.aio.road import LoopConnection
-    from hearth.array import DeviceArray as AnyArray
-    from hearth.bindings import Array
-    from hearth.described import PublishedArray
+    from hearth.arrays.array import DeviceArray as AnyArray
+    from hearth.arrays.described import PublishedArray
+    from hearth.kernels.bindings import Array
     from hearth.progress import Progress
-    from hearth.properties import DeviceInfo, MemoryUsage
     from hearth.stream import Stream as AnyStream
+    from hearth.types import DeviceInfo, MemoryUsage
     from hearth_proto.v1 import node_pb2
 
 
@@ -64,7 +64,7 @@ class Device(sync.Device):
     async def _known(self) -> DeviceInfo:
         return await self._connection.home.call(partial(self._now_of, cast("Node", self._node)._describe))
 
-    @spans.traced("hearth.synchronize")
+    @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Device.synchronize`."""
         connection = self._connection
@@ -72,7 +72,7 @@ class Device(sync.Device):
         await connection.home.answer(self._synchronizing(), timeout)
         connection.raise_deferred()
 
-    @spans.traced("hearth.flush")
+    @telemetry.traced("hearth.flush")
     async def flush(  # type: ignore[override]
         self, stream: AnyStream | None = None, timeout: float | None = None
     ) -> None:
@@ -92,13 +92,13 @@ class Device(sync.Device):
 
     async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:  # type: ignore[override]
         """As `hearth.Device.prepare`."""
-        from hearth.prepared import launch_all
+        from hearth.kernels.prepared import launch_all
 
         async with self.prepared() as prepared:
             launch_all(launches)
         return prepared
 
-    @spans.traced("hearth.publish", spans.of_name)
+    @telemetry.traced("hearth.publish", telemetry.of_name)
     async def publish(  # type: ignore[override]
         self, name: str, array: AnyArray, tenants: Sequence[str] = ()
     ) -> None:
@@ -110,7 +110,7 @@ class Device(sync.Device):
         """As `hearth.Device.unpublish`."""
         await self._connection.home.call(partial(super().unpublish, name))
 
-    @spans.traced("hearth.attach", spans.of_name)
+    @telemetry.traced("hearth.attach", telemetry.of_name)
     async def attach(  # type: ignore[override]
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
@@ -124,7 +124,7 @@ class Device(sync.Device):
         await self._connection.opened()
         return await self._connection.home.call(super().published)
 
-    @spans.traced("hearth.dispatch", spans.of_dispatch)
+    @telemetry.traced("hearth.dispatch", telemetry.of_dispatch)
     async def dispatch(  # type: ignore[override]
         self,
         function: Function,
@@ -143,7 +143,7 @@ class Device(sync.Device):
     ) -> list[Array]:
         """As `hearth.Device.dispatch`. Its inputs are to stay as they are until it returns. Cancelled, it goes on
         without being heard, and leaves `out` as it is."""
-        from hearth.aio.pending import PendingDispatch
+        from hearth.aio.dispatch import PendingDispatch
 
         await self._connection.opened()
         how = How(shared_mem, iterations, timeout, stream, apart=True)
@@ -171,7 +171,7 @@ class Device(sync.Device):
         copy: bool = True,
     ) -> PendingDispatch:
         """As `hearth.Device.dispatch_async`."""
-        from hearth.aio.pending import PendingDispatch
+        from hearth.aio.dispatch import PendingDispatch
 
         how = How(shared_mem, iterations, timeout, stream, timed, copy)
         return PendingDispatch(self._job(function, grid, block, (args, ins, outs, scalars), out, how))
@@ -207,13 +207,13 @@ class Device(sync.Device):
 
     def graph(self) -> Graph:
         """``async with gpu.graph() as g:`` records the block; then ``g.launch(n)``."""
-        from hearth.aio.programs import Graph
+        from hearth.aio.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
         """``async with gpu.prepared() as p:`` collects the launches of the block; then ``p.launch(n)``."""
-        from hearth.aio.programs import Prepared
+        from hearth.aio.graph import Prepared
 
         return Prepared(self._connection)
 

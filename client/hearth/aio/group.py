@@ -6,20 +6,20 @@ from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hearth import group as sync
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.device import Device
+from hearth.collectives import group as sync
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from hearth import array
     from hearth.aio.array import DeviceArray
-    from hearth.flight_record import FlightRecord
-    from hearth.group_members import Named
-    from hearth.group_order import Roster
+    from hearth.arrays import array
+    from hearth.collectives.flight_recorder import FlightRecord
+    from hearth.collectives.group_members import Named
+    from hearth.session.collective_order import Roster
 
 
 class Group(AsyncWith, sync.Group):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from hearth import function as sync_function
-from hearth import module as sync
-from hearth import spans
+from hearth import telemetry
 from hearth.aio.array import GlobalArray
-from hearth.function_attributes import ATTRIBUTES
+from hearth.kernels import function as sync_function
+from hearth.kernels import module as sync
+from hearth.kernels.function_attributes import ATTRIBUTES
 
 if TYPE_CHECKING:
     from hearth import shapes
-    from hearth.aio.road import LoopConnection
-    from hearth.function_attributes import Occupancy
+    from hearth.aio.connection import LoopConnection
+    from hearth.kernels.function_attributes import Occupancy
 
 
 class Function(sync_function.Function):
@@ -80,7 +80,7 @@ class RawModule(sync.RawModule):
     _connection: LoopConnection
     _global_type = GlobalArray
 
-    @spans.traced("hearth.compile")
+    @telemetry.traced("hearth.compile")
     async def compile(  # type: ignore[override]
         self, log_stream: TextIO | None = None, *, timeout: float | None = None
     ) -> None:

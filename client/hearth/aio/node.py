@@ -9,21 +9,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 from hearth import node as sync
-from hearth import spans
+from hearth import telemetry
 from hearth.aio.awaited import AsyncWith
-from hearth.aio.home import Home
+from hearth.aio.event_loop import Home
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from hearth.aio.connection import LoopConnection
     from hearth.aio.device import Device
-    from hearth.aio.road import LoopConnection
-    from hearth.connection import Connection
-    from hearth.node_session import NodeSession
-    from hearth.outgoing import Limits
-    from hearth.properties import NodeInfo, SessionInfo
+    from hearth.session.connection import Connection
+    from hearth.session.lease import NodeSession
+    from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
+    from hearth.types import NodeInfo, SessionInfo
     from hearth_proto.v1 import node_pb2
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Connecting:
 def _road(
     home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
 ) -> Connection:
-    from hearth.aio.road import LoopConnection  # while the daemon answers, as the rest
+    from hearth.aio.connection import LoopConnection  # while the daemon answers, as the rest
 
     return LoopConnection(home, transport, token, ordinal, limits, timeout, lease)
 
@@ -112,7 +112,7 @@ class Node(AsyncWith, sync.Node):
 
         return Device(self, cast("LoopConnection", connection), opened)
 
-    @spans.traced("hearth.synchronize")
+    @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Node.synchronize`."""
         self._session.check()
@@ -145,7 +145,7 @@ class Node(AsyncWith, sync.Node):
         """As `hearth.Node.drain`: of the whole daemon. To wait for room in a queue, see `Device.ready`."""
         return await self._home.call(super().drain)
 
-    @spans.traced("hearth.close")
+    @telemetry.traced("hearth.close")
     async def close(self) -> None:  # type: ignore[override]
         """Sends what is queued, ends the session and frees all that it holds on the devices. Cancelled, it goes on by
         itself."""

@@ -7,17 +7,17 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from hearth import profile as sync_profile
-from hearth import trace as sync_trace
 from hearth.aio.awaited import AsyncWith
 from hearth.errors import HearthError
+from hearth.profiling import profile as sync_profile
+from hearth.profiling import trace as sync_trace
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from hearth.aio.road import LoopConnection
-    from hearth.reply import Asked
+    from hearth.aio.connection import LoopConnection
+    from hearth.session.reply import Asked
 
 
 class Profile(AsyncWith, sync_profile.Profile):

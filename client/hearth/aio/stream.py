@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth import spans
 from hearth import stream as sync
+from hearth import telemetry
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from hearth.aio.road import LoopConnection
+    from hearth.aio.connection import LoopConnection
 
 
 class Stream(sync.Stream):
@@ -18,7 +18,7 @@ class Stream(sync.Stream):
 
     _connection: LoopConnection
 
-    @spans.traced("hearth.stream.synchronize")
+    @telemetry.traced("hearth.stream.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Stream.synchronize`."""
         connection = self._connection
@@ -54,7 +54,7 @@ class Event(sync.Event):
         await self._connection.opened()
         return await self._connection.home.asked(self._querying(False))
 
-    @spans.traced("hearth.event.synchronize")
+    @telemetry.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """As `hearth.Event.synchronize`."""
         await self._connection.opened()

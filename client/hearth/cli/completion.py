@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hearth.cli.printable import printable
+from hearth.cli.format.printable import printable
 
 _FILES = ("FILE",)
 """Metavars of arguments that are files."""

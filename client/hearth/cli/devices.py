@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli import connecting, output, units
-from hearth.cli.printable import printable
+from hearth.cli import connect_options
+from hearth.cli.format import output, units
+from hearth.cli.format.printable import printable
 from hearth.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from hearth.properties import DeviceInfo, NodeInfo
+    from hearth.types import DeviceInfo, NodeInfo
 
 _BYTES = frozenset(
     {"total_memory", "shared_mem_per_block", "shared_mem_per_block_optin", "l2_cache_bytes", "memory_alignment"}
@@ -28,16 +29,16 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("device", nargs="?", metavar="N", help="this device alone, with all its properties")
     output.add_arguments(parser)
-    connecting.add_arguments(parser)
+    connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints them. Raises `HearthError`."""
     ordinal = _chosen(arguments)
-    with connecting.ask(arguments) as asker:
+    with connect_options.ask(arguments) as asker:
         node = asker.describe()
-        where = connecting.where(asker.target)
+        where = connect_options.where(asker.target)
     devices = [device for device in node.devices if ordinal in (None, device.ordinal)]
     if ordinal is not None and not devices:
         known = ", ".join(str(device.ordinal) for device in node.devices)
@@ -57,7 +58,7 @@ def _chosen(arguments: argparse.Namespace) -> int | None:
     if word is None:
         return None
     try:
-        return connecting.ordinal(word)
+        return connect_options.ordinal(word)
     except argparse.ArgumentTypeError as error:
         if arguments.target is not None or word.startswith("-") or word.isdecimal():
             raise ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
@@ -76,7 +77,7 @@ def _text(node: NodeInfo, devices: list[DeviceInfo], detailed: bool) -> str:
         return "\n\n".join(map(_detail, devices))
     if not devices:
         return f"node {printable(node.name)} has no devices"
-    from hearth.cli.table import table
+    from hearth.cli.format.table import table
 
     header = ["DEVICE", "NAME", "BACKEND", "STATE", "GEN", "MEMORY", "CC", "SM", "CLOCK", "DRIVER", "UUID"]
     rows = []

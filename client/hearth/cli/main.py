@@ -15,8 +15,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hearth import __version__
-from hearth.cli import bench, completion, devices, doctor, operate, run, sessions, status, top, trace
-from hearth.cli.complaint import complain
+from hearth.cli import completion, devices, operate, sessions, status
+from hearth.cli.bench import command as bench
+from hearth.cli.doctor import command as doctor
+from hearth.cli.format.complaint import complain
+from hearth.cli.run import command as run
+from hearth.cli.top import command as top
+from hearth.cli.trace import command as trace
 from hearth.errors import ArgumentError, HearthError
 
 RUNTIME_ERROR = 1

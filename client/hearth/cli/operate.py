@@ -7,8 +7,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli import connecting, output
-from hearth.cli.complaint import complain
+from hearth.cli import connect_options
+from hearth.cli.format import output
+from hearth.cli.format.complaint import complain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,10 +27,13 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     drain.add_argument(
-        "--wait", type=connecting.seconds, metavar="SECONDS", help="wait until no session is left; 1 where some are"
+        "--wait",
+        type=connect_options.seconds,
+        metavar="SECONDS",
+        help="wait until no session is left; 1 where some are",
     )
     output.add_arguments(drain)
-    connecting.add_arguments(drain)
+    connect_options.add_arguments(drain)
     drain.set_defaults(run=run_drain)
 
     restart: argparse.ArgumentParser = commands.add_parser(
@@ -39,24 +43,27 @@ def add_to(commands: Any) -> None:
         "the right to administer.",
         allow_abbrev=False,
     )
-    restart.add_argument("device", type=connecting.ordinal, metavar="N", help="the device")
+    restart.add_argument("device", type=connect_options.ordinal, metavar="N", help="the device")
     restart.add_argument(
-        "--wait", type=connecting.seconds, metavar="SECONDS", help="wait until it serves again; 1 where it does not"
+        "--wait",
+        type=connect_options.seconds,
+        metavar="SECONDS",
+        help="wait until it serves again; 1 where it does not",
     )
     output.add_arguments(restart)
-    connecting.add_arguments(restart)
+    connect_options.add_arguments(restart)
     restart.set_defaults(run=run_restart)
 
 
 def run_drain(arguments: argparse.Namespace) -> int:
     """Drains; 1 where sessions are left that were waited for. Raises `HearthError`."""
-    with connecting.ask(arguments) as asker:
+    with connect_options.ask(arguments) as asker:
         left = asker.drain()
         empty = left == 0
         if arguments.wait is not None:
             empty = _until(lambda: not asker.sessions(), arguments.wait)
             left = 0 if empty else len(asker.sessions())
-        where = connecting.where(asker.target)
+        where = connect_options.where(asker.target)
     text = f"draining: no new sessions; {left or 'none'} {'goes' if left == 1 else 'go'} on"
     output.emit({"target": where, "draining": True, "sessions": left}, arguments.json, text)
     if arguments.wait is None or empty:
@@ -70,7 +77,7 @@ def run_drain(arguments: argparse.Namespace) -> int:
 def run_restart(arguments: argparse.Namespace) -> int:
     """Restarts; 1 where the device does not serve in the time that was given. Raises `HearthError`."""
     ordinal: int = arguments.device
-    with connecting.ask(arguments) as asker:
+    with connect_options.ask(arguments) as asker:
 
         def found() -> tuple[str, int]:
             return next(((d.state, d.generation) for d in asker.describe().devices if d.ordinal == ordinal), ("", 0))
@@ -84,7 +91,7 @@ def run_restart(arguments: argparse.Namespace) -> int:
 
         done = arguments.wait is None or _until(serves, arguments.wait)
         state, generation = found()
-        where = connecting.where(asker.target)
+        where = connect_options.where(asker.target)
     document = {"target": where, "device": ordinal, "state": state, "generation": generation}
     text = f"device {ordinal} is {'serving' if state == 'serving' and generation > before[1] else 'being restarted'}"
     output.emit(document, arguments.json, text)

@@ -6,11 +6,12 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli import connecting, output
+from hearth.cli import connect_options
+from hearth.cli.format import output
 from hearth.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from hearth.properties import SessionInfo
+    from hearth.types import SessionInfo
 
 _END = "end"
 
@@ -29,15 +30,15 @@ def add_to(commands: Any) -> None:
     action.completions = (_END,)  # type: ignore[attr-defined] # for `completion`
     parser.add_argument("id", nargs="?", metavar="ID", help="as the list shows it")
     output.add_arguments(parser)
-    connecting.add_arguments(parser)
+    connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints them, or ends one. Raises `HearthError`."""
     session_id = _meant(arguments)
-    with connecting.ask(arguments) as asker:
-        where = connecting.where(asker.target)
+    with connect_options.ask(arguments) as asker:
+        where = connect_options.where(asker.target)
         if session_id is not None:
             running = asker.end_session(session_id)
             text = f"session {session_id} has ended"
@@ -89,9 +90,10 @@ def _document(session: SessionInfo) -> dict[str, Any]:
 
 
 def _text(found: list[SessionInfo]) -> str:
-    from hearth.cli import lines, units
-    from hearth.cli.printable import printable
-    from hearth.cli.table import table
+    from hearth.cli.format import units
+    from hearth.cli.format.printable import printable
+    from hearth.cli.format.table import table
+    from hearth.cli.top import lines
 
     if not found:
         return "no sessions"

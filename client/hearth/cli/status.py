@@ -7,12 +7,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli import connecting, output
-from hearth.cli.complaint import complain
+from hearth.cli import connect_options
+from hearth.cli.format import output
+from hearth.cli.format.complaint import complain
 
 if TYPE_CHECKING:
-    from hearth.asking import Asker
-    from hearth.cli.rates import Document
+    from hearth.cli.top.rates import Document
+    from hearth.endpoint.admin import Asker
 
 _POLL_S = 0.25
 _FAULTS_SHOWN = 5
@@ -28,18 +29,21 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--wait", type=connecting.seconds, metavar="SECONDS", help="wait until it is ready, but no longer than that"
+        "--wait",
+        type=connect_options.seconds,
+        metavar="SECONDS",
+        help="wait until it is ready, but no longer than that",
     )
     output.add_arguments(parser)
-    connecting.add_arguments(parser)
+    connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints it; 1 where the daemon is not ready. Raises `HearthError`."""
-    with connecting.ask(arguments) as asker:
+    with connect_options.ask(arguments) as asker:
         document = asker.status() if arguments.wait is None else _ready(asker, arguments.wait)
-        where = connecting.where(asker.target)
+        where = connect_options.where(asker.target)
     text = "" if arguments.json else status_text(document, where, output.columns(), output.Paint(output.in_colour()))
     output.emit({"target": where, **document}, arguments.json, text)
     if document.get("ready"):
@@ -70,8 +74,8 @@ def _ready(asker: Asker, seconds: float) -> Document:
 
 def status_text(document: Document, where: str, columns: int, paint: output.Paint) -> str:
     """For people. Pure."""
-    from hearth.cli import lines, rates
-    from hearth.cli.printable import printable
+    from hearth.cli.format.printable import printable
+    from hearth.cli.top import lines, rates
 
     said = lines.state(document)
     tenants = len(document.get("tenants", ()))

@@ -64,7 +64,7 @@ class Transport(Protocol):
     """Whether lanes that the daemon offers are taken."""
     stripes: int | None
     """Over how many connections of their own bulk data may go, beside gRPC's and to the same host; 0: none. None: as
-    many as are of use (`hearth.transfer`)."""
+    many as are of use (`hearth.transfer.plan`)."""
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService. Raises `HearthError`."""

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hearth import errors, plain_answers, spans
+from hearth import errors, telemetry
+from hearth.codec import decode
 from hearth.errors import HearthError
-from hearth.transport import reach
-from hearth.transport.call import Call, send_beside
-from hearth.transport.giving_up import GivingUp
+from hearth.transport import errors as reach
+from hearth.transport.cancellation import GivingUp
+from hearth.transport.framed_call import Call, send_beside
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.calls import Metadata, socket_path
 from hearth_proto.later import device_pb2
@@ -58,7 +59,7 @@ class FramedTransport:
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """As `call`, without waiting; not made again where the connection breaks."""
-        call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata + spans.context())
+        call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata + telemetry.context())
         return _Answer(self, call, response_type)
 
     def _unary(self, service: str, method: str, request: Any, response_type: Any, timeout: float) -> Any:
@@ -66,7 +67,7 @@ class FramedTransport:
         while True:
             left -= 1
             try:
-                shown = self.metadata + spans.context()
+                shown = self.metadata + telemetry.context()
                 call = self._start(service + method, request.SerializeToString(), timeout, shown)
                 return _Answer(self, call, response_type).result()
             except HearthError as error:
@@ -108,13 +109,15 @@ class FramedTransport:
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Sends serialized `UploadRequest` messages."""
-        call = self._start(_DEVICE + "Upload", next(requests), None, self.metadata + spans.context(), more=True)
+        call = self._start(_DEVICE + "Upload", next(requests), None, self.metadata + telemetry.context(), more=True)
         send_beside(call, requests, "hearth-upload")
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
         """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
-        call = self._start(_DEVICE + "Download", request.SerializeToString(), timeout, self.metadata + spans.context())
+        call = self._start(
+            _DEVICE + "Download", request.SerializeToString(), timeout, self.metadata + telemetry.context()
+        )
         return _Chunks(self, call)
 
     # ---- life ----
@@ -226,7 +229,7 @@ class _Chunks:
 class _Responses(_Chunks):
     def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]:  # type: ignore[override]
         for message in super().__iter__():
-            yield plain_answers.response(message)
+            yield decode.response(message)
 
     def leave(self) -> None:
         self._call.cancel()  # nobody else is on its connection

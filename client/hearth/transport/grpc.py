@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
-from hearth import errors, spans
-from hearth.transport import reach
-from hearth.transport.giving_up import GivingUp
+from hearth import errors, telemetry
+from hearth.transport import errors as reach
+from hearth.transport.cancellation import GivingUp
+from hearth.transport.grpc_channel import Line
 from hearth.transport.lane import Lane, open_lane
-from hearth.transport.line import Line
 from hearth_proto.v1 import device_pb2, status_pb2
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class GrpcTransport:
 
     def _shown(self) -> tuple[tuple[str, str], ...]:
         """Who makes the call, and for which span."""
-        return self.metadata + spans.context()
+        return self.metadata + telemetry.context()
 
     def _start(self, stub: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
         try:

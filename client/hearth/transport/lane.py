@@ -14,7 +14,7 @@ from itertools import islice, repeat
 from time import monotonic
 from typing import TypeAlias
 
-from hearth.lookout import Lookout
+from hearth.transport.spin_wait import Lookout
 from hearth_proto import frames
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 

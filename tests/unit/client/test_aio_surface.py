@@ -91,7 +91,7 @@ def test_connect() -> None:
     assert parameters(aio.connect) == parameters(hearth.connect)
     assert inspect.iscoroutinefunction(aio.get_elapsed_time)
     assert parameters(aio.get_elapsed_time) == parameters(hearth.get_elapsed_time)
-    assert issubclass(GlobalArray, hearth.module.GlobalArray)
+    assert issubclass(GlobalArray, hearth.kernels.module.GlobalArray)
 
 
 def test_every_class_of_the_other_client_that_waits_is_here() -> None:

@@ -9,9 +9,9 @@ from contextvars import ContextVar
 
 import pytest
 
-from hearth.aio import threads as pools
-from hearth.aio.home import Home
-from hearth.aio.threads import Threads
+from hearth.aio import thread_pool as pools
+from hearth.aio.event_loop import Home
+from hearth.aio.thread_pool import Threads
 from hearth.errors import UnsupportedError
 
 _var: ContextVar[int] = ContextVar("test_var", default=0)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from hearth import errors
-from hearth.cli import bench_rounds as rounds
-from hearth.cli.bench_figures import Figure, Series
-from hearth.cli.bench_floor_process import FloorError, FloorProcess, Kind
-from hearth.cli.bench_floors import Floors
-from hearth.cli.bench_report import Report
-from hearth.cli.bench_sampling import After, Measurement, Once, Unit
+from hearth.cli.bench import rounds
+from hearth.cli.bench.figures import Figure, Series
+from hearth.cli.bench.floor_process import FloorError, FloorProcess, Kind
+from hearth.cli.bench.floors import Floors
+from hearth.cli.bench.report import Report
+from hearth.cli.bench.sampling import After, Measurement, Once, Unit
 
 QUICK = rounds.Effort(rounds=2, seconds=0.002, floor_seconds=0.002, launches=100)
 

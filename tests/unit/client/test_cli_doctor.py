@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hearth.cli import doctor_client, doctor_daemon, doctor_network
-from hearth.cli.doctor_check import Check, Findings, bounded
+from hearth.cli.doctor import client, daemon, network
+from hearth.cli.doctor.check import Check, Findings, bounded
+from hearth.endpoint.target import resolve
 from hearth.errors import ConnectError
-from hearth.properties import DeviceInfo, DeviceProperties, NodeInfo
-from hearth.target import resolve
+from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
 from hearth_proto.v1 import node_pb2
 
 
@@ -80,30 +80,30 @@ def test_findings_are_told_as_they_come_and_counted() -> None:
     ],
 )
 def test_ranges(version: str, wanted: str, holds: bool) -> None:
-    assert doctor_client.in_range(version, wanted) is holds
+    assert client.in_range(version, wanted) is holds
 
 
 def test_versions() -> None:
-    assert {check.status for check in doctor_client.versions()} == {"ok"}
-    checks = doctor_client.versions({"grpcio": "1.2", "protobuf": "7.0", "numpy": "2.0"}.__getitem__)
+    assert {check.status for check in client.versions()} == {"ok"}
+    checks = client.versions({"grpcio": "1.2", "protobuf": "7.0", "numpy": "2.0"}.__getitem__)
     assert of(checks) == [("client", "ok"), ("grpcio", "failed"), ("protobuf", "ok"), ("numpy", "ok")]
     assert "pip install" in checks[1].fix
 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    assert of(doctor_client.versions(missing))[1:] == [(name, "failed") for name in doctor_client.REQUIRED]
+    assert of(client.versions(missing))[1:] == [(name, "failed") for name in client.REQUIRED]
 
 
 def test_what_it_requires_is_what_the_project_requires() -> None:
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    for name, wanted in doctor_client.REQUIRED.items():
+    for name, wanted in client.REQUIRED.items():
         assert f'"{name}{wanted}"' in text
 
 
 def test_the_environment(tmp_path: Path) -> None:
     def statuses(**variables: str) -> list[str]:
-        return [check.status for check in doctor_client.environment(variables)]
+        return [check.status for check in client.environment(variables)]
 
     token = tmp_path / "token"
     token.write_text("secret")
@@ -114,9 +114,7 @@ def test_the_environment(tmp_path: Path) -> None:
     assert statuses(HEARTH_TOKEN="a", HEARTH_TOKEN_FILE=str(token)) == ["ok", "warning"]
     token.chmod(0o644)
     assert statuses(HEARTH_TOKEN_FILE=str(token)) == ["ok", "warning"]
-    checks = doctor_client.environment(
-        {"HEARTH_TOKEN": "secret", "HEARTH_TAGET": "x", "https_proxy": "p"}, loopback=False
-    )
+    checks = client.environment({"HEARTH_TOKEN": "secret", "HEARTH_TAGET": "x", "https_proxy": "p"}, loopback=False)
     assert [check.status for check in checks] == ["ok", "warning", "warning"]
     assert "did you mean HEARTH_TARGET?" in checks[1].detail and not any("secret" in str(check) for check in checks)
 
@@ -126,7 +124,7 @@ def test_the_environment(tmp_path: Path) -> None:
 
 def test_sockets(tmp_path: Path) -> None:
     path = tmp_path / "h.sock"
-    found = doctor_network.unix_socket
+    found = network.unix_socket
     assert "is not there" in found(str(path))[0].detail
     path.write_text("")
     assert "is no socket" in found(str(path))[0].detail
@@ -168,24 +166,24 @@ def test_what_is_spoken(answer: bytes, says: str) -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        check = doctor_network.spoken(resolve(f"127.0.0.1:{server.getsockname()[1]}"), 5.0)
+        check = network.spoken(resolve(f"127.0.0.1:{server.getsockname()[1]}"), 5.0)
         assert says in check.detail
         server.shutdown(socket.SHUT_RDWR)
         thread.join(5)
 
 
 def test_nobody_there_and_no_such_name() -> None:
-    assert doctor_network.reachable(resolve("127.0.0.1:1"), 2.0).status == "failed"
-    assert doctor_network.resolved(resolve("no..such:1")).status == "failed"
-    assert doctor_network.resolved(resolve("[::1]:7421")).status == "ok"
+    assert network.reachable(resolve("127.0.0.1:1"), 2.0).status == "failed"
+    assert network.resolved(resolve("no..such:1")).status == "failed"
+    assert network.resolved(resolve("[::1]:7421")).status == "ok"
 
 
 def test_certificates_that_end_soon() -> None:
     now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC).timestamp()
     peer = {"notAfter": "Jan 11 00:00:00 2030 GMT", "subjectAltName": (("DNS", "gpu-box"),)}
-    check = doctor_network.judged(peer, now)
+    check = network.judged(peer, now)
     assert check.status == "warning" and "gpu-box" in check.detail and "10 days from now" in check.detail
-    assert doctor_network.judged({**peer, "notAfter": "Jan 11 00:00:00 2031 GMT"}, now).status == "ok"
+    assert network.judged({**peer, "notAfter": "Jan 11 00:00:00 2031 GMT"}, now).status == "ok"
 
 
 # ---- the daemon ----
@@ -195,51 +193,51 @@ NODE = NodeInfo("box", "0.1.0", (1, 1), (DEVICE,), frozenset(), False)
 
 
 def test_versions_of_the_daemon() -> None:
-    assert doctor_daemon.version(NODE).status == "ok"
-    assert doctor_daemon.version(replace(NODE, server_version="0.2.0")).status == "warning"
-    assert doctor_daemon.version(replace(NODE, protocol=(7, 9))).status == "failed"
+    assert daemon.version(NODE).status == "ok"
+    assert daemon.version(replace(NODE, server_version="0.2.0")).status == "warning"
+    assert daemon.version(replace(NODE, protocol=(7, 9))).status == "failed"
 
 
 def test_states() -> None:
-    assert doctor_daemon.state(NODE).status == "ok"
-    assert doctor_daemon.state(replace(NODE, draining=True)).status == "warning"
+    assert daemon.state(NODE).status == "ok"
+    assert daemon.state(replace(NODE, draining=True)).status == "warning"
     fenced = replace(DEVICE, state="fenced", detail="too many faults")
-    assert doctor_daemon.state(replace(NODE, devices=(fenced,))).status == "failed"
+    assert daemon.state(replace(NODE, devices=(fenced,))).status == "failed"
     devices = (DEVICE, fenced, replace(DEVICE, state="lost"), replace(DEVICE, state="starting"))
-    checks = doctor_daemon.devices(replace(NODE, devices=devices))
+    checks = daemon.devices(replace(NODE, devices=devices))
     assert [check.status for check in checks] == ["ok", "failed", "warning", "warning"]
     assert "too many faults" in checks[1].detail and "restart_device(0)" in checks[1].fix
-    assert doctor_daemon.devices(replace(NODE, devices=()))[0].status == "failed"
+    assert daemon.devices(replace(NODE, devices=()))[0].status == "failed"
 
 
 def test_faults() -> None:
-    assert doctor_daemon.faults({}, 0).status == "skipped" and doctor_daemon.faults({"faults": []}, 0).status == "ok"
+    assert daemon.faults({}, 0).status == "skipped" and daemon.faults({"faults": []}, 0).status == "ok"
     fault = {"time_unix": 90.0, "device": 1, "reason": "DEVICE_LOST", "detail": "it crashed", "kernels": ["bad"]}
-    check = doctor_daemon.faults({"faults": [fault]}, 100.0)
+    check = daemon.faults({"faults": [fault]}, 100.0)
     assert check.status == "warning" and "bad was running" in check.detail and "10 s ago on device 1" in check.detail
-    assert doctor_daemon.faults({"faults": [fault]}, 1e6).status == "ok"
-    assert doctor_daemon.faults({"faults": [{}]}, 100.0).status in ("ok", "warning")
+    assert daemon.faults({"faults": [fault]}, 1e6).status == "ok"
+    assert daemon.faults({"faults": [{}]}, 100.0).status in ("ok", "warning")
 
 
 def test_descriptors() -> None:
     shares = {"grpc": 220, "call": 147}
-    assert doctor_daemon.descriptors({"descriptors": None}).status == doctor_daemon.descriptors({}).status == "skipped"
-    enough = doctor_daemon.descriptors({"descriptors": {"limit": 1024, "needed": 1024, "shares": shares}})
+    assert daemon.descriptors({"descriptors": None}).status == daemon.descriptors({}).status == "skipped"
+    enough = daemon.descriptors({"descriptors": {"limit": 1024, "needed": 1024, "shares": shares}})
     assert enough.status == "ok" and "220 connections to gRPC" in enough.detail
-    few = doctor_daemon.descriptors({"descriptors": {"limit": 1023, "needed": 1024, "shares": shares}})
+    few = daemon.descriptors({"descriptors": {"limit": 1023, "needed": 1024, "shares": shares}})
     assert few.status == "warning" and "needs 1024" in few.detail and "LimitNOFILE" in few.fix
 
 
 def test_clocks() -> None:
-    assert doctor_daemon.skew(101, 100, 102).status == "ok" and doctor_daemon.skew(99, 100, 102).status == "ok"
-    assert "8.0 s ahead" in doctor_daemon.skew(110, 100, 102).detail
-    assert "10.0 s behind" in doctor_daemon.skew(90, 100, 102).detail
+    assert daemon.skew(101, 100, 102).status == "ok" and daemon.skew(99, 100, 102).status == "ok"
+    assert "8.0 s ahead" in daemon.skew(110, 100, 102).detail
+    assert "10.0 s behind" in daemon.skew(90, 100, 102).detail
 
 
 def test_the_local_driver() -> None:
     def missing(_: str) -> object:
         raise OSError
 
-    assert doctor_daemon.local_driver(NODE, True, missing).status == "warning"
-    assert doctor_daemon.local_driver(NODE, True, str).status == "ok"
-    assert doctor_daemon.local_driver(NODE, False, missing).status == "skipped"
+    assert daemon.local_driver(NODE, True, missing).status == "warning"
+    assert daemon.local_driver(NODE, True, str).status == "ok"
+    assert daemon.local_driver(NODE, False, missing).status == "skipped"

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from hearth.cli import output, rates
-from hearth.cli.frame import Gone, frame
-from hearth.cli.lines import Line
-from hearth.cli.printable import width
+from hearth.cli.format import output
+from hearth.cli.format.printable import width
 from hearth.cli.status import status_text
-from hearth.cli.top import View
+from hearth.cli.top import rates
+from hearth.cli.top.command import View
+from hearth.cli.top.frame import Gone, frame
+from hearth.cli.top.lines import Line
 
 GIB = 1 << 30
 STARTED = 1_790_000_000.0

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hearth import errors
-from hearth.cli import bench, main
+from hearth.cli import main
+from hearth.cli.bench import command
 
 
 def run(code: str) -> list[str]:
@@ -35,7 +36,7 @@ except SystemExit:
     print(*sys.modules)
 """
     names = run(code)
-    assert "hearth.cli.bench" in names and not {"grpc", "numpy", "google.protobuf"} & set(names)
+    assert "hearth.cli.bench.command" in names and not {"grpc", "numpy", "google.protobuf"} & set(names)
 
 
 def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
@@ -58,7 +59,7 @@ def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
 def test_each_end_is_one_line_and_a_status(
     error: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(bench, "run", raising(error))
+    monkeypatch.setattr(command, "run", raising(error))
     assert main.main(["bench"]) == status
     assert capsys.readouterr() == ("", says)
 
@@ -71,7 +72,7 @@ def test_the_version(capsys: Any) -> None:
 
 def test_sizes_grow_to_the_largest() -> None:
     def sizes(*arguments: str) -> list[int]:
-        return bench._sizes(main.build_parser().parse_args(["bench", *arguments]))
+        return command._sizes(main.build_parser().parse_args(["bench", *arguments]))
 
     mib = 1 << 20
     assert sizes() == [mib, 64 * mib] and sizes("--quick") == [mib, 16 * mib]

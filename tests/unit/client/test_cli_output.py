@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hearth.cli import output, units
+from hearth.cli.format import output, units
 
 
 def test_a_document_or_text(capsys: Any) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.cli.complaint import one_line
-from hearth.cli.printable import fit, printable, width
-from hearth.cli.table import table
+from hearth.cli.format.complaint import one_line
+from hearth.cli.format.printable import fit, printable, width
+from hearth.cli.format.table import table
 
 TEXT = st.lists(st.integers(0, 0x10FFFF).map(chr)).map("".join)
 HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\x00\x9b31m\u202egnp\u2028\u200b\ud800\ue000"

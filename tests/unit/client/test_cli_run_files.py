@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hearth.cli import run_arrays, run_sources
-from hearth.cli.run_spec import parse
+from hearth.cli.run import arrays, sources
+from hearth.cli.run.spec import parse
 from hearth.errors import ArgumentError
 
 
 def made(text: str) -> np.ndarray:  # type: ignore[type-arg]
-    array = run_arrays.host_array(parse(text))  # type: ignore[arg-type]
+    array = arrays.host_array(parse(text))  # type: ignore[arg-type]
     assert array is not None
     return array
 
@@ -32,12 +32,12 @@ def test_what_is_made() -> None:
     assert made("random:bool[100]").dtype == bool and made("random:c128[4]").dtype == np.complex128
     with pytest.raises(ArgumentError, match="low < high"):
         made("random:i32[4]:low=5:high=5")
-    assert run_arrays.host_array(parse("out:f32[4]")) is None  # type: ignore[arg-type]
+    assert arrays.host_array(parse("out:f32[4]")) is None  # type: ignore[arg-type]
 
 
 def test_what_takes_more_than_the_machine_has() -> None:
     with pytest.raises(ArgumentError, match="this machine has"):
-        run_arrays.refuse_too_much([parse("zeros:f64[1<<47]")])
+        arrays.refuse_too_much([parse("zeros:f64[1<<47]")])
 
 
 def test_what_is_loaded(tmp_path: Path) -> None:
@@ -68,16 +68,16 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
 
 def test_results_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "y.npy"
-    run_arrays.write(str(path), np.arange(3), force=False)
+    arrays.write(str(path), np.arange(3), force=False)
     with pytest.raises(ArgumentError, match="--force"):
-        run_arrays.write(str(path), np.zeros(3), force=False)
+        arrays.write(str(path), np.zeros(3), force=False)
     np.testing.assert_array_equal(np.load(path), np.arange(3))
     with pytest.raises(ValueError):
-        run_arrays.write(str(path), np.array([{}]), force=True)
+        arrays.write(str(path), np.array([{}]), force=True)
     np.testing.assert_array_equal(np.load(path), np.arange(3))
     link = tmp_path / "link.npy"
     link.symlink_to(path)
-    run_arrays.write(str(link), np.ones(2), force=True)
+    arrays.write(str(link), np.ones(2), force=True)
     assert link.is_symlink() and np.load(path).tolist() == [1, 1]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link.npy", "y.npy"]
 
@@ -87,14 +87,14 @@ def test_results_that_cannot_be_written_are_refused_before(tmp_path: Path) -> No
     (tmp_path / "folder.npy").mkdir()
     for name, says in {"there": "exists", "none/y": "is no folder", "folder": "is a folder"}.items():
         with pytest.raises(ArgumentError, match=says):
-            run_arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/{name}.npy")], force=False)
-    run_arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/there.npy")], force=True)
+            arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/{name}.npy")], force=False)
+    arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/there.npy")], force=True)
 
 
 def test_documents_have_no_nan() -> None:
-    assert run_arrays.listed(np.array([[1.5, np.nan], [np.inf, 0]])) == [[1.5, "nan"], ["inf", 0.0]]
-    assert run_arrays.listed(np.array([1 + 2j])) == [[1.0, 2.0]]
-    assert run_arrays.listed(np.zeros(run_arrays.SHOWN + 1)) is None
+    assert arrays.listed(np.array([[1.5, np.nan], [np.inf, 0]])) == [[1.5, "nan"], ["inf", 0.0]]
+    assert arrays.listed(np.array([1 + 2j])) == [[1.0, 2.0]]
+    assert arrays.listed(np.zeros(arrays.SHOWN + 1)) is None
 
 
 def test_headers_travel_by_the_names_they_are_included_by(tmp_path: Path) -> None:
@@ -107,13 +107,11 @@ def test_headers_travel_by_the_names_they_are_included_by(tmp_path: Path) -> Non
     (tmp_path / "lib" / "deep" / "b.h").write_text('#include "c.h"')
     (tmp_path / "lib" / "deep" / "c.h").write_text("// c")
     path = str(tmp_path / "k.cu")
-    found = run_sources.headers_of(
-        path, run_sources.read_code(path), [str(tmp_path / "lib")], {"x.h": '#include "y.h"'}
-    )
+    found = sources.headers_of(path, sources.read_code(path), [str(tmp_path / "lib")], {"x.h": '#include "y.h"'})
     assert found == {
         "x.h": '#include "y.h"', "a.h": '#include "a.h"\n#define A', "deep/b.h": '#include "c.h"', "c.h": "// c",
     }  # fmt: skip
-    assert run_sources.given_headers([f"n/a.h={tmp_path}/a.h", f"{tmp_path}/a.h"]).keys() == {"n/a.h", "a.h"}
+    assert sources.given_headers([f"n/a.h={tmp_path}/a.h", f"{tmp_path}/a.h"]).keys() == {"n/a.h", "a.h"}
 
 
 def test_sources_that_cannot_be_had(tmp_path: Path) -> None:
@@ -123,12 +121,12 @@ def test_sources_that_cannot_be_had(tmp_path: Path) -> None:
         "a\0b": "cannot be read",
     }.items():  # fmt: skip
         with pytest.raises(ArgumentError, match=says):
-            run_sources.read_code(path)
+            sources.read_code(path)
     for texts, says in (
         (["none.h"], "cannot be read"),
         (["=x"], "neither FILE nor NAME"),
     ):
         with pytest.raises(ArgumentError, match=says):
-            run_sources.given_headers(texts)
+            sources.given_headers(texts)
     with pytest.raises(ArgumentError, match="is no folder"):
-        run_sources.headers_of("k.cu", b"", [str(tmp_path / "none")], {})
+        sources.headers_of("k.cu", b"", [str(tmp_path / "none")], {})

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.cli.run_numbers import NUMPY_TYPES, TYPES, SpecError, dimensions, integer, number
-from hearth.cli.run_spec import GENERATORS, Array, FromFile, Generated, Scalar, parse, parse_all
+from hearth.cli.run.numbers import NUMPY_TYPES, TYPES, SpecError, dimensions, integer, number
+from hearth.cli.run.spec import GENERATORS, Array, FromFile, Generated, Scalar, parse, parse_all
 
 # A file of a made array stands behind ":" and "=": anything may be in its name. One that is read may not hold ".npy=".
 results = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(lambda name: f"x{name}.npy")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from hearth import trace_file
-from hearth.cli import main, trace_report
-from hearth.cli.trace_summary import NotATraceError, summarize
-from hearth.trace import document
+from hearth.cli import main
+from hearth.cli.trace import report
+from hearth.cli.trace.summary import NotATraceError, summarize
+from hearth.profiling import trace_file
+from hearth.profiling.trace import document
 from hearth_proto.v1 import commands_pb2
 
 
@@ -88,11 +89,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_text_and_document() -> None:
     found = summarize(trace(5, *WORK))
-    text = trace_report.to_text("t.json", found, 1)
+    text = report.to_text("t.json", found, 1)
     assert "t.json: 5 commands with work for a device, in 1.10 ms" in text
     assert "and 1 more (--top 2)" in text and "after mul, before read" in text
-    assert json.loads(json.dumps(trace_report.to_json("t.json", found)))["kernels"][0]["name"] == "add"
-    assert "No device had anything to do" in trace_report.to_text("t.json", summarize({"traceEvents": []}), 5)
+    assert json.loads(json.dumps(report.to_json("t.json", found)))["kernels"][0]["name"] == "add"
+    assert "No device had anything to do" in report.to_text("t.json", summarize({"traceEvents": []}), 5)
 
 
 @pytest.mark.parametrize("wrong", [3, {}, {"traceEvents": 3}, [1], {"traceEvents": [None]}])
@@ -105,7 +106,7 @@ def test_traces_of_others_do_not_break_it() -> None:
     entries = [{"ph": "X", "pid": 1, "tid": 2, "name": "a", "ts": 1, "dur": 2, "args": 3}, {"ph": "X"}, {"ph": "M"}, {}]
     found = summarize(entries)
     assert {row.name for row in found.others} == {"a", "?"}
-    trace_report.to_text("t", found, 5)
+    report.to_text("t", found, 5)
 
 
 def test_what_is_told_wrong(tmp_path: Path, capsys: Any) -> None:

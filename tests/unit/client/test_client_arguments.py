@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hearth
-from hearth import arguments, packing
-from hearth.memory import Memory, OnDevice, Space
+from hearth.kernels import arguments, record_packer
+from hearth.session.memory import Memory, OnDevice, Space
 from hearth_proto import launches
 
 SPACE = Space(1)
@@ -172,13 +172,13 @@ def test_alignment_is_a_power_of_two() -> None:
         hearth.Struct(b"", align=3)
 
 
-@pytest.mark.parametrize("count", [0, 1, packing.WRITTEN_OUT, packing.WRITTEN_OUT + 1, 600])
+@pytest.mark.parametrize("count", [0, 1, record_packer.WRITTEN_OUT, record_packer.WRITTEN_OUT + 1, 600])
 def test_any_number_of_arguments(count: int) -> None:
     args = tuple([Array(9, 8), 3, np.complex64(1j), b"ab"][index % 4] for index in range(count))
     assert len(launches.unpack_layout(record(args).layout)) == count
 
 
-@pytest.mark.parametrize("count", [2, packing.WRITTEN_OUT + 2])
+@pytest.mark.parametrize("count", [2, record_packer.WRITTEN_OUT + 2])
 def test_memory_that_cannot_be_used_is_not_packed(count: int) -> None:
     array, freed = Array(9, 8), Array(10, 0)
     signature = arguments.signature((array, freed) + (1,) * (count - 2))

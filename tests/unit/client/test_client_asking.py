@@ -12,9 +12,9 @@ import pytest
 from fake_daemon import FakeDaemon
 
 from hearth import errors
-from hearth.asking import Asker
-from hearth.credentials import Credentials
-from hearth.target import resolve
+from hearth.endpoint.admin import Asker
+from hearth.endpoint.credentials import Credentials
+from hearth.endpoint.target import resolve
 from hearth_proto.v1 import node_pb2
 
 

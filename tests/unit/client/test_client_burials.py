@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from hearth.memory import Kind, burials
-from hearth.outgoing import Limits
+from hearth.session.memory import Kind, burials
+from hearth.session.send_queue import Limits
 from hearth_proto.v1 import commands_pb2
 
 MANY = 1_200_000

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from waits import wait_for
 
-from hearth import attachment as attachments
-from hearth.attachment import Attachment
 from hearth.errors import ClosedError
-from hearth.memory import Graveyard
-from hearth.outgoing import Limits
+from hearth.session import attachment as attachments
+from hearth.session.attachment import Attachment
+from hearth.session.memory import Graveyard
+from hearth.session.send_queue import Limits
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 

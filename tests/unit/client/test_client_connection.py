@@ -15,7 +15,7 @@ import pytest
 from fake_daemon import FakeDaemon
 
 import hearth
-from hearth import outgoing
+from hearth.session import send_queue
 from hearth_proto import reasons
 from tests.steady import LATE
 
@@ -69,14 +69,14 @@ def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.D
     finally:
         sys.setswitchinterval(interval)
     gpu.synchronize()
-    assert submitted < outgoing.QUEUE_COMMANDS
+    assert submitted < send_queue.QUEUE_COMMANDS
     assert turns == 3
 
 
 def test_the_window_is_kept_and_who_submits_too_much_waits(
     gpu: hearth.Device, daemon: FakeDaemon, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(outgoing, "QUEUE_COMMANDS", 50)
+    monkeypatch.setattr(send_queue, "QUEUE_COMMANDS", 50)
     f = kernel(gpu)
     gpu.synchronize()
     daemon.gate.clear()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.outgoing import COUNT_MAX, QUEUE_COMMANDS
-from hearth.outgoing import Limits as SessionLimits
-from hearth.session import Session
+from hearth.session.protocol import Session
+from hearth.session.send_queue import COUNT_MAX, QUEUE_COMMANDS
+from hearth.session.send_queue import Limits as SessionLimits
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 

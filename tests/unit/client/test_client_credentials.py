@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hearth import credentials, target
-from hearth.credentials import Credentials, find, identity_path, opening
+from hearth.endpoint import credentials, target
+from hearth.endpoint.credentials import Credentials, find, identity_path, opening
 from hearth.errors import ArgumentError, AuthenticationError
 
 PLAIN, LOOPBACK = target.resolve("gpu-box:7421"), target.resolve("127.0.0.1:7421")

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hearth.deferred import NO_STREAM, Deferred, ours
 from hearth.errors import HearthError, TransferError
-from hearth.transfer import Part
+from hearth.session.late_errors import NO_STREAM, Deferred, ours
+from hearth.transfer.plan import Part
 
 A, B = TransferError("a", reason="TRANSFER_ABORTED"), TransferError("b", reason="TRANSFER_ABORTED")
 LOSS = HearthError("loss")

@@ -10,9 +10,9 @@ import pytest
 from fake_daemon import FakeDaemon
 
 import hearth
-from hearth import display
-from hearth.properties import MemoryUsage
-from hearth.trace import Trace
+from hearth import html_repr
+from hearth.profiling.trace import Trace
+from hearth.types import MemoryUsage
 from hearth_proto.v1 import commands_pb2
 
 VOID = {"br", "hr", "img"}
@@ -134,11 +134,11 @@ def test_memory(gpu: hearth.Device) -> None:
     ],
 )
 def test_sizes(given: int, shown: str) -> None:
-    assert display.size(given) == shown
+    assert html_repr.size(given) == shown
 
 
 @pytest.mark.parametrize(
     ("given", "shown"), [(0, "0 ns"), (999, "999 ns"), (1500, "1.5 µs"), (2.5e6, "2.5 ms"), (61e9, "61.000 s")]
 )
 def test_durations(given: float, shown: str) -> None:
-    assert display.duration(given) == shown
+    assert html_repr.duration(given) == shown

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hearth
-from hearth import element, shapes
+from hearth import dtypes, shapes
 
 NAMES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
 CODES = "bBhHiIlLqQfd"
 
 
-def known(name: object) -> element.Element:
-    found = element.named(name)
+def known(name: object) -> dtypes.Element:
+    found = dtypes.named(name)
     assert found is not None
     return found
 
@@ -54,14 +54,14 @@ def test_pythons_numbers_are_numpys_and_all_else_is_left_to_it() -> None:
         np.float32,
         np.dtype("f4"),
     ):
-        assert element.named(other) is None
+        assert dtypes.named(other) is None
 
 
 @given(st.sampled_from(CODES), st.lists(st.integers(0, 100), max_size=9))
 def test_a_buffer_is_what_numpy_sees_in_it(code: str, values: list[int]) -> None:
     held = array(code, values)
     for buffer in (held, memoryview(held), memoryview(held)[1:]):
-        found, there = element.host(buffer), np.asarray(buffer)
+        found, there = dtypes.host(buffer), np.asarray(buffer)
         assert found is not None
         assert (found.shape, found.element.dtype, bytes(found.data)) == (there.shape, there.dtype, there.tobytes())
 
@@ -69,14 +69,14 @@ def test_a_buffer_is_what_numpy_sees_in_it(code: str, values: list[int]) -> None
 @pytest.mark.parametrize("shape", [(2, 3), (6,), (1, 2, 3), (3, 0), (0,), ()])
 def test_so_it_is_with_axes(shape: tuple[int, ...]) -> None:
     there = np.zeros(shape, np.int16)
-    found = element.host(memoryview(there))
+    found = dtypes.host(memoryview(there))
     assert found is not None and found.shape == shape and len(found.data) == there.nbytes
 
 
 def test_bytes_can_be_numbers_in_what_can_be_written() -> None:
     with mmap.mmap(-1, 8) as mapped:
         for buffer in (bytearray(8), mapped):
-            found = element.host(buffer)
+            found = dtypes.host(buffer)
             assert found is not None and found.element is known("uint8") and found.shape == (8,)
             found.data.release()
             del found
@@ -92,7 +92,7 @@ class Point(ctypes.Structure):
      np.zeros((4, 4)).T, np.zeros(2, "S3"), np.zeros(2, ">i4"), np.float16(1), (ctypes.c_int * 3)(), (Point * 2)()],
 )  # fmt: skip
 def test_what_only_numpy_reads_is_left_to_it(other: object) -> None:
-    assert element.host(other) is None
+    assert dtypes.host(other) is None
 
 
 VALUES = st.one_of(
@@ -103,7 +103,7 @@ VALUES = st.one_of(
 
 @given(VALUES, st.sampled_from(NAMES))
 def test_a_number_becomes_what_numpy_makes_of_it(value: Any, name: str) -> None:
-    pattern = element.pattern(value, known(name))
+    pattern = dtypes.pattern(value, known(name))
     if pattern is None:
         return
     with np.errstate(all="ignore"):
@@ -116,7 +116,7 @@ def test_a_number_becomes_what_numpy_makes_of_it(value: Any, name: str) -> None:
 
 @pytest.mark.parametrize(("value", "name"), [(0, "float32"), (7, "uint8"), (True, "int64"), (2.5, "float64")])
 def test_the_usual_numbers_need_no_numpy(value: Any, name: str) -> None:
-    assert element.pattern(value, known(name)) == np.array(value, name).tobytes()
+    assert dtypes.pattern(value, known(name)) == np.array(value, name).tobytes()
 
 
 @given(st.data(), st.sampled_from(NAMES))
@@ -127,7 +127,7 @@ def test_elements_are_those_of_tolist(data: st.DataObject, name: str) -> None:
     if name == "bool":
         content = bytes(each & 1 for each in content)
     there = np.frombuffer(content, name).reshape(shape)
-    found = element.elements(memoryview(content), shape, known(name))
+    found = dtypes.elements(memoryview(content), shape, known(name))
     assert repr(found) == repr(there.tolist())  # by their text: a NaN is no other
 
 
@@ -136,14 +136,14 @@ def test_elements_are_those_of_tolist(data: st.DataObject, name: str) -> None:
                np.zeros(1, [("a", "i4"), ("b", "f4")]), (ctypes.c_int * 2)(), Point()]
 )  # fmt: skip
 def test_any_writable_buffer_of_its_size_can_be_read_into(buffer: Any) -> None:
-    data = element.writable(buffer, 8)
+    data = dtypes.writable(buffer, 8)
     data[:] = bytes(range(8))
     assert bytes(memoryview(buffer)) == bytes(range(8))
 
 
 def test_nothing_can_be_read_into_nothing() -> None:
-    assert len(element.writable(bytearray(), 0)) == 0
-    assert len(element.writable(np.zeros((3, 0)), 0)) == 0
+    assert len(dtypes.writable(bytearray(), 0)) == 0
+    assert len(dtypes.writable(np.zeros((3, 0)), 0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_nothing_can_be_read_into_nothing() -> None:
 )
 def test_one_that_cannot_take_it_is_refused(buffer: Any, says: str) -> None:
     with pytest.raises(hearth.ArgumentError, match=says):
-        element.writable(buffer, 8)
+        dtypes.writable(buffer, 8)
 
 
 @pytest.mark.parametrize("other", [None, 3, "text", [0] * 8, object()])
 def test_what_is_no_buffer_is_refused(other: Any) -> None:
     with pytest.raises(hearth.DtypeError, match="no buffer to read into"):
-        element.writable(other, 8)
+        dtypes.writable(other, 8)

@@ -6,9 +6,9 @@ import pytest
 from interrupts import interrupting
 
 import hearth
-from hearth.outgoing import Limits
-from hearth.reply import Reply
-from hearth.session import Session
+from hearth.session.protocol import Session
+from hearth.session.reply import Reply
+from hearth.session.send_queue import Limits
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 

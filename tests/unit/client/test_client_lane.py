@@ -22,12 +22,14 @@ from hypothesis import strategies as st
 from lane_daemon import LaneDaemon, serving
 
 import hearth
-from hearth import execute, lane_sending, laned, submitting
-from hearth.attachment import Attachment
-from hearth.collective_parts import WORTH
-from hearth.lane_sending import GATHER
-from hearth.outgoing import Limits
-from hearth.session import Session
+from hearth.collectives.commands import WORTH
+from hearth.session import execute_stream as execute
+from hearth.session import lane_channel as laned
+from hearth.session import lane_sending, submitting
+from hearth.session.attachment import Attachment
+from hearth.session.lane_sending import GATHER
+from hearth.session.protocol import Session
+from hearth.session.send_queue import Limits
 from hearth.transport import grpc as transports
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons

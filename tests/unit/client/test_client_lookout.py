@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.lookout import CORES, DOWN, LEAST_BYTES, LEAST_S, LOOK_S, UP, Lookout
+from hearth.transport.spin_wait import CORES, DOWN, LEAST_BYTES, LEAST_S, LOOK_S, UP, Lookout
 
 SIZES = st.integers(LEAST_BYTES, 1 << 32)
 

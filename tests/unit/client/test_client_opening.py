@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearth import opening
+from hearth.endpoint import open_session
 from hearth_proto.v1 import node_pb2
 
 
@@ -26,21 +26,21 @@ class Answer:
 
 def test_an_answer_is_taken() -> None:
     answer = Answer(node_pb2.OpenSessionResponse(session_id="it"))
-    assert opening._answered(answer).session_id == "it" and not answer.cancelled
+    assert open_session._answered(answer).session_id == "it" and not answer.cancelled
 
 
 def test_an_answer_that_an_interrupt_keeps_from_being_taken_is_cancelled() -> None:
     answer = Answer(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        opening._answered(answer)
+        open_session._answered(answer)
     assert answer.cancelled
 
 
 def test_an_import_that_fails_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Answer(node_pb2.OpenSessionResponse())
-    monkeypatch.setitem(__import__("sys").modules, "hearth.node_session", None)
+    monkeypatch.setitem(__import__("sys").modules, "hearth.session.lease", None)
     with pytest.raises(ImportError):
-        opening._answered(answer)
+        open_session._answered(answer)
     assert answer.cancelled
 
 
@@ -51,5 +51,5 @@ def test_a_client_without_a_name_is_called_by_its_program(
     monkeypatch: pytest.MonkeyPatch, argv: list[str], program: str
 ) -> None:
     monkeypatch.setattr("sys.argv", argv)
-    host, _, rest = opening.default_name().partition(":")
+    host, _, rest = open_session.default_name().partition(":")
     assert host and rest.split(" ", 1)[1] == program

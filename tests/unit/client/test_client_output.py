@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from hearth import output
 from hearth.errors import HearthError
-from hearth.output import Prints
-from hearth.reply import Reply
-from hearth.session import Limits, Session
+from hearth.session import kernel_output
+from hearth.session.kernel_output import Prints
+from hearth.session.protocol import Limits, Session
+from hearth.session.reply import Reply
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 
@@ -63,7 +63,7 @@ def test_without_a_stdout_nothing_happens(monkeypatch: pytest.MonkeyPatch, stdou
 
 
 def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "MAX_KEPT", 100)
+    monkeypatch.setattr(kernel_output, "MAX_KEPT", 100)
     prints, seen = Prints(), []
     prints.callback = seen.append
     for index in range(50):

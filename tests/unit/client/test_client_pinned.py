@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import segments
-from hearth.segment_pool import LEAST, pool
+from hearth.transport import memory_segments
+from hearth.transport.segment_pool import LEAST, pool
 
-needs_memfd = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+needs_memfd = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 SHAPES = [(), 0, 7, (3, 4), (0, 5), 100_000, (300, 400), (7, 50, 60, 5), (1 << 17, 1)]
 DTYPES = [np.uint8, "f4", float, ">i4", np.complex128, np.dtype([("a", "u1"), ("b", "f8")]), "S3", bool, "M8[s]"]
 
@@ -19,7 +19,7 @@ DTYPES = [np.uint8, "f4", float, ">i4", np.complex128, np.dtype([("a", "u1"), ("
 def pinned(array: np.ndarray) -> bool:
     """Whether a device could copy from it directly."""
     start, end = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
-    return segments.known.find(start, end - start) is not None
+    return memory_segments.known.find(start, end - start) is not None
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -33,7 +33,7 @@ def test_it_is_what_numpy_makes(shape: object, dtype: object, order: str) -> Non
         assert ours.flags.writeable and ours.flags.aligned
         if make is hearth.zeros_pinned:
             assert ours.tobytes() == theirs.tobytes()
-        if segments.possible():
+        if memory_segments.possible():
             assert pinned(ours) == (ours.nbytes >= LEAST)
 
 
@@ -88,7 +88,7 @@ def test_ordinary_memory_where_the_system_gives_no_other(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(pool, "lease", refused)
     assert not pinned(hearth.zeros_pinned(1 << 20))
-    monkeypatch.setattr(segments, "possible", lambda: False)
+    monkeypatch.setattr(memory_segments, "possible", lambda: False)
     assert not pinned(hearth.empty_pinned(1 << 20))
 
 

@@ -16,14 +16,14 @@ from interrupts import interrupting
 from lane_daemon import LaneDaemon
 
 import hearth
-from hearth import segments
-from hearth.lookout import DOWN, UP
-from hearth.pinned_copy import PinnedCopy
-from hearth.segments import Place, Segment
-from hearth.transfer import Part
+from hearth.transfer.pinned_copy import PinnedCopy
+from hearth.transfer.plan import Part
+from hearth.transport import memory_segments
+from hearth.transport.memory_segments import Place, Segment
+from hearth.transport.spin_wait import DOWN, UP
 from hearth_proto import reasons
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
 wait_for = partial(waits.wait_for, seconds=5.0)
 SIZE = 1 << 16

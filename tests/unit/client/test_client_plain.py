@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth import plain, plain_answers
+from hearth.codec import decode, encode
 from hearth_proto import later
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 
@@ -20,7 +20,7 @@ U64 = st.integers(0, 2**64 - 1) | st.integers(0, 300)
 U32 = st.integers(0, 2**32 - 1)
 
 
-def command(made: plain.Plain) -> commands_pb2.Command:
+def command(made: encode.Plain) -> commands_pb2.Command:
     read = commands_pb2.Command.FromString(made.SerializeToString())
     assert made.stream == read.stream
     return read
@@ -32,71 +32,71 @@ def command(made: plain.Plain) -> commands_pb2.Command:
 @given(U64, U64, U64, U64, st.binary(max_size=300))
 def test_commands_of_memory(stream: int, buffer: int, offset: int, size: int, data: bytes) -> None:
     Command, c = commands_pb2.Command, commands_pb2
-    assert command(plain.allocate(stream, buffer, size)) == Command(
+    assert command(encode.allocate(stream, buffer, size)) == Command(
         stream=stream, allocate=c.Allocate(buffer=buffer, size=size)
     )
-    assert command(plain.write(stream, buffer, offset, memoryview(data))) == Command(
+    assert command(encode.write(stream, buffer, offset, memoryview(data))) == Command(
         stream=stream, write=c.Write(buffer=buffer, offset=offset, data=data)
     )
-    assert command(plain.read(stream, buffer, offset, size)) == Command(
+    assert command(encode.read(stream, buffer, offset, size)) == Command(
         stream=stream, read=c.Read(buffer=buffer, offset=offset, size=size)
     )
-    assert command(plain.fill(stream, buffer, offset, size, data)) == Command(
+    assert command(encode.fill(stream, buffer, offset, size, data)) == Command(
         stream=stream, fill=c.Fill(buffer=buffer, offset=offset, size=size, pattern=data)
     )
 
 
 @given(st.lists(U64))
 def test_frees(buffers: list[int]) -> None:
-    assert command(plain.free(buffers)) == commands_pb2.Command(free=commands_pb2.Free(buffers=buffers))
+    assert command(encode.free(buffers)) == commands_pb2.Command(free=commands_pb2.Free(buffers=buffers))
 
 
 @given(U64, U64, U64, st.binary(), st.text(), st.sampled_from(["CUDA_CPP", "PTX", "CUBIN", "FATBIN"]))
 def test_commands_of_modules(stream: int, module: int, handle: int, code: bytes, name: str, kind: str) -> None:
     Command, c = commands_pb2.Command, commands_pb2
-    number = getattr(plain, kind)
+    number = getattr(encode, kind)
     assert number == getattr(c, f"CODE_KIND_{kind}")
-    assert command(plain.load_module(stream, module, plain.code(number, code))) == Command(
+    assert command(encode.load_module(stream, module, encode.code(number, code))) == Command(
         stream=stream, load_module=c.LoadModule(module=module, kind=f"CODE_KIND_{kind}", code=code)
     )
-    assert command(plain.get_function(stream, handle, module, name)) == Command(
+    assert command(encode.get_function(stream, handle, module, name)) == Command(
         stream=stream, get_function=c.GetFunction(function=handle, module=module, name=name)
     )
-    assert command(plain.unload_module(module)) == Command(unload_module=c.UnloadModule(module=module))
+    assert command(encode.unload_module(module)) == Command(unload_module=c.UnloadModule(module=module))
 
 
 def test_constants() -> None:
     c = commands_pb2
-    assert commands_pb2.Command(sync=c.Sync()).SerializeToString() == plain.SYNC
-    assert commands_pb2.Command(sync=c.Sync(all_streams=True)).SerializeToString() == plain.SYNC_ALL
+    assert commands_pb2.Command(sync=c.Sync()).SerializeToString() == encode.SYNC
+    assert commands_pb2.Command(sync=c.Sync(all_streams=True)).SerializeToString() == encode.SYNC_ALL
     shared, dedicated = node_pb2.ISOLATION_SHARED, node_pb2.ISOLATION_DEDICATED
-    assert {None: node_pb2.ISOLATION_UNSPECIFIED, False: shared, True: dedicated} == plain.ISOLATION
+    assert {None: node_pb2.ISOLATION_UNSPECIFIED, False: shared, True: dedicated} == encode.ISOLATION
 
 
 @pytest.mark.parametrize("value", [-1, 2**64])
 def test_what_no_field_holds_is_refused(value: int) -> None:
     with pytest.raises(ValueError, match="range"):
-        plain.open_session((1, 1), "", "", 0, value)
+        encode.open_session((1, 1), "", "", 0, value)
 
 
 @given(U32, U32, st.text(), st.text(), st.sampled_from([None, False, True]), U64)
 def test_requests_of_sessions(least: int, most: int, version: str, name: str, own: bool | None, limit: int) -> None:
-    made = plain.open_session((least, most), version, name, plain.ISOLATION[own], limit)
+    made = encode.open_session((least, most), version, name, encode.ISOLATION[own], limit)
     assert node_pb2.OpenSessionRequest.FromString(made.SerializeToString()) == node_pb2.OpenSessionRequest(
         protocol=node_pb2.VersionRange(min=least, max=most),
         client_version=version,
         client_name=name,
-        isolation=plain.ISOLATION[own],  # type: ignore[arg-type]
+        isolation=encode.ISOLATION[own],  # type: ignore[arg-type]
         launch_timeout_ns=limit,
     )
-    token = plain.of_token(name).SerializeToString()
+    token = encode.of_token(name).SerializeToString()
     assert node_pb2.CloseSessionRequest.FromString(token).session_token == name
     assert node_pb2.RenewSessionRequest.FromString(token).session_token == name
 
 
 @given(st.text(), U32, U64, st.booleans(), U64, U64)
 def test_attach(token: str, device: int, acked: int, resume: bool, generation: int, received: int) -> None:
-    data = plain.attach(token, device, acked, resume=resume, generation=generation, received=received)
+    data = encode.attach(token, device, acked, resume=resume, generation=generation, received=received)
     attach = device_pb2.Attach(
         session_token=token, device=device, last_seq_acked=acked, resumable=True, resume=resume, generation=generation,
         received=received,
@@ -108,7 +108,7 @@ def test_attach(token: str, device: int, acked: int, resume: bool, generation: i
 def test_received(responses: int, transfers: dict[int, int]) -> None:
     told = [device_pb2.TransferProgress(transfer=transfer, bytes=size) for transfer, size in transfers.items()]
     message = device_pb2.Received(responses=responses, transfers=told)
-    data = plain.received(responses, transfers)
+    data = encode.received(responses, transfers)
     assert device_pb2.ExecuteRequest.FromString(data) == device_pb2.ExecuteRequest(received=message)
 
 
@@ -124,8 +124,8 @@ def test_an_opened_session() -> None:
         limits=node_pb2.SessionLimits(max_inline_bytes=1, max_chunk_bytes=2, max_batch_bytes=300, max_code_bytes=5),
         devices=devices, features=["a", "b"], tenant="t", isolation=node_pb2.ISOLATION_DEDICATED,
     )  # fmt: skip
-    opened = plain_answers.Opened.FromString(message.SerializeToString())
-    assert isinstance(opened, plain_answers.Known)
+    opened = decode.Opened.FromString(message.SerializeToString())
+    assert isinstance(opened, decode.Known)
     for name in ("session_id", "session_token", "lease_ns", "protocol", "node", "tenant", "isolation", "features"):
         assert getattr(opened, name) == getattr(message, name), name
     for name in node_pb2.SessionLimits.DESCRIPTOR.fields_by_name:
@@ -137,7 +137,7 @@ def test_an_opened_session() -> None:
 
 
 def test_an_empty_answer_opens_as_the_generated_class_does() -> None:
-    opened, message = plain_answers.Opened.FromString(b""), node_pb2.OpenSessionResponse()
+    opened, message = decode.Opened.FromString(b""), node_pb2.OpenSessionResponse()
     assert (opened.session_id, opened.session_token, opened.lease_ns) == ("", "", 0)
     assert opened.devices == list(message.devices)
     assert opened.limits.max_code_bytes == 0
@@ -146,14 +146,14 @@ def test_an_empty_answer_opens_as_the_generated_class_does() -> None:
 @pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x05ab", b"\xff" * 12, b"\x0a\x02\xff\xff"])
 def test_what_is_no_answer_raises_as_the_generated_classes_do(data: bytes) -> None:
     with pytest.raises(DecodeError):
-        plain_answers.Opened.FromString(data)
+        decode.Opened.FromString(data)
     with pytest.raises(DecodeError):
-        plain_answers.response(data)
+        decode.response(data)
 
 
 def test_a_kind_of_field_that_is_not_known_is_left_to_protobuf() -> None:
     data = node_pb2.OpenSessionResponse(session_id="x").SerializeToString() + b"\xf9\x07" + bytes(8)  # 64 bits
-    assert plain_answers.Opened.FromString(data) == node_pb2.OpenSessionResponse.FromString(data)
+    assert decode.Opened.FromString(data) == node_pb2.OpenSessionResponse.FromString(data)
 
 
 OFFER = device_pb2.LaneOffer(path="/run/lane", ticket=b"\xff\0", valid_ns=7)
@@ -165,7 +165,7 @@ def test_attached(lane: device_pb2.LaneOffer | None) -> None:
         generation=3, last_seq=500, max_batch_bytes=1 << 20, max_batches_in_flight=8, max_unacked_bytes=1 << 25,
         resumed=True, lane=lane,
     )  # fmt: skip
-    response = plain_answers.response(device_pb2.ExecuteResponse(attached=message).SerializeToString())
+    response = decode.response(device_pb2.ExecuteResponse(attached=message).SerializeToString())
     assert not isinstance(response, device_pb2.ExecuteResponse)
     assert response.WhichOneof("kind") == "attached"
     for name in set(device_pb2.Attached.DESCRIPTOR.fields_by_name) - {"lane", "durable"}:
@@ -185,13 +185,13 @@ def test_attached(lane: device_pb2.LaneOffer | None) -> None:
     ],
 )
 def test_other_responses_are_left_to_protobuf(message: device_pb2.ExecuteResponse) -> None:
-    assert plain_answers.response(message.SerializeToString()) == message
+    assert decode.response(message.SerializeToString()) == message
 
 
 @given(st.integers(1, 2**64 - 1), st.binary(min_size=1, max_size=300), U64)
 def test_a_read_is_answered(request: int, data: bytes, size: int) -> None:
     result = commands_pb2.Result(request=request, read=commands_pb2.ReadResult(data=data, size=size))
-    answer = plain_answers.read_answer(device_pb2.ExecuteResponse(result=result).SerializeToString())
+    answer = decode.read_answer(device_pb2.ExecuteResponse(result=result).SerializeToString())
     assert answer is not None
     assert (answer.request, bytes(answer.read.data), answer.read.size) == (request, data, size)
     assert (answer.WhichOneof("kind"), answer.HasField("error")) == ("read", False)
@@ -203,7 +203,7 @@ def test_whatever_is_read_protobuf_reads_so_too(more: bytes, at: int, byte: int)
     data = bytearray(device_pb2.ExecuteResponse(result=result).SerializeToString() + more)
     if at < len(data):
         data[at] = byte
-    answer = plain_answers.read_answer(bytes(data))
+    answer = decode.read_answer(bytes(data))
     if answer is not None:
         there = device_pb2.ExecuteResponse.FromString(bytes(data)).result
         assert (answer.request, bytes(answer.read.data), answer.read.size) == (
@@ -223,12 +223,12 @@ def test_whatever_is_read_protobuf_reads_so_too(more: bytes, at: int, byte: int)
 )
 def test_other_results_are_left_to_protobuf(result: commands_pb2.Result) -> None:
     data = device_pb2.ExecuteResponse(result=result).SerializeToString()
-    assert plain_answers.read_answer(data) is None
-    assert all(plain_answers.read_answer(data[:size]) is None for size in range(len(data)))
+    assert decode.read_answer(data) is None
+    assert all(decode.read_answer(data[:size]) is None for size in range(len(data)))
 
 
 def test_done() -> None:
-    assert plain_answers.DONE.WhichOneof("kind") == "done" and not plain_answers.DONE.HasField("error")
+    assert decode.DONE.WhichOneof("kind") == "done" and not decode.DONE.HasField("error")
 
 
 # ---- later ----
@@ -236,7 +236,7 @@ def test_done() -> None:
 
 def test_generated_modules_are_imported_at_their_first_use() -> None:
     code = (
-        "import sys; from hearth_proto.later import commands_pb2, node_pb2; import hearth.plain_answers;"
+        "import sys; from hearth_proto.later import commands_pb2, node_pb2; import hearth.codec.decode;"
         "assert not any(name.startswith('google') for name in sys.modules);"
         "made = commands_pb2.Command(stream=3);"
         "from hearth_proto.v1 import commands_pb2 as real;"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.described import describe, parse
+from hearth.arrays.described import describe, parse
 from hearth.errors import UnsupportedError
 
 JSON = st.recursive(

@@ -21,11 +21,11 @@ from lane_daemon import LaneDaemon, serving
 from waits import wait_for
 
 import hearth
-from hearth import attachment, execute, lane_user, receiving
-from hearth.attachment import Attachment
-from hearth.lookout import UP
-from hearth.receiving import Role
-from hearth.reply import Reply
+from hearth.session import attachment, execute_stream, lane_user, receiver_role
+from hearth.session.attachment import Attachment
+from hearth.session.receiver_role import Role
+from hearth.session.reply import Reply
+from hearth.transport.spin_wait import UP
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 
@@ -107,7 +107,7 @@ Background: TypeAlias = tuple[Role, threading.Lock, threading.Thread]
 def background(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
     """One that has found that somebody receives in its place, in thread 1, for more than a tick; the slow ones last as
     long as is asked for."""
-    monkeypatch.setattr(receiving, "SLOW_TICK_S", request.param)
+    monkeypatch.setattr(receiver_role, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
     role = Role(lock, [], lambda: False, lambda _passed: None)
     role.holder, role.taken = 1, 1
@@ -320,7 +320,7 @@ def test_acks_that_open_the_window_come_though_nobody_waits(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Work that is left for an ack goes on, right after a wait, whoever had the role, and not only at the next tick."""
-    monkeypatch.setattr(receiving, "TICK_S", 60.0)
+    monkeypatch.setattr(receiver_role, "TICK_S", 60.0)
     assert work._laned is not None
     for start in range(1, 1001, 10):
         work.request(ask()).wait(10)
@@ -412,7 +412,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     """Also where the wait sends on what was left for an ack."""
     monkeypatch.setattr(lane_user, "HELD_S", 0.05)
     monkeypatch.setattr(attachment, "HELD_S", 0.05)
-    monkeypatch.setattr(execute, "LANE_AGAIN_S", 0.05)
+    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")
     last = asked = missed = step = hits = 0
     me = threading.get_ident()

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from test_client_session import Recorder, attached, result
 
 import hearth
-from hearth import receipts as receipts_module
-from hearth.outgoing import Limits
-from hearth.receipts import BYTES, DOWNLOADED_BYTES, RESPONSES
-from hearth.session import Session
+from hearth.session import acks as receipts_module
+from hearth.session.acks import BYTES, DOWNLOADED_BYTES, RESPONSES
+from hearth.session.protocol import Session
+from hearth.session.send_queue import Limits
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.batches import Batches

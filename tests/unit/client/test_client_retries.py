@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hearth
-from hearth import retries
+from hearth.endpoint import retry
 from hearth.errors import ConnectError, HearthError, QuotaExceededError, broken
 from hearth.failure import Failure
 
@@ -32,9 +32,9 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time passes by sleeping alone."""
     clock = Clock()
-    monkeypatch.setattr(retries.time, "sleep", clock.sleep)
-    real = retries.Pauses
-    monkeypatch.setattr(retries, "Pauses", lambda timeout: real(timeout, clock))
+    monkeypatch.setattr(retry.time, "sleep", clock.sleep)
+    real = retry.Pauses
+    monkeypatch.setattr(retry, "Pauses", lambda timeout: real(timeout, clock))
     return clock
 
 
@@ -109,8 +109,8 @@ def test_other_errors_are_nobodys_business(clock: Clock) -> None:
 
 
 def test_pauses_grow_and_are_not_all_the_same() -> None:
-    low = retries.Pauses(1000, lambda: 0.0, lambda least, most: least)
-    high = retries.Pauses(1000, lambda: 0.0, lambda least, most: most)
+    low = retry.Pauses(1000, lambda: 0.0, lambda least, most: least)
+    high = retry.Pauses(1000, lambda: 0.0, lambda least, most: most)
     error = refused(after=None)
     first = [low.after(error) for _ in range(12)]
     last = [high.after(error) for _ in range(12)]
@@ -122,7 +122,7 @@ def test_pauses_grow_and_are_not_all_the_same() -> None:
 
 def test_nobody_comes_before_the_time_that_was_said() -> None:
     for least in (True, False):
-        pauses = retries.Pauses(1000, lambda: 0.0, lambda low, high, least=least: low if least else high)
+        pauses = retry.Pauses(1000, lambda: 0.0, lambda low, high, least=least: low if least else high)
         found = pauses.after(refused(after=20.0))
         assert found is not None and 20 <= found <= 24
 
@@ -148,7 +148,7 @@ def test_an_attempt_is_given_what_is_left(clock: Clock) -> None:
             raise refused(after=1.0)
         return "open"
 
-    assert retries.persist(attempt, 10) == "open"
+    assert retry.persist(attempt, 10) == "open"
     assert given[0] == 10 and 6 <= given[1] - given[2] + 5 <= 8
     assert given == sorted(given, reverse=True)
 

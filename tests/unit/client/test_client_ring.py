@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.ring import PIECE_LEAST, SLOT_BYTES, Cut, Ring, Slot, piece_bytes
+from hearth.transfer.ring_buffer import PIECE_LEAST, SLOT_BYTES, Cut, Ring, Slot, piece_bytes
 from tests.steady import LATE
 
 STALL = 0.05

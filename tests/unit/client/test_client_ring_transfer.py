@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth import ring, ring_transfer
 from hearth.errors import DeviceLostError, HearthError, TimeoutError
-from hearth.ring import Ring, Slot
-from hearth.ring_transfer import Download, Upload
-from hearth.segments import Segment
-from hearth.transfer import Part
+from hearth.transfer import ring_buffer, ring_copy
+from hearth.transfer.plan import Part
+from hearth.transfer.ring_buffer import Ring, Slot
+from hearth.transfer.ring_copy import Download, Upload
+from hearth.transport.memory_segments import Segment
 from hearth_proto.layouts import Rows
 from hearth_proto.v1 import commands_pb2
 
@@ -116,8 +116,8 @@ def device(size: int, slots: int = 4, stall: float = 0.2) -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_transfer, "piece_bytes", lambda size, threads: EACH)
-    monkeypatch.setattr(ring_transfer, "threads", lambda: 3)
+    monkeypatch.setattr(ring_copy, "piece_bytes", lambda size, threads: EACH)
+    monkeypatch.setattr(ring_copy, "threads", lambda: 3)
 
 
 def noise(size: int) -> np.ndarray:
@@ -170,7 +170,7 @@ def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
 
 
 def test_rows_longer_than_a_slot_go_another_way() -> None:
-    width = ring.SLOT_BYTES + 1
+    width = ring_buffer.SLOT_BYTES + 1
     with device(10) as gpu:
         part = Part(0, 1, 0, Rows(0, width, 2, width + 1))
         assert upload(gpu, part, np.zeros(2 * width, np.uint8)) == 0

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth import segment_pool, segments
-from hearth.segment_pool import LEAST, SLAB, SLABBED, Block, FreeBlocks, SegmentPool, size_class
-from hearth.segments import AddressTable, Known, Segment, address_of
+from hearth.transport import memory_segments, segment_pool
+from hearth.transport.memory_segments import AddressTable, Known, Segment, address_of
+from hearth.transport.segment_pool import LEAST, SLAB, SLABBED, Block, FreeBlocks, SegmentPool, size_class
 
-pytestmark = pytest.mark.skipif(not segments.possible(), reason="needs memfd")
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
 
 # ---- addresses ----
@@ -200,7 +200,7 @@ def test_a_child_finds_its_parents_segments_and_leaves_its_pool_alone() -> None:
     if not pid:
         try:
             array[0] = 99  # shared with the parent
-            fine = pool.cached == 0 and segments.known.find(array.ctypes.data, array.nbytes) is not None
+            fine = pool.cached == 0 and memory_segments.known.find(array.ctypes.data, array.nbytes) is not None
             other = array_of(pool, 2 << 20)
             other.fill(1)
             os.write(writing, b"y" if fine else b"n")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import hearth
-from hearth.outgoing import BATCH_BYTES
-from hearth.session import Limits, Session
+from hearth.session.protocol import Limits, Session
+from hearth.session.send_queue import BATCH_BYTES
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
 

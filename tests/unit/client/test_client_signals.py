@@ -13,13 +13,13 @@ from lane_daemon import LaneDaemon, serving
 from waits import wait_for
 
 import hearth
-from hearth import lane_user
-from hearth.attachment import Attachment
-from hearth.lookout import CORES, LEAST_BYTES, UP, Lookout
-from hearth.plain_answers import DONE
-from hearth.reply import Reply
-from hearth.segments import Segment
-from hearth.signals import Signals
+from hearth.codec.decode import DONE
+from hearth.session import lane_user
+from hearth.session.attachment import Attachment
+from hearth.session.reply import Reply
+from hearth.transfer.copy_signals import Signals
+from hearth.transport.memory_segments import Segment
+from hearth.transport.spin_wait import CORES, LEAST_BYTES, UP, Lookout
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2
 

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
 
-from hearth import spans
+from hearth import telemetry
 from hearth.errors import HearthError
 
 
@@ -37,7 +37,7 @@ def nobody(*arguments: object, **keywords: object) -> Any:
     raise AssertionError("nobody makes spans")
 
 
-@spans.traced("adds", lambda a, b=0: {"a": a}, lambda result: {"result": result})
+@telemetry.traced("adds", lambda a, b=0: {"a": a}, lambda result: {"result": result})
 def add(a: int, b: int = 0) -> int:
     """Adds."""
     if b < 0:
@@ -45,7 +45,7 @@ def add(a: int, b: int = 0) -> int:
     return a + b
 
 
-@spans.traced("adds later", lambda a, b: None if b == 0 else {"a": a}, lambda result: {"result": result})
+@telemetry.traced("adds later", lambda a, b: None if b == 0 else {"a": a}, lambda result: {"result": result})
 async def add_later(a: int, b: int) -> int:
     await asyncio.sleep(0)
     return add(a, b)
@@ -84,19 +84,19 @@ def test_what_cannot_be_described_is_called_all_the_same(exporter: InMemorySpanE
 @pytest.mark.parametrize("provider", [None, trace.NoOpTracerProvider()])
 def test_nothing_is_described_without_a_provider(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    assert spans.traced("x", nobody, nobody)(lambda: 5)() == 5
-    with spans.span("x") as current:
+    assert telemetry.traced("x", nobody, nobody)(lambda: 5)() == 5
+    with telemetry.span("x") as current:
         current.set_attribute("a", 1)
         current.set_attributes({"a": 1})
 
 
 def test_the_context_of_a_call(exporter: InMemorySpanExporter) -> None:
-    assert spans.context() == ()
+    assert telemetry.context() == ()
     long = TraceState([(name, "x" * 250) for name in "abc"])
     for state, shown in ((TraceState([("a", "b")]), "a=b"), (long, "")):
         own = SpanContext(0x11, 0x22, is_remote=False, trace_flags=TraceFlags(1), trace_state=state)
         with use_span(NonRecordingSpan(own)):
-            carried = dict(spans.context())
+            carried = dict(telemetry.context())
         assert carried.pop("traceparent") == f"00-{0x11:032x}-{0x22:016x}-01"
         assert carried == ({"tracestate": shown} if shown else {})
 
@@ -112,14 +112,14 @@ def test_the_context_of_a_call(exporter: InMemorySpanExporter) -> None:
 )
 def test_addresses(target: str, expected: dict[str, Any]) -> None:
     connection: Any = SimpleNamespace(transport=SimpleNamespace(target=target, session_id="s"), ordinal=3)
-    assert spans.of(connection) == {**expected, "hearth.session": "s", "hearth.device": 3}
+    assert telemetry.of(connection) == {**expected, "hearth.session": "s", "hearth.device": 3}
 
 
 def test_a_call_costs_next_to_nothing_where_nobody_makes_spans() -> None:
     """Less than a microsecond; the least of many rounds, since others use this machine."""
     program = """
 import timeit
-from hearth import spans
+from hearth import telemetry as spans
 
 class Some:
     def plain(self, stream=None, *, timeout=None): pass

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hearth
-from hearth import strided
+from hearth.arrays import strided
 from hearth_proto import layouts
 from hearth_proto.layouts import Rows
 

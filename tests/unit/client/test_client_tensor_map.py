@@ -11,7 +11,7 @@ import pytest
 from fake_daemon import FakeDaemon
 
 import hearth
-from hearth import arguments
+from hearth.kernels import arguments
 from hearth_proto import launches
 
 

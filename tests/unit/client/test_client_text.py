@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import hearth
-from hearth.module import RawModule
-from hearth.opening import open_session
-from hearth.plain import encodable
+from hearth.codec.encode import encodable
+from hearth.endpoint.open_session import open_session
+from hearth.kernels.module import RawModule
 
 HALF = "\ud800"
 

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 import hearth
-from hearth.patience import MOST_S, Patience
+from hearth.transport.backoff import MOST_S, Patience
 from hearth.transport.grpc import GrpcTransport, from_rpc_error
-from hearth.transport.line import Line
+from hearth.transport.grpc_channel import Line
 from hearth_proto import reasons
 
 

@@ -12,10 +12,10 @@ from fake_daemon import Response
 from lane_daemon import LaneDaemon
 
 import hearth
-from hearth import attachment as attachments
 from hearth.errors import broken
-from hearth.recovery import watchdog
-from hearth.recovery.watchdog import AGAIN_S, ASK_S, MOST_S, Point, Watchdog, missing
+from hearth.session import attachment as attachments
+from hearth.session import watchdog
+from hearth.session.watchdog import AGAIN_S, ASK_S, MOST_S, Point, Watchdog, missing
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 HERE = Point(acked=3, sent=5, responses=7, laned=False)

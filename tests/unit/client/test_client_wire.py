@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hearth
-from hearth import target, wire
+from hearth.codec import batch
+from hearth.endpoint import target
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.folders import short_folder
 
@@ -21,13 +22,13 @@ from tests.folders import short_folder
 def test_batches(seq: int, payloads: list[bytes]) -> None:
     commands = [commands_pb2.Command(stream=3, write=commands_pb2.Write(data=data)) for data in payloads]
     expected = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=seq, commands=commands))
-    data = wire.batch_request(seq, [command.SerializeToString() for command in commands])
+    data = batch.batch_request(seq, [command.SerializeToString() for command in commands])
     assert device_pb2.ExecuteRequest.FromString(data) == expected
 
 
 @given(st.lists(st.binary(max_size=300)))
 def test_launches(records: list[bytes]) -> None:
-    data = wire.launches_command(records, sum(map(len, records)))
+    data = batch.launches_command(records, sum(map(len, records)))
     assert commands_pb2.Command.FromString(data) == commands_pb2.Command(launches=b"".join(records))
 
 
@@ -38,13 +39,13 @@ def test_launches(records: list[bytes]) -> None:
 )
 def test_a_run_and_a_request(seq: int, records: list[bytes], request: int) -> None:
     asked = commands_pb2.Command(sync=commands_pb2.Sync(all_streams=True))
-    command = wire.asking(request, asked.SerializeToString())
+    command = batch.asking(request, asked.SerializeToString())
     asked.request = request
     commands = [commands_pb2.Command(launches=b"".join(records)), asked] if records else [asked]
-    data = wire.run_request(seq, records, sum(map(len, records)), command)
+    data = batch.run_request(seq, records, sum(map(len, records)), command)
     expected = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=seq, commands=commands))
     assert device_pb2.ExecuteRequest.FromString(data) == expected
-    assert data == wire.run_request(seq, records, sum(map(len, records)), command), "from what was kept"
+    assert data == batch.run_request(seq, records, sum(map(len, records)), command), "from what was kept"
 
 
 def result(request: int) -> commands_pb2.Result:
@@ -54,10 +55,10 @@ def result(request: int) -> commands_pb2.Result:
 @given(st.integers(0, 2**30) | st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_what_a_request_is_answered_is_read_without_a_message(request: int, size: int) -> None:
     filled = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
-    for answer, rest in ((result(0), wire.DONE), (filled, filled.SerializeToString())):
+    for answer, rest in ((result(0), batch.DONE), (filled, filled.SerializeToString())):
         answer.request = request
         data = device_pb2.ExecuteResponse(result=answer).SerializeToString()
-        assert wire.answered(data) == ((request, rest) if 0 < request < 2**28 else (0, b""))
+        assert batch.answered(data) == ((request, rest) if 0 < request < 2**28 else (0, b""))
 
 
 @given(st.integers(1, 2**28), st.integers(0, 12), st.integers(0, 255), st.binary(max_size=2))
@@ -65,8 +66,8 @@ def test_other_responses_are_left_to_protobuf(request: int, at: int, byte: int, 
     """Whatever it says is done, the generated classes say, too."""
     data = bytearray(device_pb2.ExecuteResponse(result=result(request)).SerializeToString() + more)
     data[at % len(data)] = byte
-    number, rest = wire.answered(bytes(data))
-    if number and rest == wire.DONE:
+    number, rest = batch.answered(bytes(data))
+    if number and rest == batch.DONE:
         assert device_pb2.ExecuteResponse.FromString(bytes(data)).result == result(number)
 
 
@@ -76,17 +77,17 @@ def test_responses_that_are_not_only_done() -> None:
     usage = commands_pb2.Result(request=3, memory_usage=commands_pb2.MemoryUsageResult())
     long = commands_pb2.Result(request=3, read=commands_pb2.ReadResult(data=bytes(300)))
     for other in (failed, usage, long, commands_pb2.Result(request=3)):
-        number, rest = wire.answered(device_pb2.ExecuteResponse(result=other).SerializeToString())
-        assert rest != wire.DONE and number in (0, 3)
+        number, rest = batch.answered(device_pb2.ExecuteResponse(result=other).SerializeToString())
+        assert rest != batch.DONE and number in (0, 3)
     for response in (
         device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=3)),
         device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x"))),
         device_pb2.ExecuteResponse(),
     ):
-        assert wire.answered(response.SerializeToString()) == (0, b"")
+        assert batch.answered(response.SerializeToString()) == (0, b"")
     whole = device_pb2.ExecuteResponse(result=result(2**27)).SerializeToString()
     for size in range(len(whole)):
-        assert wire.answered(whole[:size]) == (0, b""), "cut short"
+        assert batch.answered(whole[:size]) == (0, b""), "cut short"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth import dlpack
+from hearth.interop import dlpack
 
 
 class Owner:

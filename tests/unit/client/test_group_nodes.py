@@ -12,7 +12,7 @@ import pytest
 from group_daemon import GroupDaemon
 
 import hearth
-from hearth import group_nodes
+from hearth.collectives import rendezvous
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
@@ -115,7 +115,7 @@ def test_one_that_joins_when_another_has_refused_is_told_to_leave(
 def test_one_that_does_not_answer(
     daemons: list[GroupDaemon], nodes: list[hearth.Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_nodes, "_SLACK_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_SLACK_S", 0.1)
     held = daemons[1].gates["JoinGroup"] = threading.Event()
     began = time.monotonic()
     with pytest.raises(hearth.TimeoutError):

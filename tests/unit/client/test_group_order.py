@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.collective_parts import Part, by_rank, present
-from hearth.group_order import Roster, Turns, in_order, sorted_order, taken
+from hearth.collectives.commands import Part, by_rank, present
+from hearth.session.collective_order import Roster, Turns, in_order, sorted_order, taken
 from hearth_proto.v1 import commands_pb2 as c
 
 ordinals = st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True)

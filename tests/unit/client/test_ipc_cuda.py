@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import hearth
-from hearth import ipc_cuda
-from hearth.ipc_cuda import CudaDevice, Driver, DriverError, load, written
+from hearth.interop import cuda_driver
+from hearth.interop.cuda_driver import CudaDevice, Driver, DriverError, load, written
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 ADDRESS, HANDLE, CONTEXT = 0x7F0000000000, 77, 0x1234
@@ -127,13 +127,13 @@ def test_a_process_that_ends_unmaps_nothing() -> None:
 
 def test_the_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
-    monkeypatch.setattr(ipc_cuda, "_driver", lambda: Driver(library))
-    monkeypatch.setattr(ipc_cuda, "_devices", {})
-    found = ipc_cuda.device_of_uuid(written(UUIDS[1]), "H200")
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: Driver(library))
+    monkeypatch.setattr(cuda_driver, "_devices", {})
+    found = cuda_driver.device_of_uuid(written(UUIDS[1]), "H200")
     assert found.ordinal == 1
-    assert ipc_cuda.device_of_uuid(written(UUIDS[1]), "H200") is found
+    assert cuda_driver.device_of_uuid(written(UUIDS[1]), "H200") is found
     with pytest.raises(hearth.UnsupportedError, match="does not see the daemon's GPU") as error:
-        ipc_cuda.device_of_uuid(written(bytes(16)), "H200")
+        cuda_driver.device_of_uuid(written(bytes(16)), "H200")
     assert written(UUIDS[0]) in error.value.details["visible"]
 
 
@@ -156,7 +156,7 @@ def test_a_driver_that_is_too_old() -> None:
 def test_a_process_that_can_use_no_gpu(monkeypatch: pytest.MonkeyPatch, status: int, fix: str) -> None:
     """cuInit answers CUDA_ERROR_NO_DEVICE where CUDA_VISIBLE_DEVICES is empty."""
     library = Library("cuInit", status)
-    monkeypatch.setattr(ipc_cuda.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda _: library)
     with pytest.raises(hearth.UnsupportedError, match=rf"can use no GPU.*\({status}\)") as error:
         load()
     assert fix in error.value.fix and "x.get()" in error.value.fix and error.value.details["status"] == str(status)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth import errors, stripes, transfer
+from hearth import errors
+from hearth.transfer import plan, stripe_pool
 from hearth_proto import frames
 from hearth_proto.frames import HEADER, Kind
 from hearth_proto.v1 import device_pb2
@@ -20,15 +21,15 @@ MIB = 1 << 20
 
 @given(st.integers(0, 1 << 40), st.integers(0, 8))
 def test_each_stripe_has_something_to_do(size: int, most: int) -> None:
-    count = transfer.stripes(size, most)
+    count = plan.stripes(size, most)
     assert 0 <= count <= most
     assert not count or size // count >= 4 * MIB
-    assert count or not most or size < transfer.STRIPED_BYTES
+    assert count or not most or size < plan.STRIPED_BYTES
 
 
-@given(st.integers(transfer.STRIPED_BYTES, 1 << 40), st.integers(1, 8), st.integers(64 << 10, 16 * MIB))
+@given(st.integers(plan.STRIPED_BYTES, 1 << 40), st.integers(1, 8), st.integers(64 << 10, 16 * MIB))
 def test_chunks_are_what_the_daemon_takes(size: int, count: int, most: int) -> None:
-    chunk = transfer.stripe_chunk(size, count, most)
+    chunk = plan.stripe_chunk(size, count, most)
     assert min(MIB, most) <= chunk <= most
     if size >= 128 * MIB and count == 8:
         assert chunk == min(most, 1 << (size // 32).bit_length() - 1)
@@ -74,8 +75,8 @@ class Door:
             each.close()
 
 
-def opened(door: Any) -> stripes.Stripes:
-    return stripes.Stripes(door, "token", 0)
+def opened(door: Any) -> stripe_pool.Stripes:
+    return stripe_pool.Stripes(door, "token", 0)
 
 
 def test_unsupported_is_for_good() -> None:
@@ -126,4 +127,4 @@ def test_what_is_closed_opens_nothing() -> None:
 
 @pytest.mark.parametrize(("target", "host"), [("box:7421", "box"), ("[::1]:7421", "::1"), ("10.0.0.1:1", "10.0.0.1")])
 def test_the_host_of_the_calls(target: str, host: str) -> None:
-    assert stripes._host(target) == host
+    assert stripe_pool._host(target) == host

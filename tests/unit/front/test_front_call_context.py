@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hearth.transport.call import Call, send_beside
+from hearth.transport.framed_call import Call, send_beside
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal

@@ -1,0 +1,255 @@
+"""The road to one device for an event loop: where a thread would wait, it does not.
+
+Commands may be given before the device has been attached to: a thread sees to that, and they go when it is done. What
+cannot be had so (arrays that come back after a loss) is refused with what to await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hearth.aio.event_loop import Home, in_loop
+from hearth.aio.thread_pool import Work
+from hearth.errors import ClosedError, HearthError, QuotaExceededError, TimeoutError, UnavailableError
+from hearth.session import send_queue
+from hearth.session.attachment import Attachment
+from hearth.session.connection import Connection
+from hearth.session.execute_stream import Execute
+from hearth.session.memory import Space
+from hearth.transport.reattach_backoff import Reattaching
+
+if TYPE_CHECKING:
+    from hearth.session.kernel_output import Prints
+    from hearth.session.send_queue import Limits
+    from hearth.transport.base import Transport
+
+TIMES = 4
+"""So many times what a thread may queue, before it has to wait, an event loop may."""
+UPLOADS_SOFT = 256 << 20
+UPLOADS_HARD = 1 << 30
+"""Bytes of large arrays that are on their way: beyond the first `ready` waits, beyond the second a call raises."""
+_POLL_S = 1e-3
+
+
+class LoopAttachment(Attachment):
+    """Takes commands from the event loop without ever waiting, also while it is opened."""
+
+    _trying = False
+    _failed: HearthError | None = None
+    """What the last attempt to open it ended with."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        on_end: Callable[[Attachment, HearthError, bool], None],
+        on_late_error: Callable[[HearthError], None],
+        prints: Prints,
+        requests: Iterator[int],
+    ) -> None:
+        super().__init__(limits, on_end, on_late_error, prints, requests)
+        self._opened = threading.Event()
+
+    def wait_opened(self) -> None:
+        """As a thread: returns when the device is attached. Raises why it cannot be."""
+        self._opened.wait()
+        if self.session.error is not None:
+            raise self.session.error.again()
+
+    def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: Reattaching) -> None:
+        """As `Connection._attach` does it, and what was queued meanwhile stays. Raises what it failed with."""
+        session = self.session
+        try:
+            while True:
+                try:
+                    self._try(Execute(self, transport, token, device, lease), device, again.left)
+                    return
+                except HearthError as error:
+                    pause = again.pause(error)
+                    session.device_lost, session.fail_later = False, None
+                self.over.wait(pause)
+        except HearthError as error:
+            self._trying = False
+            self.end(error)
+            raise
+        finally:
+            self._opened.set()
+
+    def _try(self, execute: Execute, device: int, timeout: float) -> None:
+        session = self.session
+        if session.error is not None:  # closed meanwhile
+            raise session.error.again()
+        self._failed, self._trying = None, True
+        self.execute = execute
+        execute.open()
+        with self._lock:
+            self._await(lambda: session.attached or bool(session.error or self._failed), timeout)
+            self._trying = False
+            self.alive = self.alive or (session.attached and session.error is None)
+        error = session.error or self._failed
+        if error is not None:
+            raise error.again()
+        if not session.attached:
+            raise TimeoutError(
+                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
+                fix="see `hearth status`, or connect with a longer timeout.",
+            )  # fmt: skip
+
+    def end(self, error: HearthError) -> None:
+        """While it is being opened, only a close ends it: there may be another attempt."""
+        if self._trying and not isinstance(error, ClosedError):
+            with self._lock:
+                self._failed = error
+                self._change.notify_all()
+            return
+        super().end(error)
+
+    def _await_room(self) -> None:
+        session = self.session
+        if session.error is not None or not in_loop():
+            super()._await_room()
+        elif (
+            session.queued >= TIMES * send_queue.QUEUE_COMMANDS
+            or session.queued_bytes >= TIMES * send_queue.QUEUE_BYTES
+        ):
+            raise full(f"{session.queued} commands ({session.queued_bytes} bytes) wait for the device")
+
+    @property
+    def roomy(self) -> bool:
+        """Whether a thread could submit without waiting."""
+        return not self.session.full or self.session.error is not None
+
+
+class LoopConnection(Connection):
+    """The road to one device, for the loop of `home`; in other threads than the loop's it waits as ever."""
+
+    def __init__(
+        self, home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
+    ) -> None:
+        super().__init__(transport, token, ordinal, limits, timeout, lease)
+        self.home = home
+        self.uploading = 0
+        """Bytes of large arrays that are on their way up."""
+        self._opening: Work[None] | None = None
+        self._last: LoopAttachment | None = None
+        """What is, or was, being opened."""
+
+    # ---- attachments ----
+
+    def attachment(self) -> Attachment:
+        self.home.check()
+        return super().attachment()
+
+    def _attach(self) -> Attachment:
+        opening = self._begin()
+        if not in_loop():
+            opening.result()
+        attachment = self._attachment
+        if attachment is not None and (attachment.alive or attachment is self._last):
+            return attachment  # where it has failed this moment, its use says so
+        raise UnavailableError(
+            f"device {self.ordinal} is being attached again, and arrays on it come back.",
+            reason="DEVICE_UNAVAILABLE",
+            fix="await gpu.ready() before.",
+        )
+
+    def _begin(self) -> Work[None]:
+        """Sees to it that the device is attached, in another thread."""
+        if self.refusal is not None:
+            raise self.refusal.again()
+        with self._attaching:
+            opening, last, attachment = self._opening, self._last, self._attachment
+            if opening is not None and last is not None:
+                under_way = not opening.done() and last.session.error is None
+                if under_way or (attachment is not None and attachment.alive):
+                    return opening
+            if attachment is not None and attachment.session.device_lost and self._space is not None:
+                self._space.lost = True  # as `_ended` will say in a moment
+            self._last = fresh = LoopAttachment(
+                self.limits, self._ended, self._deferred.keep, self.prints, self._requests
+            )
+            if self._space is None or (self._space.lost and not self.durables.any()):
+                self._space = space = Space(0)  # nothing of another one is left: its generation can wait
+                fresh.session.reverts = self.durables.any
+                fresh.adopt(space)
+                fresh.alive = True
+                self._attachment = fresh
+            self._opening = self.home.openings.run(partial(self._open, fresh))
+            return self._opening
+
+    def _ended(self, attachment: Attachment, error: HearthError, report: bool) -> None:
+        if not attachment.session.generation and attachment.space is not None:
+            attachment.space.lost = True  # what was made in it never was
+        super()._ended(attachment, error, report)
+
+    def _open(self, fresh: LoopAttachment) -> None:
+        again = Reattaching(self.timeout, self.transport.absent)
+        fresh.open_patiently(self.transport, self.token, self.ordinal, self.lease, again)
+        space = fresh.space
+        if space is None:
+            self._take_up(fresh)
+        else:
+            self.generation = space.generation = fresh.session.generation
+            if self.recorder is not None:
+                self.recorder.attached(self, fresh)
+            for handle in fresh.session.durable:  # nobody had them any more when it began
+                space.graveyard.bury("buffer", handle)
+        if self.refusal is not None:
+            fresh.end(self.refusal)
+
+    async def opened(self) -> None:
+        """Returns when commands can be given. Raises as `attachment` does."""
+        self.home.check()
+        attachment = self._attachment
+        if attachment is not None and attachment.alive:
+            return
+        opening = self._begin()
+        attachment = self._attachment
+        if attachment is None or not attachment.alive:
+            await self.home.over(opening)
+            opening.result()
+
+    async def until_attached(self) -> None:
+        """Returns when the device is attached, so that its generation is known. Raises why it cannot be."""
+        self.home.check()
+        opening = self._begin()
+        await self.home.over(opening)
+        opening.result()
+
+    async def ready(self) -> None:
+        """Returns when the device is attached, the queue has room, and not too much is on its way up."""
+        await self.until_attached()
+        while self.uploading > UPLOADS_SOFT or not self._roomy():  # noqa: ASYNC110 - nobody says when there is room
+            await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(0)  # who only submits lets others have a turn
+
+    def _roomy(self) -> bool:
+        attachment = self._attachment
+        return not isinstance(attachment, LoopAttachment) or attachment.roomy
+
+    # ---- large arrays on their way up ----
+
+    def take_on(self, size: int) -> None:
+        """So many bytes are to go. Raises `QuotaExceededError` where too many do already."""
+        if self.uploading and self.uploading + size > UPLOADS_HARD:
+            raise full(f"{self.uploading} bytes of arrays are on their way to the device")
+        self.uploading += size
+
+    def put_down(self, size: int) -> None:
+        """They have gone."""
+        self.home.later(partial(self._put_down, size))
+
+    def _put_down(self, size: int) -> None:
+        self.uploading -= size
+
+
+def full(what: str) -> QuotaExceededError:
+    """For a call that would have to wait."""
+    return QuotaExceededError(
+        f"{what}, and an event loop cannot wait in this call.",
+        reason="QUEUE_FULL",
+        fix="await gpu.ready() now and then, as one awaits a stream writer's drain().",
+    )

@@ -1,0 +1,118 @@
+"""A dispatch that has been sent, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+from hearth import telemetry
+from hearth.aio.thread_pool import Work
+from hearth.errors import HearthError, TimeoutError
+from hearth.kernels import pending_dispatch as sync
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.event_loop import Home
+
+
+class PendingDispatch(sync.PendingDispatch):
+    """As `hearth.PendingDispatch`; `result` is awaited, by as many as like. To cancel that leaves the dispatch be."""
+
+    def __init__(self, job: sync.Job, *, take: bool = False) -> None:
+        """`take`: its large inputs are the caller's, and are copied by a thread."""
+        self._home = cast("LoopConnection", job.connection).home
+        self._over: asyncio.Task[None] | None = None
+        self._take = take
+        self._taken: Work[None] | None = None
+        super().__init__(job)
+
+    def _carry(self) -> Work[None]:
+        if self._take:
+            self._taken = self._home.dispatches.run(self._job.take)
+        carrying = _Carrying(self._home, self._job, self._taken)
+        self._home.dispatches.run(carrying.begin)
+        return carrying.over
+
+    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
+    async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:  # type: ignore[override]
+        """As `hearth.PendingDispatch.result`."""
+        await self._settled(timeout)
+        return super().result(0)
+
+    async def _settled(self, timeout: float | None) -> None:
+        """Returns when it has ended. Raises `TimeoutError`."""
+        self._home.check()
+        if self._over is None:
+            ending = self._home.over(self._carrier) if isinstance(self._carrier, Work) else None
+            self._over = self._home.loop.create_task(ending or self._home.answered(self._job.reply))
+        await asyncio.wait([self._over], timeout=timeout)
+        if not self._over.done():
+            raise TimeoutError(
+                f"the dispatch was not done within {timeout:g} s; it goes on.",
+                reason="DEADLINE_EXCEEDED",
+                fix="wait again, or with a longer timeout.",
+            )
+
+    async def _run(self) -> list[np.ndarray[Any, Any]]:
+        """Its result; where this is cancelled it goes on, and leaves the arrays that it was given as they are."""
+        try:
+            return await self.result()
+        except BaseException as error:
+            self._job.drop()
+            if self._taken is not None:
+                await self._home.outlast(self._taken, error)
+            raise
+
+
+class _Carrying:
+    """One dispatch's bytes: a thread says where those are that go by shared memory, and copies what has come when the
+    dispatch is answered; none waits in between. Others it carries."""
+
+    def __init__(self, home: Home, job: sync.Job, taken: Work[None] | None) -> None:
+        """`taken`: what copies its inputs, in another thread."""
+        self.over: Work[None] = Work(lambda: None)
+        self._home = home
+        self._job = job
+        self._taken = taken
+        self._lock = threading.Lock()
+        self._listens = False
+
+    def begin(self) -> None:
+        """As a thread."""
+        job = self._job
+        try:
+            if self._taken is not None:
+                self._taken.result()
+            cast("LoopAttachment", job.attachment).wait_opened()
+            if job.place():
+                self._listens = True
+                job.reply.listen(self._answered)
+                return
+        except BaseException as error:  # MemoryError, of a copy
+            if not isinstance(error, HearthError):
+                error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+            job.fail(error)
+            job.give_up()
+            self.over.set_result(None)
+            return
+        self._carry()
+
+    def _answered(self) -> None:
+        """Called by who receives, perhaps twice."""
+        with self._lock:
+            first, self._listens = self._listens, False
+        if first:
+            self._home.dispatches.run(self._land)
+
+    def _land(self) -> None:
+        self._job.reply.unlisten()
+        self._carry()
+
+    def _carry(self) -> None:
+        try:
+            sync.carry(self._job)
+        finally:
+            self.over.set_result(None)

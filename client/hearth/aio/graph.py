@@ -1,0 +1,54 @@
+"""Graphs and prepared lists, for asyncio: the end of ``async with`` waits for them, their launches do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from hearth.aio.awaited import AsyncWith
+from hearth.kernels import graph as sync_graph
+from hearth.kernels import prepared as sync_prepared
+from hearth.kernels.graph_program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, Self
+
+    from hearth.aio.connection import LoopConnection
+    from hearth.session.reply import Asked
+
+
+class _Recording(AsyncWith, Program):
+    """What both have in common: beside a class whose `_begin` and `_end` are what its ``with`` does."""
+
+    _connection: LoopConnection
+    _begin: Callable[[], None]
+    _end: Callable[..., Asked[Any] | None]
+
+    def __enter__(self) -> NoReturn:
+        self._refuse_with()
+
+    async def __aenter__(self) -> Self:
+        await self._connection.opened()
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                await self._connection.home.asked(ending)
+
+
+class Graph(_Recording, sync_graph.Graph):
+    """As `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
+
+    _connection: LoopConnection
+
+
+class Prepared(_Recording, sync_prepared.Prepared):
+    """As `hearth.Prepared`, collected by ``async with gpu.prepared() as p:``."""
+
+    _connection: LoopConnection

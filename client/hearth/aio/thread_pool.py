@@ -1,0 +1,100 @@
+"""Threads for what cannot be done without: few, made when they are needed, gone when they have had nothing to do.
+
+They are daemon threads of their own, not asyncio's executor: that one is shared with the application, and waited for
+when the loop or the interpreter ends, whatever a thread of it waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from hearth.errors import HearthError
+
+T = TypeVar("T")
+
+IDLE_S = 2.0
+"""So long a thread waits for something to do before it ends."""
+
+
+class Work(Future[T]):
+    """What was given to a thread; as `hearth.kernels.pending_dispatch.Carrier`."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__()
+        context = copy_context()
+        self._work: Callable[[], T] | None = lambda: context.run(work)
+
+    def do(self) -> None:
+        """Called by the thread."""
+        work, self._work = self._work, None
+        if work is None or not self.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def is_alive(self) -> bool:
+        """Whether it is still to be done."""
+        return not self.done()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end."""
+        over = threading.Event()
+        self.add_done_callback(lambda _: over.set())
+        over.wait(timeout)
+
+
+class Threads:
+    """Up to `most` threads, which take what they are given in order. Safe from any thread."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        # Not a `SimpleQueue`: several that wait there for a time may do so for ever (CPython 3.11).
+        self._given = threading.Condition()
+        self._queue: deque[Work[Any]] = deque()
+        self._threads = 0
+        self._idle = 0
+
+    def run(self, work: Callable[[], T]) -> Work[T]:
+        """Has a thread do it. Never waits."""
+        given = Work(work)
+        with self._given:
+            self._queue.append(given)
+            self._given.notify()
+            if len(self._queue) <= self._idle or self._threads >= self._most:
+                return given
+            self._threads += 1
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # the system gives no more, or the interpreter shuts down
+            with self._given:
+                self._threads -= 1
+                if self._threads:
+                    return given
+                self._queue.remove(given)
+            given.set_exception(HearthError(f"no thread can be started: {error}.", reason="INTERNAL"))
+        return given
+
+    def _run(self) -> None:
+        while (given := self._next()) is not None:
+            given.do()
+            del given  # it may hold much
+
+    def _next(self) -> Work[Any] | None:
+        with self._given:
+            self._idle += 1
+            self._given.wait_for(lambda: self._queue, IDLE_S)
+            self._idle -= 1
+            if self._queue:
+                return self._queue.popleft()
+            self._threads -= 1
+            return None

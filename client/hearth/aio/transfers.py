@@ -1,0 +1,274 @@
+"""Large arrays on their way: the command that writes or reads them has its place among the others, their bytes go
+beside it.
+
+On the daemon's host they go by shared memory (`hearth.transfer.registered`): a thread only says where they are, which
+waits for no device, and what comes down it copies to where it belongs. Elsewhere a thread carries them.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hearth import lazy_numpy as np
+from hearth.errors import HearthError
+from hearth.session.one_way import heard_otherwise
+from hearth.transfer import registered, router
+
+if TYPE_CHECKING:
+    from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.event_loop import Home
+    from hearth.aio.thread_pool import Work
+    from hearth.progress import Progress
+    from hearth.session.attachment import Attachment
+    from hearth.session.reply import Reply
+    from hearth.transfer.plan import Part
+
+
+class _Carried:
+    """One array, and what its command is answered with."""
+
+    def __init__(
+        self,
+        connection: LoopConnection,
+        attachment: LoopAttachment,
+        reply: Reply,
+        number: int,
+        report: Progress | None,
+    ) -> None:
+        self._connection = connection
+        self._attachment = attachment
+        self._reply = reply
+        self._number = number
+        self._report = None if report is None else _in_loop(connection.home, report)
+        self._lock = threading.Lock()
+
+
+def _in_loop(home: Home, report: Progress) -> Progress:
+    """Called in whichever thread, it reports in the loop."""
+    return lambda done, total: home.later(partial(report, done, total))
+
+
+# ---- up ----
+
+
+def upload(
+    connection: LoopConnection, attachment: LoopAttachment, part: Part, data: memoryview, report: Progress | None
+) -> None:
+    """Takes the bytes, unless they lie in memory that can be shared, and has them written in the order of the stream.
+    What goes wrong is told by the next await that reports errors. Raises `QuotaExceededError` where too many are on
+    their way."""
+    size = len(data)
+    connection.take_on(size)
+    try:
+        if not (registered.shareable(data) and registered.likely(connection, attachment)):
+            data = registered.taken(connection, attachment, data)  # the caller's may change as soon as this returns
+        reply, number = router.begin_upload(connection, attachment, part, size)
+    except BaseException:
+        connection.put_down(size)
+        raise
+    up = _Upload(connection, attachment, reply, number, report, data)
+    connection.home.uploads.run(up.carry)
+
+
+class _Upload(_Carried):
+    """The session, which waits for the answer, holds it, and it the bytes."""
+
+    def __init__(
+        self,
+        connection: LoopConnection,
+        attachment: LoopAttachment,
+        reply: Reply,
+        number: int,
+        report: Progress | None,
+        data: memoryview,
+    ) -> None:
+        super().__init__(connection, attachment, reply, number, report)
+        self._data: memoryview | None = data
+        self._size = len(data)
+        reply.on_late_error = partial(_told, connection, attachment)
+        reply.abandon()  # so that its error is known before the answer of a synchronize that comes behind it
+        reply.on_answer = self._answered
+        if reply.answered:
+            self._answered()
+
+    def _answered(self) -> None:
+        """The bytes are not needed any more, by the device either."""
+        with self._lock:
+            data, self._data = self._data, None
+        if data is not None:
+            self._connection.put_down(self._size)
+
+    def carry(self) -> None:
+        """As a thread: has them taken from where they lie; else carries them."""
+        connection, attachment, reply, data = self._connection, self._attachment, self._reply, self._data
+        if data is None:
+            return
+        try:
+            attachment.wait_opened()
+            if registered.upload(connection, attachment, self._number, data) is None:
+                router.carry_upload(connection, attachment, reply, self._number, data, self._report)
+            elif self._report is not None:
+                self._report(self._size, self._size)
+        except HearthError as error:
+            if reply.error is None and not connection.refusal:
+                _told(connection, attachment, error)
+
+
+def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
+    """Keeps an error for the next await that reports."""
+    if not heard_otherwise(attachment, error):
+        connection.defer(error)
+
+
+# ---- down ----
+
+
+class _Download(_Carried):
+    """Goes to its end whether or not anybody waits for it: the daemon keeps the bytes until they are taken, and what
+    comes behind the read waits for that."""
+
+    def __init__(
+        self,
+        connection: LoopConnection,
+        attachment: LoopAttachment,
+        reply: Reply,
+        number: int,
+        report: Progress | None,
+        into: memoryview,
+        *,
+        ours: bool,
+    ) -> None:
+        super().__init__(connection, attachment, reply, number, report)
+        self._into = into
+        self._ours = ours
+        self._from: memoryview | None = None
+        """Where the bytes come to, before they are copied to the caller's memory; the device's, while it is shared."""
+        self._dropped = self._landing = False
+
+    def begin(self) -> bool:
+        """As a thread: whether they will be in shared memory when the read is answered; else they have come."""
+        size = len(self._into)
+        there = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
+        if there is None:
+            there = self._into if self._ours else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+        if self._come(there):
+            return True
+        self.land()
+        return False
+
+    def fill(self) -> bool:
+        """As a thread: has them put where they belong; whether that will be when the read is answered, else it is."""
+        return self._come(self._into)
+
+    def _come(self, there: memoryview) -> bool:
+        """Has them come there: whether that will be when the read is answered; else they have."""
+        connection, attachment, reply, number = self._connection, self._attachment, self._reply, self._number
+        attachment.wait_opened()
+        landing = None
+        if registered.shareable(there):
+            landing = registered.download(connection, attachment, number, there)
+        self._from = there
+        if landing is not None and landing.sure:
+            reply.on_error = partial(registered.spoil, there)  # with which the session holds it
+            if reply.error is not None:
+                registered.spoil(there)
+            return True
+        try:
+            router.carry_download(connection, attachment, reply, number, there, None, self._report)
+        except HearthError:
+            if landing is None or not reply.answered or reply.error is not None:
+                raise  # else the daemon had heard where they were to be, and is done
+        self._report = None
+        return False
+
+    def land(self) -> None:
+        """As a thread: copies what has come to the caller's memory."""
+        with self._lock:
+            if self._dropped or self._from is None:
+                return
+            self._landing = True
+        registered.copy(self._into, self._from)
+        self._from = None
+        if self._report is not None:
+            self._report(len(self._into), len(self._into))
+
+    def drop(self) -> bool:
+        """Nothing is written to the caller's memory any more; but what has begun to be, whether there is such, is there
+        in a moment."""
+        with self._lock:
+            self._dropped = True
+            return self._landing and not self._ours
+
+
+async def download(
+    connection: LoopConnection,
+    attachment: LoopAttachment,
+    part: Part,
+    into: memoryview,
+    timeout: float | None,
+    report: Progress | None,
+    *,
+    ours: bool,
+) -> None:
+    """Reads bytes into memory, which nothing is written to once this returns or raises; `ours`: nobody else knows that
+    memory, so that it is no matter."""
+    home = connection.home
+    deadline = None if timeout is None else home.loop.time() + timeout
+    reply, number = router.begin_download(connection, attachment, part, len(into))
+    down = _Download(connection, attachment, reply, number, report, into, ours=ours)
+    work: Work[bool] | Work[None] = home.downloads.run(down.begin)
+    shared = False
+    try:
+        await home.over(work, timeout)
+        if not work.done():
+            raise reply.given_up(timeout)
+        shared = not work.exception() and bool(work.result())
+        if shared:
+            await home.answered(reply, None if deadline is None else max(0.0, deadline - home.loop.time()))
+            if not reply.answered:
+                raise reply.given_up(timeout)
+            if reply.error is None:
+                work = home.downloads.run(down.land)
+                await home.over(work)
+    except BaseException as error:
+        reply.abandon()
+        if down.drop():
+            await home.outlast(work, error)
+        raise
+    if shared:
+        reply.wait()
+    work.result()
+
+
+def fillable(connection: LoopConnection, attachment: Attachment, into: memoryview) -> bool:
+    """Whether the device may well fill that memory itself."""
+    return registered.shareable(into) and registered.likely(connection, attachment)
+
+
+async def fill(
+    connection: LoopConnection,
+    attachment: LoopAttachment,
+    part: Part,
+    into: memoryview,
+    timeout: float | None,
+    report: Progress | None,
+) -> None:
+    """Has the device fill memory in the order of the stream, and returns when it will; what goes wrong then is told by
+    the next await that reports errors. Where the device cannot, returns when the memory is filled."""
+    home = connection.home
+    reply, number = router.begin_download(connection, attachment, part, len(into))
+    down = _Download(connection, attachment, reply, number, report, into, ours=True)
+    work = home.downloads.run(down.fill)
+    try:
+        await home.over(work, timeout)
+        if not work.done():
+            raise reply.given_up(timeout)
+    except BaseException:
+        reply.abandon()
+        raise
+    if work.result():
+        reply.abandon()
+        if report is not None:
+            report(len(into), len(into))

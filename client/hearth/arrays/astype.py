@@ -1,0 +1,128 @@
+"""Arrays of another dtype, converted on the device by a kernel that is compiled for each pair of dtypes once.
+
+A value that the new type does not hold becomes what C++ makes of it on that device, as in CuPy.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from hearth import shapes
+from hearth.errors import DtypeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from hearth.arrays.array import DeviceArray
+    from hearth.device import Device
+    from hearth.kernels.function import Function
+    from hearth.stream import Stream
+
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+
+_BLOCK = 256
+_MOST_BLOCKS = 1 << 16
+
+_SOURCE = string.Template(r"""
+$includes
+extern "C" __global__ void hearth_astype(const char* from, $to* to, long long count, long long columns,
+                                         long long pitch) {
+    long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
+        const $since v = ((const $since*)(from + i / columns * pitch))[i % columns];
+        $to w;
+        $convert
+        to[i] = w;
+    }
+}
+""")
+_INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+_NAMES = {
+    "bool": "bool", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
+    "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long",
+    "float16": "__half", "float32": "float", "float64": "double", "bfloat16": "__nv_bfloat16",
+    "complex64": "float2", "complex128": "double2",
+}  # fmt: skip
+_TO_FLOAT = {"float16": "__half2float({})", "bfloat16": "__bfloat162float({})"}
+_FROM_DOUBLE = {"float16": "__double2half((double)({}))", "bfloat16": "__double2bfloat16((double)({}))"}
+_FROM_FLOAT = {"float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"}
+_PARTS = {"complex64": "float", "complex128": "double"}
+
+
+def astype(array: DeviceArray, dtype: Any, on: Stream | None, casting: Casting, copy: bool) -> DeviceArray:
+    """See `DeviceArray.astype`."""
+    wanted = shapes.dtype_of(dtype)
+    if wanted == array.dtype:
+        return array.copy(on) if copy else array
+    source = kernel_source(array.dtype, wanted)
+    if not np.can_cast(array.dtype, wanted, casting):
+        raise DtypeError(
+            f"an array of {array.dtype} is not cast to {wanted} where casting is {casting!r}.",
+            reason="INVALID_ARGUMENT",
+            fix='leave casting at "unsafe", or choose another dtype.',
+        )
+    array._usable()
+    fresh = array._device.empty(array.shape, wanted, on)
+    if array.size:
+        rows = array._as_rows()
+        columns = array.size if rows.dense else rows.width // array.itemsize
+        blocks = min(-(-array.size // _BLOCK), _MOST_BLOCKS)
+        kernel = _kernel(array._device, source)
+        kernel((blocks,), (_BLOCK,), (array, fresh, array.size, columns, rows.pitch), stream=on)
+    return fresh
+
+
+def kernel_source(since: np.dtype[Any], to: np.dtype[Any]) -> str:
+    """CUDA C++ that converts. Raises `UnsupportedError` for dtypes that it has no types for."""
+    for dtype in (since, to):
+        if not known(dtype):
+            raise UnsupportedError(
+                f"{since} is not cast to {to} on the device: {dtype} is no type of its arithmetic.",
+                reason="UNSUPPORTED",
+                fix="cast on the host, gpu.asarray(x.get().astype(dtype)), or see the bytes otherwise: x.view(dtype).",
+            )
+    includes = _INCLUDES if {since.name, to.name} & {"float16", "bfloat16"} else ""
+    return _SOURCE.substitute(
+        includes=includes, since=_NAMES[since.name], to=_NAMES[to.name], convert=_conversion(since.name, to.name)
+    )
+
+
+def known(*dtypes: np.dtype[Any] | None) -> bool:
+    """Whether the device converts between them."""
+    return all(dtype is None or (dtype.name in _NAMES and dtype.isbuiltin != 0) for dtype in dtypes)
+
+
+def _conversion(since: str, to: str) -> str:
+    if to in _PARTS:
+        part = _PARTS[to]
+        if since in _PARTS:
+            return f"w.x = ({part})v.x; w.y = ({part})v.y;"
+        return f"w.x = ({part})({_plain('v', since)}); w.y = 0;"
+    if since in _PARTS:
+        if to == "bool":
+            return "w = v.x != 0 || v.y != 0;"
+        return f"w = {_narrowed('v.x', since, to)};"
+    if to == "bool":
+        return f"w = {_plain('v', since)} != 0;"
+    return f"w = {_narrowed(_plain('v', since), since, to)};"
+
+
+def _plain(value: str, dtype: str) -> str:
+    """As a type that C++ computes with."""
+    return _TO_FLOAT.get(dtype, "{}").format(value)
+
+
+def _narrowed(value: str, since: str, to: str) -> str:
+    if to not in _FROM_FLOAT:
+        return f"({_NAMES[to]})({value})"
+    short = since in ("float32", "complex64", *_TO_FLOAT, "bool", "int8", "uint8", "int16", "uint16")
+    return (_FROM_FLOAT if short else _FROM_DOUBLE)[to].format(value)  # rounded once
+
+
+def _kernel(device: Device, source: str) -> Function:
+    kernels: dict[str, Function] = device.__dict__.setdefault("_casts", {})
+    found = kernels.get(source)
+    if found is None:
+        found = kernels[source] = device.RawKernel(source, "hearth_astype")
+    return found

@@ -1,0 +1,191 @@
+"""Published buffers: one copy of the weights for many clients.
+
+An array is published under a name, and attached under that name by other sessions, read-only. While it is published or
+attached, nobody writes to it, its publisher included. The name ends with `Device.unpublish`, with the publisher's
+session or with its device process; the memory lives until the last of name, publisher and attached arrays is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from hearth import shapes, telemetry
+from hearth.arrays.array import DeviceArray
+from hearth.errors import ArgumentError, BufferLostError, ConnectError, DtypeError, HearthError, UnsupportedError
+from hearth.session.memory import Memory
+from hearth_proto.later import commands_pb2, device_pb2
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hearth.arrays.described import PublishedArray
+    from hearth.device import Device
+    from hearth.session.connection import Connection
+
+
+class Published:
+    """The part of `Device` that publishes and attaches."""
+
+    _connection: Connection
+    _unanswered: dict[tuple[str, str], int] | None = None
+    """Handles of what may have been attached, for all that is known: the answer was lost with its connection. By name
+    and tenant; whoever asks again asks for the same."""
+
+    @telemetry.traced("hearth.publish", telemetry.of_name)
+    def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
+        """Lets other sessions attach the array under `name`, once the work before is done: those of this tenant, and
+        those of `tenants` (``"*"``: of all).
+
+        The array stays usable, read-only. Its name holds the memory: freeing the array does not end it. To publish it
+        so once more changes nothing: whoever lost the connection before the answer came can ask again.
+        Raises what failed before, and `InvalidHandleError` (``NAME_IN_USE``), `ArgumentError`, `UnsupportedError`.
+        """
+        if not isinstance(array, DeviceArray):
+            raise DtypeError(
+                f"publish takes a DeviceArray, not a {type(array).__name__}.",
+                reason="INVALID_ARGUMENT",
+                fix="upload it with gpu.asarray(...).",
+            )
+        if array._connection is not self._connection:
+            raise UnsupportedError(
+                f"{array!r} belongs to another device or session.", reason="UNSUPPORTED", fix="array.publish(name)"
+            )
+        if isinstance(tenants, str):
+            tenants = (tenants,)
+        from hearth.arrays.described import describe
+
+        _check_whole(array)
+        array._usable()
+        self._connection.report(_sync_all(), barrier=True)
+        self._call(
+            "Publish",
+            device_pb2.PublishRequest(
+                target=self._target(),
+                buffer=array._memory.handle,
+                name=name,
+                tenants=tenants,
+                description=describe(array.shape, array.dtype),
+            ),
+            device_pb2.PublishResponse,
+        )
+
+    def unpublish(self, name: str) -> None:
+        """Ends a name of this tenant, whichever of its sessions gave it. Arrays that are attached stay.
+
+        Raises `InvalidHandleError` (``NOT_PUBLISHED``).
+        """
+        request = device_pb2.UnpublishRequest(target=self._target(), name=name)
+        self._call("Unpublish", request, device_pb2.UnpublishResponse)
+
+    @telemetry.traced("hearth.attach", telemetry.of_name)
+    def attach(
+        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
+    ) -> DeviceArray:
+        """The array that `tenant` (None: this session's own) published under `name`, to be read.
+
+        `shape` and `dtype`: how to see it, instead of as its publisher did. Raises `InvalidHandleError`
+        (``NOT_PUBLISHED``) where there is none or it is not for this tenant, `ArgumentError` where it does not hold
+        such an array.
+        """
+        from hearth.arrays.described import parse
+
+        connection = self._connection
+        given = (None if shape is None else shapes.shape_of(shape), None if dtype is None else shapes.dtype_of(dtype))
+        attachment = connection.attachment()
+        asked = name, tenant or ""
+        handle = (self._unanswered or {}).pop(asked, 0) or connection.mint()
+        try:
+            answer = self._call(
+                "AttachBuffer",
+                device_pb2.AttachBufferRequest(target=self._target(), buffer=handle, name=name, tenant=tenant or ""),
+                device_pb2.AttachBufferResponse,
+            )
+        except HearthError as error:
+            if error.broken or isinstance(error, ConnectError):
+                self._unanswered = {**(self._unanswered or {}), asked: handle}
+            raise
+        space = attachment.space
+        if space is None or answer.generation != space.generation:
+            raise BufferLostError(
+                f"device {connection.ordinal} lost its process while {name!r} was attached.",
+                reason="BUFFER_LOST",
+                fix="attach it again.",
+            )
+        memory = Memory(space, handle, answer.size)
+        memory.read_only = True
+        try:
+            found = _seen_as(name, answer.size, parse(answer.description), given)
+        except HearthError:
+            memory.free()
+            raise
+        device = cast("Device", self)
+        return device._array_type(device, memory, 0, *found)
+
+    def published(self) -> list[PublishedArray]:
+        """What this session may attach on the device, of its own tenant first."""
+        from hearth.arrays.described import PublishedArray, parse
+
+        request = device_pb2.ListPublishedRequest(target=self._target())
+        answer = self._call("ListPublished", request, device_pb2.ListPublishedResponse)
+        found = []
+        for each in answer.buffers:
+            described = parse(each.description)
+            if described is not None and shapes.bytes_of(*described) != each.size:
+                described = None
+            shape, dtype = described or (None, None)
+            found.append(PublishedArray(each.name, each.tenant, each.size, shape, dtype, each.attached))
+        return found
+
+    def _target(self) -> device_pb2.Target:
+        return device_pb2.Target(session_token=self._connection.token, device=self._connection.ordinal)
+
+    def _call(self, method: str, request: Any, response_type: Any) -> Any:
+        connection = self._connection
+        if connection.refusal is not None:
+            raise connection.refusal.again()
+        return connection.transport.call_device(method, request, response_type, connection.timeout)
+
+
+def _seen_as(
+    name: str,
+    size: int,
+    described: tuple[tuple[int, ...], np.dtype[Any]] | None,
+    given: tuple[tuple[int, ...] | None, np.dtype[Any] | None],
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of `size` bytes, as asked for or else as described. Raises `ArgumentError`."""
+    shape, dtype = given
+    if dtype is None:
+        if described is None:
+            raise ArgumentError(
+                f"{name!r} is {size} bytes, and its publisher does not say of what.",
+                reason="INVALID_ARGUMENT",
+                fix="say it: gpu.attach(name, shape=..., dtype=...).",
+            )
+        dtype = described[1]
+    if shape is None:
+        shape = described[0] if described is not None and given[1] is None else (size // dtype.itemsize,)
+    if shapes.bytes_of(shape, dtype) != size:
+        raise ArgumentError(
+            f"{name!r} is {size} bytes; shape {shape} of {dtype} takes {shapes.bytes_of(shape, dtype)}.",
+            reason="INVALID_ARGUMENT",
+            fix="give shape= and dtype= that fit.",
+        )
+    return shape, dtype
+
+
+def _check_whole(array: DeviceArray) -> None:
+    """Raises `ArgumentError` for a part of a buffer."""
+    if array._offset or array._strides is not None or array.nbytes != array._memory.size:
+        raise ArgumentError(
+            f"{array!r} is a part of a buffer of {array._memory.size} bytes, or has gaps; only whole buffers are "
+            "published.",
+            reason="INVALID_ARGUMENT",
+            fix="publish a copy of its own: x.copy().publish(name).",
+        )
+
+
+def _sync_all() -> commands_pb2.Command:
+    command = commands_pb2.Command()
+    command.sync.all_streams = True
+    return command

@@ -1,0 +1,126 @@
+"""``x[index] = value``: a number, a host array or an array on the device, cast and broadcast as NumPy does.
+
+What is repeated along the first axes is sent once, and spread by copies on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from hearth import lazy_numpy as np
+from hearth.arrays.views import Views
+from hearth.errors import ArgumentError, DtypeError, UnsupportedError
+from hearth_proto import layouts
+
+if TYPE_CHECKING:
+    from hearth.arrays.array import DeviceArray
+
+_WHOLE_BYTES = 64 << 10
+"""Up to so much is sent as it is: one command instead of several."""
+
+
+def assign(target: DeviceArray, value: Any) -> None:
+    """Sets the view to `value`. Raises `ArgumentError` where the shapes do not fit, `DtypeError` where the types
+    do not, `UnsupportedError` for an array on the device that is repeated along inner axes."""
+    if isinstance(value, Views):
+        _from_device(target, cast("DeviceArray", value))
+    else:
+        _from_host(target, value)
+
+
+def _from_host(target: DeviceArray, value: Any) -> None:
+    numbers = isinstance(value, bool | int | float | complex | bytes) or (np.here() and isinstance(value, np.generic))
+    if numbers or (isinstance(value, tuple) and target.dtype.names is not None):
+        target.fill(value)
+        return
+    host = _cast(value, target.dtype)
+    host = host.reshape(_without_leading(host.shape, target.shape))
+    if host.size == 1 and host.ndim == 0:
+        target.fill(host[()])
+        return
+    try:
+        whole = np.broadcast_to(host, target.shape)
+    except ValueError:
+        raise _shapes_differ(host.shape, target.shape) from None
+    if target.nbytes <= _WHOLE_BYTES or host.ndim == target.ndim:
+        target.set(whole)
+        return
+    _spread(target, target.ndim - host.ndim, lambda block: block.set(np.broadcast_to(host, block.shape)))
+
+
+def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    try:
+        host = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if host.dtype.kind in "iub" and not isinstance(value, np.ndarray):
+            return np.asarray(value, dtype)  # whole numbers of Python: those that do not fit are refused
+        return host.astype(dtype, copy=False)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DtypeError(
+            f"a {type(value).__name__} cannot be put into an array of {dtype} ({error}).",
+            reason="INVALID_ARGUMENT",
+            fix="convert it first, e.g. with np.asarray(value, dtype).",
+        ) from None
+
+
+def _from_device(target: DeviceArray, value: DeviceArray) -> None:
+    given = value
+    while value.shape[:1] == (1,):  # it is repeated along them, once or more often
+        value = value[0]
+    if value.size == 1:
+        value = value.reshape(())
+    ahead = target.ndim - value.ndim
+    if ahead < 0 or value.shape != target.shape[ahead:]:
+        try:
+            fits = np.broadcast_shapes(value.shape, target.shape) == target.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise _shapes_differ(given.shape, target.shape)
+        raise UnsupportedError(
+            f"an array on the device of shape {given.shape} is not repeated to {target.shape}: only along further axes "
+            "in front.",
+            reason="UNSUPPORTED",
+            fix="assign column by column (x[:, i] = ...), use a kernel, or go through the host: x[...] = value.get().",
+        )
+    if value._dtype is not target._dtype and value.dtype != target.dtype:
+        value = value.astype(target.dtype)
+    if value._memory is target._memory and layouts.overlap(_range(target), _range(value)):
+        if value.shape == target.shape and (target._offset, target.strides) == (value._offset, value.strides):
+            return
+        value = value.copy()
+    _spread(target, ahead, lambda block: block.copy_from(value))
+
+
+def _range(array: DeviceArray) -> layouts.Rows:
+    rows = array._as_rows()
+    return rows._replace(offset=array._offset)
+
+
+def _spread(target: DeviceArray, ahead: int, write: Callable[[DeviceArray], None]) -> None:
+    """`write` fills the first block behind the first `ahead` axes; copies repeat it, twice as many each time."""
+    if not target.size:
+        return
+    write(target[(0,) * ahead])
+    for axis in reversed(range(ahead)):
+        blocks = target[(0,) * axis]
+        done, count = 1, len(blocks)
+        while done < count:
+            more = min(done, count - done)
+            blocks[done : done + more].copy_from(blocks[:more])
+            done += more
+
+
+def _without_leading(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Without axes of length 1 in front that the target does not have: NumPy assigns such, too."""
+    while len(shape) > len(wanted) and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _shapes_differ(shape: tuple[int, ...], wanted: tuple[int, ...]) -> ArgumentError:
+    return ArgumentError(
+        f"an array of shape {shape} cannot be broadcast to the shape {wanted} that is assigned to.",
+        reason="INVALID_ARGUMENT",
+        fix="reshape one of them; broadcasting repeats axes of length 1, and further axes in front.",
+    )

@@ -1,0 +1,166 @@
+"""Views that are not contiguous: which part of an array an index selects, and how copies go through it.
+
+An array is either contiguous or made of rows at one distance from each other (`hearth_proto.layouts.Rows`), for that is
+what a copy takes at once. Everything in bytes but shapes and indices; nothing here transfers or waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hearth import lazy_numpy as np
+from hearth.errors import UnsupportedError
+from hearth.session.memory import OnDevice
+from hearth_proto.layouts import Rows, contiguous
+
+
+class Selection(NamedTuple):
+    """A part of an array, `offset` bytes behind its start."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """One copy on the device: `rows` rows of `width` bytes; offsets from the two arrays' starts."""
+
+    to: int
+    since: int
+    width: int
+    rows: int
+    to_pitch: int
+    since_pitch: int
+
+
+def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selection:
+    """What `index` selects: integers, slices, `...` and None for a new axis, as in NumPy's basic indexing.
+
+    Raises IndexError as NumPy does, and `UnsupportedError` for steps back, masks, and lists of indices.
+    """
+    offset = 0
+    lengths: list[int] = []
+    steps: list[int] = []
+    axis = 0
+    for part in _expanded(len(shape), index):
+        if part is None:
+            lengths.append(1)
+            steps.append(0)
+            continue
+        length, stride = shape[axis], strides[axis]
+        if isinstance(part, slice):
+            chosen = range(*part.indices(length))
+            if chosen.step < 0 and len(chosen) > 1:
+                raise _unsupported(
+                    f"step {chosen.step} on axis {axis} of shape {tuple(shape)}",
+                    "a step goes forward: use x.get()[...], or a kernel.",
+                )
+            offset += chosen.start * stride if chosen else 0
+            lengths.append(len(chosen))
+            steps.append(stride * chosen.step)
+        else:
+            at = _integer(part)
+            if not -length <= at < length:
+                raise IndexError(f"index {at} is out of bounds for axis {axis} with size {length}")
+            offset += at % length * stride
+        axis += 1
+    return Selection(offset, tuple(lengths), tuple(steps))
+
+
+def _expanded(axes: int, index: Any) -> list[Any]:
+    """The index with as many parts as there are axes, and those that make new ones."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    dots = [position for position, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    given = sum(part is not None and part is not Ellipsis for part in parts)
+    if given > axes:
+        raise IndexError(f"too many indices: the array has {axes} axes, {given} were indexed")
+    rest = [slice(None)] * (axes - given)
+    at = dots[0] if dots else len(parts)
+    return parts[:at] + rest + parts[at + 1 :]
+
+
+def _integer(part: Any) -> int:
+    if isinstance(part, int) and not isinstance(part, bool):
+        return part
+    if isinstance(part, bool | np.bool_) or getattr(part, "dtype", None) == np.bool_:
+        raise _unsupported("a mask", "read and select here, x.get()[mask], or select in a kernel.")
+    if isinstance(part, list | tuple | np.ndarray | OnDevice) and (not hasattr(part, "ndim") or part.ndim):
+        raise _unsupported("a list of indices", "take views one by one, read x.get()[indices], or gather in a kernel.")
+    try:
+        return int(part.__index__())
+    except (AttributeError, TypeError):
+        raise IndexError(f"{part!r} is no index: integers, slices (`:`), ellipsis (`...`) and None are") from None
+
+
+def _unsupported(what: str, fix: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} does not select rows of memory, as a view does.", reason="UNSUPPORTED", fix=fix)
+
+
+def no_rows(shape: Sequence[int]) -> UnsupportedError:
+    """For a view that is no rows at one distance."""
+    return UnsupportedError(
+        f"the elements of this view of shape {tuple(shape)} do not lie in rows at one distance from each other.",
+        reason="UNSUPPORTED",
+        fix="cut one axis at a time, make a copy() in between, or use x.get()[...].",
+    )
+
+
+def reshaped_strides(rows: Rows, itemsize: int, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of an array of `rows`, reshaped without a copy; None where that cannot be."""
+    if rows.dense:
+        return contiguous(shape, itemsize).strides
+    inner, split = itemsize, len(shape)
+    while inner < rows.width and split:
+        split -= 1
+        inner *= shape[split]
+    if inner != rows.width:
+        return None
+    return contiguous(shape[:split], rows.pitch).strides + contiguous(shape[split:], itemsize).strides
+
+
+def moves(to: Rows, since: Rows) -> Iterator[Move]:
+    """The copies, as few as can be, between two arrays of the same shape and dtype."""
+    if to.dense and since.dense:
+        yield Move(to.offset, since.offset, to.size, 1, 0, 0)
+    elif to.dense or since.dense or to.width == since.width:
+        width, rows = (since if to.dense else to)[1:3]
+        to_pitch = width if to.dense else to.pitch
+        since_pitch = width if since.dense else since.pitch
+        yield Move(to.offset, since.offset, width, rows, to_pitch, since_pitch)
+    elif to.width < since.width:
+        yield from _fine(to, since)
+    else:
+        for move in _fine(since, to):
+            yield Move(move.since, move.to, move.width, move.rows, move.since_pitch, move.to_pitch)
+
+
+def _fine(to: Rows, since: Rows) -> Iterator[Move]:
+    """Into shorter rows: `each` of them make one row of the source."""
+    width = to.width
+    each = since.width // width
+    if since.rows <= each:
+        for row in range(since.rows):
+            start = to.offset + row * each * to.pitch
+            yield Move(start, since.offset + row * since.pitch, width, each, to.pitch, width)
+    else:
+        for column in range(each):
+            yield Move(
+                to.offset + column * to.pitch,
+                since.offset + column * width,
+                width,
+                since.rows,
+                each * to.pitch,
+                since.pitch,
+            )
+
+
+def doublings(rows: Rows) -> Iterator[Move]:
+    """The copies that spread the first row over all: each takes what is there already."""
+    done = 1
+    while done < rows.rows:
+        more = min(done, rows.rows - done)
+        yield Move(done * rows.pitch, 0, rows.width, more, rows.pitch, rows.pitch)
+        done += more

@@ -1,0 +1,230 @@
+"""Tensor maps: what the tensor memory accelerator (TMA) of NVIDIA GPUs from compute capability 9.0 on reads and writes.
+
+A kernel takes one as ``const __grid_constant__ CUtensorMap map``. Shapes, boxes and strides are in NumPy's order here,
+the innermost axis last; in the kernel the coordinates of a copy are given innermost first, as always with TMA.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+
+import numpy as np
+
+from hearth import shapes
+from hearth import stream as streams
+from hearth.errors import ArgumentError, DtypeError
+from hearth.kernels.readonly import ReadOnlyMap
+from hearth.session.memory import Memory, OnDevice, Space
+from hearth_proto.launches import TENSOR_MAP_BYTES
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.arrays.array import DeviceArray
+    from hearth.stream import Stream
+
+_PER_BYTE = {"16u4_align8b": 2}
+"""Packed types: elements in a byte of the array."""
+
+_U32, _U64, _I32 = (0, 2**32 - 1), (0, 2**64 - 1), (-(2**31), 2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Im2col:
+    """How a convolution reads pixels: from a tensor of (N, W, C), (N, H, W, C) or (N, D, H, W, C).
+
+    The corners are the offsets of the first pixel from the tensor's first, and of the last from its last, along each
+    axis between N and C; ``channels_per_pixel`` elements of ``pixels_per_column`` pixels are read at a time.
+    """
+
+    lower_corner: Sequence[int]
+    upper_corner: Sequence[int]
+    channels_per_pixel: int
+    pixels_per_column: int
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `TensorMap`, for those who pass them on."""
+
+    shape: Sequence[int] | None
+    strides: Sequence[int] | None
+    element_strides: Sequence[int] | None
+    dtype: Any
+    interleave: str
+    swizzle: str
+    l2_promotion: str
+    oob_fill: str
+    stream: Stream | None
+
+
+class _Handle(Memory):
+    """The map's handle, with the array's memory behind it; destroyed when nothing refers to it any more."""
+
+    __slots__ = ()
+
+    def free(self) -> None:
+        if self.owner is not None:
+            self.owner = None
+            if not self.space.lost:
+                self.space.graveyard.bury("tensor_map", self.handle)
+
+
+class TensorMap(OnDevice):
+    """An array as TMA sees it, passed to kernels as an argument. Keeps the array's memory, also when that is freed.
+
+    Either `box`, the elements of one copy along each axis, or `im2col`. `shape` and `strides` (in bytes) describe
+    another region of the array's memory, from its first element on; `element_strides` copies every n-th element.
+    `dtype`: the array's unless given, an integer or float of 1 to 8 bytes (ml_dtypes' too), or ``"float32_ftz"``,
+    ``"tfloat32"``, ``"tfloat32_ftz"``, ``"16u4_align8b"``. `interleave`: ``"none"``, ``"16b"``, ``"32b"``; `swizzle`:
+    ``"none"``, ``"32b"``, ``"64b"``, ``"128b"``; `l2_promotion`: ``"none"``, ``"l2_64b"``, ``"l2_128b"`` or
+    ``"l2_256b"``; `oob_fill`, what lies outside the tensor reads as: ``"none"`` (zeros), ``"nan"``.
+
+    In the kernel, a copy has to start at a multiple of 16 bytes along the innermost axis: elsewhere an H200 ends the
+    kernel with an illegal instruction (measured).
+
+    Raises `ArgumentError` for what is wrong here; what the device's rules say against it surfaces at the next sync,
+    read or flush of the stream (`LaunchError`, reason ``TENSOR_MAP_INVALID``, with everything that is wrong), as does
+    a device without TMA (`UnsupportedError`).
+    """
+
+    __slots__ = ("__weakref__", "_array", "_connection")
+
+    _passed: ClassVar[tuple[str, int, int]] = ReadOnlyMap._passed
+
+    def __init__(
+        self,
+        array: DeviceArray,
+        box: Sequence[int] | None = None,
+        *,
+        im2col: Im2col | None = None,
+        shape: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        element_strides: Sequence[int] | None = None,
+        dtype: Any = None,
+        interleave: str = "none",
+        swizzle: str = "none",
+        l2_promotion: str = "none",
+        oob_fill: str = "none",
+        stream: Stream | None = None,
+    ) -> None:
+        if (box is None) == (im2col is None):
+            raise ArgumentError(
+                "a tensor map takes a box or im2col, and not both.",
+                reason="INVALID_ARGUMENT",
+                fix="x.tensor_map((64, 32)) copies 64 rows of 32 elements at a time.",
+            )
+        command = commands_pb2.Command()
+        made = command.create_tensor_map
+        made.buffer = array._memory.handle
+        made.offset = array._offset
+        made.dtype, sizes, steps = _region(array, shape, strides, dtype)
+        made.shape.extend(reversed(sizes))
+        made.strides.extend(reversed(steps[:-1]))
+        if element_strides is not None:
+            made.element_strides.extend(reversed(_numbers("element_strides", element_strides, _U32)))
+        made.interleave, made.swizzle = interleave, swizzle
+        made.l2_promotion, made.oob_fill = l2_promotion, oob_fill
+        if box is not None:
+            made.tile.box.extend(reversed(_numbers("box", box, _U32)))
+        if im2col is not None:
+            _fill_im2col(made.im2col, im2col)
+        attachment = array._usable()
+        handle = array._connection.mint()
+        made.tensor_map = handle
+        command.stream = streams.resolve(stream, array._connection, attachment, work=False)
+        attachment.submit(command)
+        space: Space = array._memory.space
+        self._array = array
+        self._connection = array._connection
+        self._memory = _Handle(space, handle, TENSOR_MAP_BYTES, keep=array._memory)
+        self._offset = 0
+
+    @property
+    def array(self) -> DeviceArray:
+        """What it was made from."""
+        return self._array
+
+    def free(self) -> None:
+        """Destroys it now, rather than when nothing refers to it any more; using it afterwards is an error."""
+        self._memory.free()
+
+    def __repr__(self) -> str:
+        freed = ", freed" if self._memory.owner is None else ""
+        return f"TensorMap({self._array!r}{freed})"
+
+
+def _region(
+    array: DeviceArray, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: Any
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """The driver's or NumPy's name of the type, sizes in elements and strides in bytes, NumPy's order."""
+    name = array.dtype.name if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    size = array.itemsize
+    if _size_of(name, size) != size:
+        raise DtypeError(
+            f"the array is of {array.dtype}, with elements of another size than {name}.",
+            reason="INVALID_ARGUMENT",
+            fix=f"view it first: x.view({'np.uint8' if name in _PER_BYTE else repr(name)}).tensor_map(...).",
+        )
+    packed = _PER_BYTE.get(name, 1)
+    if shape is None:
+        sizes, steps = (*array.shape[:-1], *(axis * packed for axis in array.shape[-1:])), array.strides
+    else:
+        sizes = _numbers("shape", shape, _U64)
+        steps = shapes.strides_of((*sizes[:-1], *(-(-axis // packed) for axis in sizes[-1:])), size)
+    if strides is not None:
+        steps = _numbers("strides", strides, _U64)
+    if len(steps) != len(sizes):
+        raise ArgumentError(
+            f"shape {sizes} and strides {steps} have different lengths.",
+            reason="INVALID_ARGUMENT",
+            fix="give one stride, in bytes, for each axis.",
+        )
+    if steps and steps[-1] != size:
+        raise ArgumentError(
+            f"the innermost stride is {steps[-1]} bytes and an element {size}; TMA reads the last axis without gaps.",
+            reason="INVALID_ARGUMENT",
+            fix="make the axis without gaps the last one.",
+        )
+    return name, sizes, steps
+
+
+def _size_of(name: str, otherwise: int) -> int:
+    """Bytes of an element of the type; those of packed types are bytes in an array. `otherwise`: of an unknown one."""
+    if name in _PER_BYTE:
+        return 1
+    if name in ("float32_ftz", "tfloat32", "tfloat32_ftz"):
+        return 4
+    try:
+        return np.dtype(name).itemsize
+    except TypeError:  # the daemon says what it thinks of it
+        return otherwise
+
+
+def _fill_im2col(message: commands_pb2.CreateTensorMap.Im2col, given: Im2col) -> None:
+    message.lower_corner.extend(reversed(_numbers("lower_corner", given.lower_corner, _I32)))
+    message.upper_corner.extend(reversed(_numbers("upper_corner", given.upper_corner, _I32)))
+    (message.channels_per_pixel,) = _numbers("channels_per_pixel", (given.channels_per_pixel,), _U32)
+    (message.pixels_per_column,) = _numbers("pixels_per_column", (given.pixels_per_column,), _U32)
+
+
+def _numbers(what: str, given: Sequence[int], allowed: tuple[int, int]) -> tuple[int, ...]:
+    """Whole numbers that fit their field. Raises `ArgumentError`, `DtypeError`."""
+    low, high = allowed
+    try:
+        numbers = tuple(operator.index(each) for each in given)
+    except TypeError:
+        raise DtypeError(
+            f"{what} is {given!r}; it takes a sequence of whole numbers.",
+            reason="INVALID_ARGUMENT",
+            fix="use int(...) or //, and a tuple also for one axis.",
+        ) from None
+    for number in numbers:
+        if not low <= number <= high:
+            raise ArgumentError(
+                f"{what} has {number} in it; it lies between {low} and {high}.",
+                reason="INVALID_ARGUMENT",
+                fix="check how it is computed.",
+            )
+    return numbers

@@ -1,0 +1,1 @@
+"""The command `hearth bench`: a node's figures beside the floors of this machine."""

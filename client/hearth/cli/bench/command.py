@@ -1,0 +1,163 @@
+"""`hearth bench`: how fast a daemon is from here, and how far that is from what this machine can do at all."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connect_options
+from hearth.cli.format.complaint import complain
+from hearth.cli.format.sizes import KIB, MIB, parse_size, size_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hearth.cli.bench.figures import Figure
+    from hearth.cli.bench.floor_process import FloorProcess
+    from hearth.cli.bench.report import Report
+    from hearth.endpoint.target import Target
+    from hearth.node import Node
+
+_SMALLEST = 4 * KIB
+_FULL_MAX = 64 * MIB
+_QUICK_MAX = 16 * MIB
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench",
+        help="measure a daemon from here",
+        description="Measures a daemon from here: latencies, rates and bandwidths with percentiles, each beside the "
+        "floor of this machine, which is measured in the same run. Takes some 15 seconds.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--device", type=connect_options.ordinal, default=0, metavar="N", help="which of the node's devices (0)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a second or two, with fewer samples")
+    parser.add_argument(
+        "--max-size",
+        type=_max_size,
+        metavar="SIZE",
+        help=f"the largest transfer ({size_name(_FULL_MAX)}; quick: {size_name(_QUICK_MAX)})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    connect_options.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints; 1 where a figure could not be measured. Raises `HearthError` where none could."""
+    report = _measured(arguments)
+    if arguments.json:
+        import json
+
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        print(report.to_text())
+    sys.stdout.flush()
+    return _complain_of(report.figures)
+
+
+def _measured(arguments: argparse.Namespace) -> Report:
+    from hearth.cli.bench.floor_process import FloorProcess
+    from hearth.endpoint import target as targets
+
+    started = time.perf_counter()
+    target = targets.resolve(arguments.target)
+    connect = partial(connect_options.connect, arguments)
+    with FloorProcess("unix" if target.address.startswith("unix:") else "tcp") as process, connect() as node:
+        return _of_device(arguments, target, connect, node, process, started)
+
+
+def _of_device(
+    arguments: argparse.Namespace,
+    target: Target,
+    connect: partial[Node],
+    node: Node,
+    process: FloorProcess,
+    started: float,
+) -> Report:
+    from hearth.cli.bench import rounds
+    from hearth.cli.bench.floors import Floors
+    from hearth.cli.bench.probes import Probes
+    from hearth.cli.bench.report import Report
+
+    device = node.device(arguments.device)
+    device.synchronize()  # attaches: a device that is out of service has one thing to say, not eight
+    version = node.describe().server_version
+    effort = rounds.QUICK if arguments.quick else rounds.FULL
+    probes, floors = Probes(device, connect), Floors(process)
+    figures = rounds.planned(probes, floors, _sizes(arguments), effort)
+    progress = _Progress()
+    try:
+        rounds.run(figures, effort, probes.settle, progress)
+    finally:
+        progress.clear()
+    return Report(
+        target=f"{'https://' if target.tls else ''}{target.address}",
+        on_loopback=target.loopback,
+        daemon_version=version,
+        node=node.name,
+        device=device.ordinal,
+        device_name=device.properties.name,
+        backend=device.properties.backend,
+        quick=arguments.quick,
+        seconds=time.perf_counter() - started,
+        floors_over=process.kind,
+        loop=process.addresses.loop,
+        figures=figures,
+    )
+
+
+class _Progress:
+    """What is being measured, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+
+    def __call__(self, what: str) -> None:
+        self._write(f"\r\x1b[K{what}")
+
+    def clear(self) -> None:
+        self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        if self._shown:
+            print(text, end="", file=sys.stderr, flush=True)
+
+
+def _complain_of(figures: Sequence[Figure]) -> int:
+    """One line for each thing that is wrong, however many figures it cost; the exit status."""
+    lost: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.error is not None:
+            lost.setdefault(str(figure.error), []).append(figure.series.measurement.name)
+    for error, names in lost.items():
+        complain(f"not measured: {', '.join(names)}: {error}")
+    return 1 if lost else 0
+
+
+def _sizes(arguments: argparse.Namespace) -> list[int]:
+    """1 MiB, 64 MiB, and the largest that was asked for."""
+    largest = arguments.max_size or (_QUICK_MAX if arguments.quick else _FULL_MAX)
+    return sorted({size for size in (MIB, _FULL_MAX) if size <= largest} | {largest})
+
+
+def _max_size(text: str) -> int:
+    """The largest takes an array on each side of each copy: a quarter of the memory is what there is for it."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    if not _SMALLEST <= size <= most:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not between {size_name(_SMALLEST)} and {size_name(most)}, a quarter of this machine's memory"
+        )
+    return size

@@ -1,0 +1,63 @@
+"""What was measured: a figure of the daemon, and the floors of this machine that it stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli.format.percentiles import Percentiles
+
+if TYPE_CHECKING:
+    from hearth.cli.bench.sampling import Measurement
+    from hearth.errors import HearthError
+
+
+@dataclass
+class Series:
+    """One measurement's samples, of all rounds."""
+
+    measurement: Measurement
+    samples: list[float] = field(default_factory=list)
+
+    def percentiles(self) -> Percentiles:
+        """Raises `ValueError` where there are no samples."""
+        return Percentiles.of(self.samples, self.measurement.better)
+
+
+@dataclass
+class Figure:
+    """A row of the result. The first floor is the one that it is told from; `error`: why it has no samples."""
+
+    series: Series
+    floors: tuple[Series, ...]
+    error: HearthError | None = None
+
+    def ratio(self, floor: Series) -> float:
+        """Medians, Hearth's over the floor's: times above 1 are slower than it, rates below 1."""
+        return self.series.percentiles().p50 / floor.percentiles().p50
+
+    def to_json(self) -> dict[str, Any]:
+        """For the document."""
+        measurement = self.series.measurement
+        document: dict[str, Any] = {
+            "figure": measurement.key,
+            "name": measurement.name,
+            "unit": measurement.unit,
+            "better": measurement.better,
+        }
+        if measurement.unit == "GB/s":
+            document["bytes"] = int(measurement.amount)
+        if self.error is not None:
+            error = self.error
+            return {**document, "error": {"reason": error.reason, "message": error.message, "fix": error.fix}}
+        first, *others = (self._floor(each) for each in self.floors)
+        return {**document, **self.series.percentiles()._asdict(), "floor": first, "other_floors": others}
+
+    def _floor(self, floor: Series) -> dict[str, Any]:
+        measurement = floor.measurement
+        return {
+            "name": measurement.name,
+            "unit": measurement.unit,
+            **floor.percentiles()._asdict(),
+            "ratio": self.ratio(floor),
+        }

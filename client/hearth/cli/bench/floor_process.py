@@ -1,0 +1,93 @@
+"""The process at the other end of the floors: started beside the connection to the daemon, ended with the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from hearth.cli.bench import floor_server
+from hearth.errors import HearthError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+Kind = Literal["unix", "tcp"]
+_START_S = 30.0
+
+
+class Addresses(NamedTuple):
+    """Where the process answers."""
+
+    grpc: str
+    raw: str
+    """The name of an abstract Unix socket, or a port."""
+    loop: str
+    """``"uvloop"`` or ``"asyncio"``."""
+
+
+class FloorError(HearthError):
+    """A floor of this machine cannot be measured."""
+
+
+class FloorProcess:
+    """Started at once; `addresses` waits until it is ready."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind: Kind = kind
+        self._addresses: Addresses | None = None
+        try:
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+            # In a session of its own: a terminal's Ctrl-C is for the command, which then ends this. -P: what lies in
+            # the present folder is not imported.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", floor_server.__file__, kind],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise _not_started(error.strerror or str(error)) from None
+
+    @property
+    def addresses(self) -> Addresses:
+        """Raises `FloorError` where the process does not start."""
+        if self._addresses is None:
+            self._addresses = self._announced()
+        return self._addresses
+
+    def _announced(self) -> Addresses:
+        overdue = threading.Timer(_START_S, self._process.kill)
+        overdue.start()
+        try:
+            assert self._process.stdout is not None
+            words = self._process.stdout.readline().split()
+        finally:
+            overdue.cancel()
+        if len(words) != len(Addresses._fields):
+            self._process.kill()
+            self._process.wait()
+            self._log.seek(0)
+            said = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise _not_started(said or "it said nothing")
+        return Addresses(*words)
+
+    def close(self) -> None:
+        """Ends it and waits for that."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> FloorProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _not_started(why: str) -> FloorError:
+    return FloorError(f"the process that this machine's floors are measured with did not start: {why}")

@@ -1,0 +1,192 @@
+"""What is measured of a daemon, on one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hearth.cli.bench.sampling import After, Measurement, Once
+from hearth.cli.format.sizes import size_name
+from hearth.errors import TransferError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from hearth.device import Device
+    from hearth.kernels.function import Function
+    from hearth.node import Node
+
+    _Copy = Callable[[npt.NDArray[np.uint8]], object]
+    """Of all of a host array, to the device or from it."""
+
+SOURCE = r"""
+extern "C" __global__ void nothing() {}
+extern "C" __global__ void add_one(int* x) { x[threadIdx.x] += 1; }
+"""
+SMALL = 4096
+
+
+class Probes:
+    """The measurements of a device. The first use compiles `SOURCE`, once in a daemon's life."""
+
+    def __init__(self, device: Device, connect: Callable[[], Node]) -> None:
+        self._device = device
+        self._connect = connect
+
+    def launch(self) -> Measurement:
+        """A round trip through everything."""
+        return Measurement("launch_synchronize", "launch + synchronize", "us", self._launching)
+
+    def launches(self, count: int) -> Measurement:
+        """`count` launches sent ahead, one wait at the end."""
+        return Measurement("launches", "pipelined launches", "1/s", partial(self._launching_many, count), count)
+
+    def small(self) -> Measurement:
+        """A write and the read of it."""
+        return Measurement("write_read", f"write + read {size_name(SMALL)}", "us", self._writing)
+
+    def connection(self) -> Measurement:
+        """A session, an upload, a kernel that is compiled already, and the download of what it made."""
+        return Measurement("first_result", "new connection to first result", "ms", self._connecting)
+
+    def upload(self, size: int) -> Measurement:
+        """Until the device has it."""
+        return Measurement("upload", f"upload {size_name(size)}", "GB/s", partial(self._uploading, size), size)
+
+    def download(self, size: int) -> Measurement:
+        """Into an array that is there."""
+        return Measurement("download", f"download {size_name(size)}", "GB/s", partial(self._downloading, size), size)
+
+    def settle(self) -> None:
+        """After a failure: its news is not the next measurement's."""
+        from hearth.errors import HearthError
+
+        with contextlib.suppress(HearthError):
+            self._device.synchronize()
+
+    # ---- launches ----
+
+    @contextlib.contextmanager
+    def _launching(self) -> Iterator[Once]:
+        nothing, device = _kernel(self._device, "nothing"), self._device
+
+        def once() -> None:
+            nothing((1,), (1,), ())
+            device.synchronize()
+
+        yield once
+
+    @contextlib.contextmanager
+    def _launching_many(self, count: int) -> Iterator[Once]:
+        nothing, device = _kernel(self._device, "nothing"), self._device
+
+        def once() -> None:
+            for _ in range(count):
+                nothing((1,), (1,), ())
+            device.synchronize()
+
+        yield once
+
+    @contextlib.contextmanager
+    def _connecting(self) -> Iterator[Once]:
+        import numpy as np
+
+        zeros = np.zeros(32, np.int32)
+        _kernel(self._device, "add_one")
+
+        def once() -> After:
+            node = self._connect()
+            try:
+                device = node.device(self._device.ordinal)
+                x = device.asarray(zeros)
+                device.RawModule(code=SOURCE).get_function("add_one")((1,), (zeros.size,), (x,))
+                _check(x.get(), zeros + 1)
+            except BaseException:
+                node.close()
+                raise
+            return node.close
+
+        yield once
+
+    # ---- data ----
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Once]:
+        import numpy as np
+
+        host, back = _bytes(SMALL), np.zeros(SMALL, np.uint8)
+        with _array(self._device, SMALL) as (write, read):
+
+            def once() -> None:
+                write(host)
+                read(back)
+
+            yield once
+            _check(back, host)
+
+    @contextlib.contextmanager
+    def _uploading(self, size: int) -> Iterator[Once]:
+        host, device = _bytes(size), self._device
+        with _array(device, size) as (write, _):
+
+            def once() -> None:
+                write(host)
+                device.synchronize()
+
+            yield once  # whether it arrives as it was is seen by the download: to read is a right of its own
+
+    @contextlib.contextmanager
+    def _downloading(self, size: int) -> Iterator[Once]:
+        import numpy as np
+
+        host, back = _bytes(size), np.zeros(size, np.uint8)
+        with _array(self._device, size) as (write, read):
+            write(host)
+            self._device.synchronize()
+
+            def once() -> None:
+                read(back)
+
+            yield once
+            _check(back, host)
+
+
+def _kernel(device: Device, name: str) -> Function:
+    """A kernel of `SOURCE`, compiled and loaded. Raises `CompileError`."""
+    module = device.RawModule(code=SOURCE)
+    module.compile()
+    return module.get_function(name)
+
+
+@contextlib.contextmanager
+def _array(device: Device, size: int) -> Iterator[tuple[_Copy, _Copy]]:
+    """How to write to and read from `size` bytes on the device, which are freed at the end."""
+    import numpy as np
+
+    x = device.empty(size, np.uint8)
+    try:
+        device.synchronize()  # an allocation that is refused is no time of a transfer
+
+        def read(out: npt.NDArray[np.uint8]) -> None:
+            x.get(out=out)
+
+        yield x.set, read
+    finally:
+        x.free()
+
+
+def _bytes(size: int) -> npt.NDArray[np.uint8]:
+    """`size` bytes that are not all the same, in pages that are there."""
+    import numpy as np
+
+    return np.resize(np.random.default_rng(size).integers(0, 255, min(size, 1 << 20), np.uint8), size)
+
+
+def _check(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) -> None:
+    import numpy as np
+
+    if not np.array_equal(found, expected):
+        raise TransferError("what came back is not what was sent.", reason="TRANSFER_ABORTED")

@@ -1,0 +1,94 @@
+"""The result of `hearth bench`, for people and as a document."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hearth import __version__
+from hearth.cli.format.complaint import one_line
+from hearth.cli.format.table import number, table
+
+if TYPE_CHECKING:
+    from hearth.cli.bench.figures import Figure, Series
+    from hearth.cli.bench.floor_process import Kind
+
+SCHEMA = 1
+"""Grows with every change that a reader of the document could stumble over."""
+
+_HEADER = ("", "p50", "p90", "p99", "unit", "n", "floor", "ratio", "the floor is")
+_OVER = {"unix": "a Unix socket", "tcp": "loopback TCP"}
+_NUMBERS = frozenset({1, 2, 3, 5, 6, 7})
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where, of what, and the figures."""
+
+    target: str
+    on_loopback: bool
+    daemon_version: str
+    node: str
+    device: int
+    device_name: str
+    backend: str
+    quick: bool
+    seconds: float
+    floors_over: Kind
+    loop: str
+    """What the floors' process runs on."""
+    figures: Sequence[Figure]
+
+    def to_json(self) -> dict[str, Any]:
+        """One document."""
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "daemon": {"version": self.daemon_version, "node": self.node},
+            "device": {"ordinal": self.device, "name": self.device_name, "backend": self.backend},
+            "client": {
+                "host": platform.node(),
+                "system": f"{platform.system()} {platform.machine()}",
+                "cores": os.cpu_count(),
+                "python": platform.python_version(),
+                "version": __version__,
+            },
+            "floors": {"over": self.floors_over, "event_loop": self.loop},
+            "quick": self.quick,
+            "seconds": round(self.seconds, 3),
+            "figures": [figure.to_json() for figure in self.figures],
+        }
+
+    def to_text(self) -> str:
+        """A heading, the table, and how to read it."""
+        rows = [row for figure in self.figures for row in _rows(figure)]
+        heading = (
+            f"{self.target}, hearthd {self.daemon_version}; device {self.device}: {self.device_name} ({self.backend})\n"
+            f"from {platform.node()}, Python {platform.python_version()}, {self.seconds:.1f} s"
+        )
+        reading = (
+            "p50, p90, p99: half, 90 and 99 of 100 were at least as good. ratio: p50 over the floor's, which is what "
+            f"this machine\nalone does over {_OVER[self.floors_over]}, measured in the same run: times can come down "
+            "to 1, rates up to it."
+        )
+        if not self.on_loopback:
+            reading += "\nThe daemon is on another host, and the network between stands in no floor."
+        return f"{heading}\n\n{table(_HEADER, rows, _NUMBERS)}\n\n{reading}"
+
+
+def _rows(figure: Figure) -> list[tuple[str, ...]]:
+    """The figure's row, and one for each further floor."""
+    measurement = figure.series.measurement
+    if figure.error is not None:
+        return [(measurement.name, f"not measured: {one_line(figure.error.message)}")]
+    ours = figure.series.percentiles()
+    values = (*map(number, ours[:3]), measurement.unit, str(ours.n))
+    first, *others = (_beside(figure, floor) for floor in figure.floors)
+    return [(measurement.name, *values, *first), *((*("",) * 6, *other) for other in others)]
+
+
+def _beside(figure: Figure, floor: Series) -> tuple[str, ...]:
+    return (number(floor.percentiles().p50), number(figure.ratio(floor)), floor.measurement.name)

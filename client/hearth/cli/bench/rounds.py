@@ -1,0 +1,109 @@
+"""The course of a measurement: every figure with its floors beside it, round by round.
+
+Figure and floor take turns, so that what else the machine does comes upon both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hearth.cli.bench.figures import Figure, Series
+from hearth.cli.bench.floor_process import FloorError
+from hearth.errors import (
+    ClosedError,
+    DeviceLostError,
+    HearthError,
+    OutOfMemoryError,
+    SessionExpiredError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from hearth.cli.bench.floors import Floors
+    from hearth.cli.bench.probes import Probes
+    from hearth.cli.bench.sampling import Measurement
+
+_LAST = (UnavailableError, DeviceLostError, SessionExpiredError, ClosedError)
+"""After these nothing else can be measured, or nothing that says what the daemon does when all is well."""
+
+
+_LEAST = 3
+"""Samples of a floor in one round; a figure's one may take its time, over a slow network."""
+
+
+class Effort(NamedTuple):
+    """How long it may take."""
+
+    rounds: int
+    seconds: float
+    """For one figure in one round, and a quarter of that to warm up."""
+    floor_seconds: float
+    launches: int
+    """In one sample of pipelined launches."""
+
+
+FULL = Effort(rounds=2, seconds=0.4, floor_seconds=0.2, launches=2000)
+QUICK = Effort(rounds=1, seconds=0.08, floor_seconds=0.03, launches=1000)
+
+
+def planned(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort) -> list[Figure]:
+    """All figures, with nothing measured yet."""
+    from hearth.cli.bench.probes import SMALL
+
+    count = effort.launches
+    pairs: list[tuple[Measurement, tuple[Measurement, ...]]] = [
+        (probes.launch(), (floors.launch(),)),
+        (probes.launches(count), (floors.launches(count),)),
+        (probes.small(), (floors.small(SMALL),)),
+        *((probes.upload(size), (floors.upload(size), floors.copy(size))) for size in sizes),
+        *((probes.download(size), (floors.download(size), floors.copy(size))) for size in sizes),
+        (probes.connection(), (floors.connection(),)),
+    ]
+    shared: dict[str, Series] = {}
+    return [
+        Figure(Series(ours), tuple(shared.setdefault(floor.key, Series(floor)) for floor in theirs))
+        for ours, theirs in pairs
+    ]
+
+
+def run(figures: Sequence[Figure], effort: Effort, settle: Callable[[], None], say: Callable[[str], None]) -> None:
+    """Measures them all. What a figure is refused stands in it, and the others go on. Raises what ends them all:
+    `UnavailableError`, say, or `FloorError`."""
+    for round_ in range(1, effort.rounds + 1):
+        measured: set[str] = set()
+        for figure in figures:
+            if figure.error is not None:
+                continue
+            say(f"{round_}/{effort.rounds}: {figure.series.measurement.name}")
+            _measure(figure, effort.seconds, settle)
+            if figure.error is not None:
+                continue
+            for floor in figure.floors:
+                if floor.measurement.key not in measured:
+                    measured.add(floor.measurement.key)
+                    floor.samples += _of_floor(floor.measurement, effort.floor_seconds)
+
+
+def _measure(figure: Figure, seconds: float, settle: Callable[[], None]) -> None:
+    try:
+        figure.series.samples += figure.series.measurement.samples(seconds)
+    except _LAST:
+        raise
+    except HearthError as error:
+        figure.error = error
+    except MemoryError:
+        figure.error = OutOfMemoryError(
+            "this machine has not enough memory for it.", reason="OUT_OF_MEMORY", fix="give a smaller --max-size."
+        )
+    if figure.error is not None:
+        settle()
+
+
+def _of_floor(floor: Measurement, seconds: float) -> list[float]:
+    import grpc
+
+    try:
+        return floor.samples(seconds, _LEAST)
+    except (OSError, MemoryError, StopIteration, grpc.RpcError) as error:
+        raise FloorError(f"this machine's floor cannot be measured ({floor.name}): {error!r}") from None

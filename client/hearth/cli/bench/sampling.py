@@ -1,0 +1,71 @@
+"""One thing done over and over, and how long each time took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+from hearth.cli.format.percentiles import Better
+
+Unit = Literal["us", "ms", "1/s", "GB/s"]
+After = Callable[[], object]
+Once = Callable[[], After | None]
+"""What is timed; what it returns is called once the clock has stopped."""
+
+_MOST = 100_000
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Something to time, of a daemon or of this machine alone."""
+
+    key: str
+    name: str
+    unit: Unit
+    opened: Callable[[], AbstractContextManager[Once]]
+    """Prepares, gives what is timed, and cleans up."""
+    amount: float = 1
+    """Of launches or bytes in one time, for rates."""
+
+    @property
+    def better(self) -> Better:
+        """Which direction is."""
+        return "lower" if self.unit in ("us", "ms") else "higher"
+
+    def samples(self, seconds: float, at_least: int = 1) -> list[float]:
+        """As many as there is time for, in `unit`."""
+        with self.opened() as once:
+            return [self._value(each) for each in _times(once, seconds, at_least)]
+
+    def _value(self, seconds: float) -> float:
+        if self.unit == "us":
+            return seconds * 1e6
+        if self.unit == "ms":
+            return seconds * 1e3
+        return self.amount / seconds / (1e9 if self.unit == "GB/s" else 1)
+
+
+def _times(once: Once, seconds: float, at_least: int) -> list[float]:
+    """Seconds of each time, after a quarter as long to warm up. What takes longer than all that, an upload over a slow
+    network, is not done twice for warmth."""
+    started = time.perf_counter()
+    first = _timed(once)
+    taken = [first] if first > seconds else []
+    while not taken and time.perf_counter() < started + seconds / 4:
+        _timed(once)
+    end = time.perf_counter() + (0 if taken else seconds)
+    while len(taken) < at_least or (time.perf_counter() < end and len(taken) < _MOST):
+        taken.append(_timed(once))
+    return taken
+
+
+def _timed(once: Once) -> float:
+    started = time.perf_counter_ns()
+    after = once()
+    taken = time.perf_counter_ns() - started
+    if after is not None:
+        after()
+    return max(taken, 1) / 1e9

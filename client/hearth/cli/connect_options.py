@@ -1,0 +1,114 @@
+"""The arguments that say which daemon, and who asks: those of `hearth.connect`, for every command."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hearth.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from hearth.endpoint.admin import Asker
+    from hearth.endpoint.target import Target
+    from hearth.node import Node
+
+_LONGEST_S = 3600.0
+_DEVICES = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """TARGET and the options of `connect`."""
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help='"host:7421", "https://host:7421", "unix:/run/hearth/hearth.sock"; else HEARTH_TARGET, else the usual '
+        "socket, else 127.0.0.1:7421",
+    )
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `connect` alone, for commands whose positional arguments are others."""
+    options = parser.add_argument_group("connection")
+    token = options.add_mutually_exclusive_group()
+    token.add_argument("--token", help="else HEARTH_TOKEN; others on this host can read a command line")
+    token.add_argument("--token-file", metavar="FILE", help="the token stands in it; else HEARTH_TOKEN_FILE")
+    options.add_argument("--ca", metavar="FILE", help="PEM: who issued the daemon's certificate; else HEARTH_CA")
+    options.add_argument("--certificate", metavar="FILE", help="PEM, for mutual TLS; else HEARTH_CERTIFICATE")
+    options.add_argument("--key", metavar="FILE", help="PEM; else HEARTH_KEY")
+    options.add_argument("--insecure", action="store_true", help="send a token to another host without TLS")
+    options.add_argument(
+        "--timeout", type=seconds, default=10.0, metavar="SECONDS", help="for the daemon to answer (%(default)g)"
+    )
+
+
+def connect(arguments: argparse.Namespace, **options: Any) -> Node:
+    """A session on the daemon that the arguments name; `options`: further keywords of `hearth.connect`, whose errors
+    are raised."""
+    from hearth.node import connect as connect_to
+
+    return connect_to(
+        arguments.target,
+        timeout=arguments.timeout,
+        token=_token(arguments),
+        ca=arguments.ca,
+        certificate=arguments.certificate,
+        key=arguments.key,
+        insecure=arguments.insecure,
+        **options,
+    )
+
+
+def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
+    """For calls to that daemon without a session; `timeout` in seconds, of each, else the one that was given. Raises
+    `ArgumentError`, and `AuthenticationError` for a token that would travel in clear."""
+    from hearth.endpoint import credentials
+    from hearth.endpoint import target as targets
+    from hearth.endpoint.admin import Asker
+
+    found = targets.resolve(arguments.target, "the command line")
+    shown = credentials.find(
+        found, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
+    )
+    return Asker(found, shown, arguments.timeout if timeout is None else timeout)
+
+
+def where(target: Target) -> str:
+    """The target as it is written."""
+    return f"{'https://' if target.tls else ''}{target.address}"
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    given: str | None = arguments.token
+    if arguments.token_file is None:
+        return given
+    try:
+        return Path(arguments.token_file).read_text()
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"the token file {arguments.token_file!r} cannot be read: "
+            f"{getattr(error, 'strerror', None) or 'it is no text'}.",
+            reason="INVALID_ARGUMENT",
+            fix="put the token alone into a file that you may read.",
+        ) from None
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time. Raises `ArgumentTypeError`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0 and up to {_LONGEST_S:g}")
+    return value
+
+
+def ordinal(text: str) -> int:
+    """An argument that is the number of a device. Raises `ArgumentTypeError`."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < _DEVICES):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a device: 0, 1, ...")
+    return int(text)

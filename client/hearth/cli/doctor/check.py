@@ -1,0 +1,94 @@
+"""One thing that `hearth doctor` looked at, and how anything is looked at without ever hanging or crashing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from hearth.cli.format.complaint import one_line
+from hearth.errors import HearthError
+
+Status = Literal["ok", "warning", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, how it is, and what to do about it."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class Findings:
+    """The checks so far; they are told to `tell` as they come."""
+
+    tell: Callable[[Sequence[Check]], None] = lambda checks: None
+    checks: list[Check] = field(default_factory=list)
+
+    def add(self, *checks: Check) -> bool:
+        """Whether none of them failed."""
+        self.checks += checks
+        self.tell(checks)
+        return all(check.status != "failed" for check in checks)
+
+    def look(self, name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> bool:
+        """Adds what `work` finds within so many seconds; whether none of it failed."""
+        return self.add(*bounded(name, seconds, work))
+
+    def skip(self, names: Sequence[str], why: str) -> None:
+        """What cannot be looked at."""
+        self.add(*(Check(name, "skipped", why) for name in names))
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.status != "failed" for check in self.checks)
+
+    def count(self) -> Iterator[tuple[int, Status]]:
+        """How many of each kind, the worst first."""
+        kinds: tuple[Status, ...] = ("failed", "warning", "ok", "skipped")
+        for status in kinds:
+            number = sum(check.status == status for check in self.checks)
+            if number:
+                yield number, status
+
+
+def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
+    """What `work` finds; where it raises or takes longer, that is the finding. It goes on in a thread of its own that
+    holds up nothing."""
+    found: list[Check] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            result = work()
+            found.extend([result] if isinstance(result, Check) else result)
+        except Exception as error:
+            found.append(of_error(name, error))
+        finally:
+            done.set()
+
+    started = time.perf_counter()
+    threading.Thread(target=run, name=f"hearth-doctor-{name}", daemon=True).start()
+    if not done.wait(seconds):
+        late = f"no end of it within {seconds:g} s"
+        return [
+            Check(name, "failed", late, "try again with a longer --timeout; if that helps, the way is slow", seconds)
+        ]
+    took = round(time.perf_counter() - started, 6)
+    return [replace(check, seconds=check.seconds or took) for check in found]
+
+
+def of_error(name: str, error: Exception) -> Check:
+    """A failure, in one line."""
+    if isinstance(error, HearthError):
+        return Check(name, "failed", one_line(error.message), one_line(error.fix))
+    text = getattr(error, "strerror", None) or str(error) or "no text"
+    return Check(name, "failed", one_line(f"{type(error).__name__}: {text}"), "see the daemon's log for the same time")

@@ -1,0 +1,140 @@
+"""This side of it: the client's versions, its environment, what it would connect to and show."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import platform
+import re
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from hearth import __version__
+from hearth.cli.doctor.check import Check
+
+DISTRIBUTION = "hearth-gpu"
+REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
+"""As in pyproject.toml, for a client that was not installed but put on the path."""
+PYTHON = (3, 11)
+VARIABLES = (
+    "HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY",
+    "HEARTH_TRACE",
+)  # fmt: skip
+"""What the client reads."""
+_FILES = ("HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY")
+_SECRET = ("HEARTH_TOKEN_FILE", "HEARTH_KEY")
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_DAEMONS = ("HEARTH_CONFIG", "HEARTH_TEST_")
+
+
+def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
+    """Client, Python and what the client depends on."""
+    python = platform.python_version()
+    checks = [
+        Check("client", "ok", f"hearth {__version__}, Python {python}")
+        if sys.version_info >= PYTHON
+        else Check("client", "failed", f"hearth {__version__}, Python {python}", "use Python 3.11 or newer")
+    ]
+    required = _required()
+    for name in REQUIRED:
+        wanted = required[name]
+        try:
+            version = installed(name)
+        except metadata.PackageNotFoundError:
+            checks.append(Check(name, "failed", "it is not installed", f'pip install "{name}{wanted}"'))
+            continue
+        if in_range(version, wanted):
+            checks.append(Check(name, "ok", f"{version} ({wanted})"))
+        else:
+            checks.append(
+                Check(name, "failed", f"{version} is not in the range {wanted}", f'pip install "{name}{wanted}"')
+            )
+    return checks
+
+
+def in_range(version: str, wanted: str) -> bool:
+    """Whether a version meets ``>=6.31.1,<8``; pre-releases count as their release."""
+    ours = _numbers(version)
+    for part in wanted.split(","):
+        match = re.fullmatch(r"\s*(>=|<=|<|>|==|!=)\s*([\d.]+)\s*", part)
+        if match is None:
+            continue
+        theirs = _numbers(match[2])
+        length = max(len(ours), len(theirs))
+        left, right = (*ours, *(0,) * (length - len(ours))), (*theirs, *(0,) * (length - len(theirs)))
+        holds = {
+            ">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right, "==": left == right,
+            "!=": left != right,
+        }  # fmt: skip
+        if not holds[match[1]]:
+            return False
+    return True
+
+
+def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = True) -> list[Check]:
+    """The variables that the client reads, those that look as if it should, and proxies that stand in the way."""
+    checks = []
+    set_here = [name for name in VARIABLES if environ.get(name)]
+    shown = [f"{name}={environ[name]}" if name != "HEARTH_TOKEN" else f"{name} (not shown)" for name in set_here]
+    checks.append(Check("environment", "ok", ", ".join(shown) or "no HEARTH_ variable is set"))
+    for name in environ:
+        if name.startswith("HEARTH_") and name not in VARIABLES and not name.startswith(_DAEMONS) and "__" not in name:
+            close = difflib.get_close_matches(name, VARIABLES, 1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            checks.append(
+                Check("environment", "warning", f"{name} is no variable of the client{meant}", f"unset {name}")
+            )
+    for name in _FILES:
+        if path := environ.get(name):
+            checks += _file(name, path)
+    if environ.get("HEARTH_TOKEN") and environ.get("HEARTH_TOKEN_FILE"):
+        what = "HEARTH_TOKEN and HEARTH_TOKEN_FILE are both set: the first counts"
+        checks.append(Check("environment", "warning", what, "unset one of them"))
+    proxies = [name for name in _PROXIES if environ.get(name) or environ.get(name.upper())]
+    if proxies and not loopback:
+        what = f"{', '.join(proxies)} is set: gRPC goes through that proxy, which is slower and may refuse it"
+        checks.append(Check("environment", "warning", what, "put the daemon's host into no_proxy"))
+    return checks
+
+
+def token_file(arguments: argparse.Namespace) -> list[Check]:
+    """The one of the command line."""
+    return _file("--token-file", arguments.token_file) if arguments.token_file else []
+
+
+def _file(name: str, path: str) -> list[Check]:
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        return [
+            Check("environment", "failed", f"{name}: {path!r} cannot be read: {why}", "name a file that you may read")
+        ]
+    secret = name in (*_SECRET, "--token-file")
+    if secret and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+        what = f"{name}: others on this host can read or write {path!r} (mode {stat.S_IMODE(mode):04o})"
+        return [Check("environment", "warning", what, f"chmod 600 {path}")]
+    return []
+
+
+def _required() -> dict[str, str]:
+    found = dict(REQUIRED)
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return found
+    for line in lines:
+        match = re.fullmatch(r"([A-Za-z0-9_.-]+)\s*([<>=!][^;]*)", line)
+        if match is not None and match[1] in found:
+            found[match[1]] = match[2].strip()
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"[\d.]*", version)
+    return tuple(int(part) for part in (match[0] if match else "").split(".") if part)

@@ -1,0 +1,235 @@
+"""`hearth doctor`: what is wrong between this program and a device's first result, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connect_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hearth.cli.doctor.check import Check, Findings
+    from hearth.endpoint.credentials import Credentials
+    from hearth.endpoint.target import Target
+    from hearth.node import Node
+
+SCHEMA = 1
+"""Grows with every change that a reader of the document could stumble over."""
+_NETWORK = ("name", "port", "protocol")
+_SESSION = ("session", "daemon", "ready", "identity", "clock", "faults", "descriptors", "devices", "compiler", "lanes")
+_CLOSE_S = 3.0
+_COMPILING = 3
+"""So many times --timeout may a compile take, which on a busy host is slow without anything being wrong."""
+_WIDTH = 15
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor",
+        help="say what is wrong and what to do",
+        description="Looks at everything between this client and a first result: versions, environment, network, "
+        "certificate, daemon, devices, compiler. The exit status is 1 where something failed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--device", type=connect_options.ordinal, metavar="N", help="try this one only (all that serve)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    connect_options.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Looks and prints; 1 where something failed. Never raises for what is wrong with the daemon or the way to it."""
+    from hearth.cli.doctor.check import Findings
+
+    findings = Findings() if arguments.json else Findings(_print)
+    target = _examine(arguments, findings)
+    if arguments.json:
+        import json
+
+        print(json.dumps(_document(findings, target), indent=2))
+    else:
+        counted = ", ".join(f"{number} {status}" for number, status in findings.count())
+        print(f"\n{counted}")
+    sys.stdout.flush()
+    return 0 if findings.healthy else 1
+
+
+def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None:
+    from hearth.cli.doctor import client
+    from hearth.cli.doctor.check import Check, of_error
+    from hearth.endpoint import target as targets
+    from hearth.errors import HearthError
+
+    seconds = arguments.timeout
+    findings.look("client", seconds, client.versions)
+    target: Target | None = None
+    try:
+        target = targets.resolve(arguments.target)
+    except HearthError as error:
+        findings.add(of_error("target", error))
+    findings.look("environment", seconds, lambda: client.environment(loopback=target is None or target.loopback))
+    findings.add(*client.token_file(arguments))
+    if target is None:
+        findings.skip((*_NETWORK, *_SESSION), "there is no target")
+        return None
+    findings.add(Check("target", "ok", f"{_shown(target)}, from {_origin(target)}"))
+    shown = _credentials(arguments, findings, target)
+    if not _way(arguments, findings, target, shown):
+        findings.skip(_SESSION, "the daemon is not reached")
+        return target
+    if shown is None:
+        findings.skip(_SESSION, "the credentials cannot be used")
+        return target
+    _session(arguments, findings, target, shown)
+    return target
+
+
+def _credentials(arguments: argparse.Namespace, findings: Findings, target: Target) -> Credentials | None:
+    from hearth.cli.doctor.check import Check, of_error
+    from hearth.endpoint import credentials
+    from hearth.errors import HearthError
+
+    try:
+        token = connect_options._token(arguments)
+        shown = credentials.find(
+            target, token, arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
+        )
+    except HearthError as error:
+        findings.add(of_error("credentials", error))
+        return None
+    findings.add(Check("credentials", "ok", f"shown: {shown.shown}"))
+    return shown
+
+
+def _way(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials | None) -> bool:
+    """Whether the daemon can be talked to; each step needs the one before it."""
+    from hearth.cli.doctor import network
+
+    seconds = arguments.timeout
+    if target.address.startswith("unix:"):
+        path = target.address.removeprefix("unix:")
+        return findings.look("socket", seconds, lambda: network.unix_socket(path))
+    inner = max(0.1, 0.4 * seconds)  # two attempts fit
+    steps = (
+        ("name", lambda: network.resolved(target)),
+        ("port", lambda: network.reachable(target, inner)),
+        ("protocol", lambda: network.spoken(target, inner)),
+    )
+    for number, (name, look) in enumerate(steps):
+        if not findings.look(name, seconds, look):
+            findings.skip(_NETWORK[number + 1 :], f"{name} comes first")
+            return False
+    if not target.tls:
+        return True
+    if shown is None:
+        findings.skip(("certificate",), "the credentials come first")
+        return True
+    files = (
+        arguments.certificate or os.environ.get("HEARTH_CERTIFICATE"),
+        arguments.key or os.environ.get("HEARTH_KEY"),
+    )
+    own = (files[0], files[1]) if files[0] and files[1] else None
+    return findings.look("certificate", seconds, lambda: network.certificate(target, shown, own, inner))
+
+
+def _session(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials) -> None:
+    """Everything that a session is needed for, and the session's end."""
+    from hearth.cli.doctor.check import Check, bounded
+
+    opened: list[Node] = []
+    given_up = threading.Event()
+    before = time.time()
+
+    def open_it() -> Check:
+        started = time.perf_counter()
+        node = connect_options.connect(arguments)
+        opened.append(node)
+        if given_up.is_set():
+            node.close()
+        return Check("session", "ok", f"opened in {1e3 * (time.perf_counter() - started):.0f} ms")
+
+    if not findings.look("session", arguments.timeout + 1, open_it):
+        given_up.set()
+        findings.skip(_SESSION[1:], "there is no session")
+        return
+    (node,) = opened
+    try:
+        _asked(arguments, findings, target, node, shown, before, time.time())
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):
+            bounded("close", _CLOSE_S, lambda: node.close() or [])
+
+
+def _asked(
+    arguments: argparse.Namespace, findings: Findings, target: Target, node: Node, shown: Credentials, before: float,
+    after: float,
+) -> None:  # fmt: skip
+    from hearth.cli.doctor import daemon
+    from hearth.cli.doctor.check import Check
+
+    seconds = arguments.timeout
+    if not findings.look("daemon", seconds, lambda: daemon.versions(node)):
+        findings.skip(_SESSION[3:], "the daemon comes first")
+        return
+    info = node.describe()
+    findings.look("identity", seconds, lambda: daemon.identity(node, shown.shown, target))
+    findings.look("clock", seconds, lambda: daemon.clock(node, before, after))
+    findings.look("faults", seconds, lambda: daemon.faults(node.status(), time.time()))
+    findings.look("descriptors", seconds, lambda: daemon.descriptors(node.status()))
+    findings.look("devices", seconds, lambda: daemon.devices(info))
+    ordinals = [device.ordinal for device in node.devices]
+    chosen = daemon.chosen(info, ordinals, arguments.device)
+    if arguments.device is not None and not chosen:
+        detail = f"the node has no device {arguments.device}; it has {ordinals or 'none'}"
+        findings.add(Check("compiler", "failed", detail, "leave --device out, or give one of these"))
+        return
+    for ordinal in chosen:
+        work = partial(daemon.work, node.device(ordinal))
+        findings.look(f"compiler {ordinal}", _COMPILING * seconds, work)
+    if chosen:
+        findings.look("lanes", seconds, lambda: daemon.lanes(node.device(chosen[0])))
+    else:
+        findings.skip(("compiler", "lanes"), "no device is serving")
+    findings.look("local driver", seconds, lambda: daemon.local_driver(info, target.address.startswith("unix:")))
+
+
+def _print(checks: Sequence[Check]) -> None:
+    """A line for each, and one more that says what to do; what is skipped together has one."""
+    if len(checks) > 1 and len({(check.status, check.detail) for check in checks}) == 1:
+        names = ", ".join(check.name for check in checks)
+        print(f"{checks[0].status:<8} {f'{len(checks)} checks':<{_WIDTH}} {names}: {checks[0].detail}")
+        sys.stdout.flush()
+        return
+    for check in checks:
+        print(f"{check.status:<8} {check.name:<{_WIDTH}} {check.detail}")
+        if check.status in ("warning", "failed") and check.fix:
+            print(f"{'':<8} {'':<{_WIDTH}} -> {check.fix}")
+    sys.stdout.flush()
+
+
+def _document(findings: Findings, target: Target | None) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "target": _shown(target) if target is not None else None,
+        "healthy": findings.healthy,
+        "checks": [vars(check) for check in findings.checks],
+    }
+
+
+def _origin(target: Target) -> str:
+    return "the command line" if target.origin.startswith("the argument") else target.origin
+
+
+def _shown(target: Target) -> str:
+    return f"{'https://' if target.tls else ''}{target.address}"

@@ -1,0 +1,290 @@
+"""The daemon itself, asked by a session: its versions and state, who this client is to it, its devices."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hearth import __version__
+from hearth.cli.doctor.check import Check, of_error
+from hearth.errors import AuthenticationError, HearthError
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+
+if TYPE_CHECKING:
+    from hearth.device import Device
+    from hearth.endpoint.target import Target
+    from hearth.node import Node
+    from hearth.types import DeviceInfo, NodeInfo
+
+SKEW_S = 5.0
+"""Clocks further apart than that make logs hard to read together, and certificates valid too late or too early."""
+OPEN_TENANT = "default"
+"""The tenant of everybody at a daemon without tenants."""
+_RECENT_S = 3600.0
+_SLOW_S = 10.0
+_SOURCE = """
+extern "C" __global__ void doctor_%s(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = 2.0f * x[i] + %d.0f;
+}
+"""
+
+
+def versions(node: Node) -> list[Check]:
+    """Of the daemon, and what it says of itself."""
+    info = node.describe()
+    return [version(info), state(info)]
+
+
+def version(info: NodeInfo) -> Check:
+    """The daemon's version and its protocols."""
+    oldest, newest = info.protocol
+    detail = (
+        f"hearthd {info.server_version} on {info.name}; protocol {oldest} to {newest}, here {PROTOCOL_MIN} to "
+        f"{PROTOCOL_MAX}"
+    )
+    if newest < PROTOCOL_MIN or oldest > PROTOCOL_MAX:
+        return Check("daemon", "failed", detail, "install a client and a daemon of the same version")
+    if info.server_version.split(".")[:2] != __version__.split(".")[:2]:
+        detail = f"{detail}; the client is {__version__}"
+        return Check("daemon", "warning", detail, "install the same version on both sides")
+    return Check("daemon", "ok", detail)
+
+
+def state(info: NodeInfo) -> Check:
+    """Whether it takes work."""
+    if info.draining:
+        detail = "it is draining: it takes no new sessions and ends the present ones before long"
+        return Check("ready", "warning", detail, "wait for it to be started again, or use another daemon")
+    serving = sum(device.state == "serving" for device in info.devices)
+    if not serving:
+        return Check("ready", "failed", "no device is serving", "see the devices below, and the daemon's log")
+    return Check("ready", "ok", f"{serving} of {len(info.devices)} devices are serving")
+
+
+def devices(info: NodeInfo) -> list[Check]:
+    """Each device's state, driver and runtime."""
+    if not info.devices:
+        return [
+            Check("devices", "failed", "none that this client may see",
+                  "check [devices] visible, and what `nvidia-smi` says on the daemon's host")
+        ]  # fmt: skip
+    return [_device(device) for device in info.devices]
+
+
+def _device(device: DeviceInfo) -> Check:
+    name, properties = f"device {device.ordinal}", device.properties
+    detail = f"{properties.name} ({properties.backend}), {device.state}"
+    if device.generation > 1:
+        detail += f", generation {device.generation}"
+    why = f": {device.detail}" if device.detail else ""
+    if device.state == "fenced":
+        fix = f"find out why in the daemon's log, then node.restart_device({device.ordinal}) (for operators)"
+        return Check(name, "failed", detail + why, fix)
+    if device.state == "lost":
+        return Check(name, "warning", detail + why, "a new process is being started: look again in a second")
+    if device.state == "stalled":
+        fix = "it goes on, or is replaced within devices.ping_timeout; look for a debugger, or an overloaded machine"
+        return Check(name, "warning", detail + why, fix)
+    if device.state == "starting":
+        return Check(name, "warning", detail + why, "look again in a second")
+    if device.state != "serving":
+        return Check(name, "warning", detail + why, "see the daemon's log")
+    if properties.backend == "cuda":
+        major, minor = properties.compute_capability
+        detail += f"; sm_{major}{minor}, driver {properties.driver_version}, runtime {properties.runtime_version}"
+    elif properties.confinement:
+        detail += f"; confined by {properties.confinement}"
+    else:
+        detail += "; not confined: kernels may do what the daemon's user may"
+    return Check(name, "ok", detail)
+
+
+def faults(document: Mapping[str, Any], now: float) -> Check:
+    """What the daemon's status says of faults in the last hour."""
+    listed = document.get("faults")
+    if not isinstance(listed, list):
+        return Check("faults", "skipped", "the daemon's status does not list them")
+    recent = [each for each in listed if now - (each.get("time_unix") or 0) < _RECENT_S]
+    if not recent:
+        return Check("faults", "ok", "none in the last hour")
+    last = recent[0]
+    kernels = ", ".join(last.get("kernels") or ()) or "no kernel"
+    detail = (
+        f"{len(recent)} in the last hour; the last {now - last.get('time_unix', now):.0f} s ago on device "
+        f"{last.get('device')}: {last.get('reason')}, {last.get('detail')} ({kernels} was running)"
+    )
+    fix = "run that kernel with mode='validate', or with isolation='dedicated'"
+    return Check("faults", "warning", detail, fix)
+
+
+def descriptors(document: Mapping[str, Any]) -> Check:
+    """Whether the daemon's limit on open files leaves clients enough connections."""
+    found = document.get("descriptors")
+    if not isinstance(found, dict):
+        return Check("descriptors", "skipped", "only those who may observe are shown the daemon's limit on open files")
+    limit, needed, shares = found["limit"], found["needed"], found["shares"]
+    detail = (
+        f"the daemon may open {limit} files: {shares['grpc']} connections to gRPC, {shares['call']} to its call socket"
+    )
+    if limit >= needed:
+        return Check("descriptors", "ok", detail)
+    fix = "raise the daemon's limit on open files (LimitNOFILE in the unit, ulimit -n), or lower [connections] max"
+    return Check("descriptors", "warning", f"{detail}; its configuration needs {needed}", fix)
+
+
+def identity(node: Node, shown: str, target: Target) -> Check:
+    """Who this client is, and whether anybody else of this host is the same."""
+    detail = f"tenant {node.tenant!r}, {node.isolation} device processes; shown: {shown}"
+    if node.tenant == OPEN_TENANT and open_to_every_login(target):
+        return Check(
+            "identity", "warning", f"{detail}; the daemon asks for no credential here, so every login of this host may "
+            "do everything", 'configure [[tenants]], or set listen.grpc = "" and use the Unix socket',
+        )  # fmt: skip
+    return Check("identity", "ok", detail)
+
+
+def open_to_every_login(target: Target) -> bool:
+    """Whether every user of this host can connect there: a port of loopback, or a socket that others may write."""
+    if not target.address.startswith("unix:"):
+        return target.loopback
+    try:
+        mode = os.stat(target.address.removeprefix("unix:")).st_mode  # noqa: PTH116
+    except OSError:
+        return False
+    return bool(mode & stat.S_IWOTH)
+
+
+def clock(node: Node, before: float, after: float) -> Check:
+    """The daemon's clock when it opened this session, against ours before and after."""
+    opened = next((each.opened for each in node.sessions() if each.session_id == node.session_id), None)
+    if opened is None:
+        return Check("clock", "skipped", "the daemon does not list this session")
+    return skew(opened, before, after)
+
+
+def skew(theirs: float, before: float, after: float) -> Check:
+    """Their time of something that happened between two of ours, all in seconds since 1970."""
+    off = theirs - after if theirs > after else min(0.0, theirs - before)
+    if abs(off) > SKEW_S:
+        word = "ahead" if off > 0 else "behind"
+        return Check("clock", "warning", f"the daemon's is {abs(off):.1f} s {word}", "run NTP (chrony) on both hosts")
+    return Check("clock", "ok", f"within {max(abs(off), after - before):.1f} s of the daemon's")
+
+
+def work(device: Device) -> list[Check]:
+    """A kernel that nobody has compiled yet, from source to result; which rights that takes."""
+    import numpy as np
+
+    name = f"compiler {device.ordinal}"
+    number = secrets.randbelow(1 << 20)
+    started = time.perf_counter()
+    allowed: list[str] = []
+    try:
+        x = device.asarray(np.arange(256, dtype=np.float32), blocking=True)
+        y = device.zeros(256, np.float32)
+        device.synchronize()
+        allowed = ["allocate", "write"]
+        module = device.RawModule(_SOURCE % (number, number))
+        module.compile()
+        compiled = time.perf_counter()
+        module.get_function(f"doctor_{number}")((1,), (256,), (x, y, np.int32(256)))
+        device.synchronize()
+        allowed.append("launch")
+        got = y.get()
+        allowed.append("read")
+    except AuthenticationError as error:
+        detail = f"{error.message} (allowed: {', '.join(allowed) or 'nothing of it'})"
+        return [Check(name, "failed" if not allowed else "warning", detail, error.fix)]
+    except HearthError as error:
+        if error.reason == "NO_COMPILER":
+            fix = error.fix or "install a C++ compiler on the daemon's host, or pip install ziglang there"
+            return [Check(name, "failed", error.message, fix)]
+        return [of_error(name, error)]
+    took = time.perf_counter() - started
+    expected = 2 * np.arange(256, dtype=np.float32) + np.float32(number)
+    if not np.array_equal(got, expected):
+        fix = "do not trust this device: fence it, and test its memory"
+        return [Check(name, "failed", "a kernel computed something wrong", fix)]
+    detail = f"a new kernel to its first result in {_ms(took)} ({_ms(compiled - started)} of it compiling); "
+    detail += f"may {', '.join(allowed)}"
+    if took > _SLOW_S:
+        return [Check(name, "warning", detail, "the host is busy, or its compiler slow: see [compile] workers")]
+    return [Check(name, "ok", detail)]
+
+
+def lanes(device: Device) -> list[Check]:
+    """The ways beside gRPC: commands past the front, shared memory, stripes."""
+    connection = device._connection
+    transport = connection.transport
+    with suppress(HearthError):  # of the work before, which has been told
+        device.synchronize()
+    attachment = connection.attachment()
+    if not transport.target.startswith("unix:"):
+        if connection.stripes().open(attachment.session.generation, 1):
+            return [Check("stripes", "ok", "large arrays go over connections of their own")]
+        fix = "open the port of [listen] lanes, 7423, to this host; see [lanes] in the daemon's configuration"
+        return [Check("stripes", "warning", f"large arrays go through gRPC: {_refusal(device)}", fix)]
+    checks = []
+    if attachment._laned is not None:
+        checks.append(Check("lane", "ok", "commands go straight to the device process"))
+    else:
+        why = "the daemon offers no lane: [lanes] enabled = false, or a quota on this tenant's queue"
+        checks.append(
+            Check("lane", "warning", f"commands go through the front ({why}, or its lane socket is not to be had here)",
+                  "enable [lanes], lift queued_commands and queued_bytes, mount the socket's whole folder")
+        )  # fmt: skip
+    if connection.shared_memory().for_attachment(attachment) is not None:
+        checks.append(Check("shared memory", "ok", "arrays are shared with the device process"))
+    else:
+        fix = "check [lanes] segment_bytes and the limits on locked memory; mount the socket's whole folder"
+        checks.append(Check("shared memory", "warning", f"arrays go through gRPC: {_refusal(device)}", fix))
+    return checks
+
+
+def local_driver(info: NodeInfo, unix: bool, load: Callable[[str], object] | None = None) -> Check:
+    """The GPU's driver on this side, which only `DeviceArray.ipc` needs."""
+    name = "local driver"
+    if not unix or all(device.properties.backend != "cuda" for device in info.devices):
+        return Check(name, "skipped", "only x.ipc() needs it, of CUDA devices of this host")
+    import ctypes
+
+    try:
+        (load or ctypes.CDLL)("libcuda.so.1")
+    except OSError:
+        fix = "nothing, unless x.ipc() is wanted; then give the container the driver (--gpus all)"
+        return Check(name, "warning", "libcuda.so.1 is not here: x.ipc() cannot map arrays", fix)
+    return Check(name, "ok", "libcuda.so.1 is here: x.ipc() can map arrays")
+
+
+def _refusal(device: Device) -> str:
+    """What the daemon answers to who asks for bulk connections."""
+    from hearth_proto.v1 import device_pb2
+
+    connection = device._connection
+    request = device_pb2.OpenBulkRequest(
+        session_token=connection.token, device=device.ordinal, generation=connection.generation, stripes=1
+    )
+    try:
+        answer = connection.transport.open_bulk(request)
+    except HearthError as error:
+        return error.message
+    if connection.transport.target.startswith("unix:"):
+        return "memory could not be shared"
+    return f"port {answer.port} of {answer.host or 'the daemon'} was not to be reached"
+
+
+def chosen(info: NodeInfo, ordinals: Sequence[int], wanted: int | None) -> list[int]:
+    """The devices to try: the one that was asked for, else those that serve."""
+    if wanted is not None:
+        return [ordinal for ordinal in ordinals if ordinal == wanted]
+    return [device.ordinal for device in info.devices if device.state == "serving" and device.ordinal in ordinals]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"

@@ -1,0 +1,273 @@
+"""The way to the daemon: a name, a port, what is spoken there, its certificate; or a Unix socket."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hearth.cli.doctor.check import Check
+from hearth.endpoint.credentials import Credentials
+from hearth.endpoint.target import Target
+from hearth_proto.calls import socket_path
+
+if TYPE_CHECKING:
+    import ssl
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+"""What a client of HTTP/2 begins with: the preface and empty settings."""
+_SETTINGS = 4
+_START = "start one with `hearthd serve`, or say where it is: hearth doctor host:7421, or HEARTH_TARGET"
+GRPC, HTTP, TLS = "gRPC", "HTTP/1", "TLS"
+
+
+# ---- Unix ----
+
+
+def unix_socket(path: str) -> list[Check]:
+    """Whether it is there, whose it is, and whether somebody listens."""
+    name = "socket"
+    try:
+        mode = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return [Check(name, "failed", f"{path} is not there", _START)]
+    except PermissionError:
+        return [Check(name, "failed", f"you may not look into {str(Path(path).parent)!r}", _join(Path(path).parent))]
+    except (OSError, ValueError) as error:
+        return [Check(name, "failed", f"{path}: {getattr(error, 'strerror', None) or error}", _START)]
+    if not stat.S_ISSOCK(mode.st_mode):
+        return [Check(name, "failed", f"{path} is no socket", "name the daemon's hearth.sock")]
+    owner = f"of {_user(mode.st_uid)}:{_group(mode.st_gid)}, mode {stat.S_IMODE(mode.st_mode):04o}"
+    refused = _refused(path, owner)
+    if refused is not None:
+        return [refused]
+    checks = [Check(name, "ok", f"{path}, {owner}")]
+    beside = socket_path(path)
+    if not Path(beside).exists():
+        what = f"{Path(beside).name} is not beside it: calls go through gRPC, which is slower to load"
+        checks.append(Check(name, "warning", what, "mount the socket's whole folder into the container"))
+    return checks
+
+
+def _refused(path: str, owner: str) -> Check | None:
+    """Why nobody can be connected to; None: somebody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            what = f"{path} ({owner}) is stale: the daemon that made it has ended"
+            return Check("socket", "failed", what, "start it again: hearthd serve, or systemctl start hearthd")
+        except PermissionError:
+            return Check("socket", "failed", f"you may not use {path} ({owner})", _join(Path(path)))
+        except OSError as error:
+            return Check("socket", "failed", f"{path} ({owner}): {error.strerror or error}", _START)
+    return None
+
+
+def _join(path: Path) -> str:
+    try:
+        group = _group(path.stat().st_gid)
+    except OSError:
+        group = "hearth"
+    return f"ask for membership of the group {group!r} (usermod -aG {group} {_user(os.getuid())}), then log in again"
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+# ---- TCP ----
+
+
+def host_and_port(target: Target) -> tuple[str, int]:
+    host, _, port = target.address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def resolved(target: Target) -> Check:
+    """The name."""
+    host, port = host_and_port(target)
+    try:
+        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        return Check("name", "failed", f"{host!r} does not resolve: {why}", "check the spelling, and this host's DNS")
+    return Check("name", "ok", host if found == [host] else f"{host} is {', '.join(found)}")
+
+
+def reachable(target: Target, seconds: float) -> Check:
+    """The port."""
+    host, port = host_and_port(target)
+    started = time.perf_counter()
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except ConnectionRefusedError:
+        return Check("port", "failed", f"nothing listens at {target.address} (connection refused)", _START)
+    except TimeoutError:
+        what = f"{target.address} does not answer within {seconds:g} s"
+        return Check("port", "failed", what, "a firewall may stand between, or the host is down: try ping")
+    except OSError as error:
+        hint = "check the network" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else _START
+        return Check("port", "failed", f"{target.address}: {error.strerror or error}", hint)
+    return Check("port", "ok", f"{target.address} is open, {1e3 * (time.perf_counter() - started):.1f} ms away")
+
+
+def spoken(target: Target, seconds: float) -> Check:
+    """gRPC, TLS, or something else; and whether that is what was asked for."""
+    what = _protocol(target, seconds)
+    name, port = "protocol", host_and_port(target)[1]
+    if target.tls and what == TLS:
+        return Check(name, "ok", "TLS")
+    if not target.tls and what == GRPC:
+        return Check(name, "ok", "HTTP/2 without TLS")
+    if target.tls and what == GRPC:
+        return Check(name, "failed", "the daemon does not speak TLS", f"write {target.address} without https://")
+    if what == TLS:
+        return Check(name, "failed", "TLS is spoken there", f"write https://{target.address}")
+    if what == HTTP:
+        detail = f"plain HTTP is spoken at port {port}, not gRPC: perhaps the daemon's status page"
+        return Check(name, "failed", detail, "give the port of [listen] grpc, 7421 unless configured")
+    return Check(name, "failed", f"this is no daemon: {what}", "check host and port")
+
+
+def _protocol(target: Target, seconds: float) -> str:
+    import ssl
+
+    try:
+        with socket.create_connection(host_and_port(target), seconds) as plain:
+            plain.settimeout(seconds)
+            plain.sendall(_PREFACE)
+            answer = plain.recv(64)
+    except TimeoutError:
+        return "it accepts connections and says nothing"
+    except OSError:
+        answer = b""
+    if answer.startswith(b"HTTP/1"):
+        return HTTP
+    if len(answer) >= 9 and answer[3] == _SETTINGS:
+        return GRPC
+    context = _unverified()
+    try:
+        with (
+            socket.create_connection(host_and_port(target), seconds) as plain,
+            context.wrap_socket(plain, server_hostname=host_and_port(target)[0]),
+        ):
+            return TLS
+    except ssl.SSLError as error:
+        if "ALERT" in (error.reason or "") or "CERTIFICATE" in (error.reason or ""):
+            return TLS
+    except OSError:
+        pass
+    return f"it begins with {answer[:16]!r}" if answer else "it hangs up at once"
+
+
+def certificate(target: Target, credentials: Credentials, files: tuple[str, str] | None, seconds: float) -> Check:
+    """Whether the daemon's certificate is trusted, for this name, and how long. `files`: the client's certificate and
+    key."""
+    import ssl
+
+    host, _ = host_and_port(target)
+    context = ssl.create_default_context(cadata=credentials.ca.decode() if credentials.ca else None)
+    context.set_alpn_protocols(["h2"])
+    if files is not None:
+        context.load_cert_chain(*files)
+    try:
+        with (
+            socket.create_connection(host_and_port(target), seconds) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            return judged(secured.getpeercert() or {}, time.time())
+    except ssl.SSLCertVerificationError as error:
+        names, until = _shown(target, seconds)
+        about = f" (it is for {names or 'no name'}, until {until or 'some time past'})" if names or until else ""
+        detail = f"not accepted: {error.verify_message.rstrip('.')}{about}"
+        return Check("certificate", "failed", detail, _remedy(error.verify_code, credentials))
+    except ssl.SSLError as error:
+        detail = f"the handshake failed: {error.reason or error}"
+        fix = "the daemon may ask for a client's certificate: --certificate and --key, issued by its client_ca"
+        return Check("certificate", "failed", detail, fix)
+
+
+_EXPIRED, _NOT_YET, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64
+_SOON_S = 14 * 86400
+
+
+def judged(peer: Mapping[str, object], now: float) -> Check:
+    """A certificate that is trusted: how long it will be."""
+    import ssl
+
+    until = str(peer.get("notAfter", ""))
+    left = ssl.cert_time_to_seconds(until) - now if until else _SOON_S
+    detail = f"for {_names(peer) or 'no name'}, valid until {until or 'nobody knows'}"
+    if left < _SOON_S:
+        days = max(0, int(left // 86400))
+        return Check("certificate", "warning", f"{detail}: {days} days from now", "have it renewed before it expires")
+    return Check("certificate", "ok", detail)
+
+
+def _remedy(code: int, credentials: Credentials) -> str:
+    if code == _EXPIRED:
+        return "renew the daemon's certificate ([tls] certificate), and check this host's clock"
+    if code == _NOT_YET:
+        return "check this host's clock: the certificate begins later"
+    if code in (_OTHER_NAME, _OTHER_ADDRESS):
+        return "connect by a name that stands in the certificate"
+    if credentials.ca is None:
+        return "give the authority that issued it: --ca ca.pem, or HEARTH_CA"
+    return "the --ca or HEARTH_CA given is another authority: ask for the one that issued it"
+
+
+def _shown(target: Target, seconds: float) -> tuple[str, str]:
+    """The names and the end of a certificate that was not accepted: it is taken for its own authority."""
+    import ssl
+
+    try:
+        with (
+            socket.create_connection(host_and_port(target), seconds) as plain,
+            _unverified().wrap_socket(plain, server_hostname=host_and_port(target)[0]) as secured,
+        ):
+            der = secured.getpeercert(binary_form=True)
+        context = ssl.create_default_context(cadata=der)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        with (
+            socket.create_connection(host_and_port(target), seconds) as plain,
+            context.wrap_socket(plain, server_hostname=host_and_port(target)[0]) as secured,
+        ):
+            peer = secured.getpeercert() or {}
+    except (OSError, ValueError):
+        return "", ""
+    return _names(peer), str(peer.get("notAfter", ""))
+
+
+def _names(peer: Mapping[str, object]) -> str:
+    found = peer.get("subjectAltName", ())
+    return ", ".join(str(name) for _, name in found) if isinstance(found, tuple) else ""
+
+
+def _unverified() -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -1,0 +1,1 @@
+"""Text for the terminal: tables, units, messages."""

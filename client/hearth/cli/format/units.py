@@ -1,0 +1,81 @@
+"""Figures as people read them; documents have them in base units."""
+
+from __future__ import annotations
+
+from hearth.cli.format.sizes import GIB, KIB, MIB, size_name
+
+NONE = "-"
+"""Where nothing is known."""
+
+
+def size(value: float | None) -> str:
+    """Bytes: "12.3 GiB"."""
+    return NONE if value is None else size_name(int(value))
+
+
+def memory(used: float | None, total: float | None) -> str:
+    """Both in the unit of the larger: "12.3/141 GiB"."""
+    if not total:
+        return size(used)
+    name, unit = next(((name, unit) for name, unit in _UNITS if total >= unit), ("B", 1))
+    left = NONE if used is None else _three(used / unit)
+    return f"{left}/{_three(total / unit)} {name}"
+
+
+def per_second(value: float | None) -> str:
+    """A count: "0", "12.3", "4.5k", "1.2M"."""
+    if value is None:
+        return NONE
+    for name, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * factor:
+            return f"{_three(value / factor)}{name}"
+    return _three(value)
+
+
+def bytes_per_second(value: float | None) -> str:
+    """ "1.2 GiB/s"."""
+    return NONE if value is None else f"{size_name(int(value)).replace('bytes', 'B')}/s"
+
+
+def share(value: float | None) -> str:
+    """Of 1, and more than that where several devices are meant: "43 %"."""
+    if value is None:
+        return NONE
+    return f"{value:.0%}".replace("%", " %") if not 0 < value < 0.01 else "<1 %"
+
+
+def duration(seconds: float | None) -> str:
+    """Two units: "3 d 4 h", "2 min 5 s"; below a second one: "12 ms", "80 us"."""
+    if seconds is None:
+        return NONE
+    if seconds < 0:
+        return "0 s"
+    if seconds < 10:
+        for name, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+            if seconds >= factor:
+                return f"{_three(seconds / factor)} {name}"
+        return "0 s"
+    parts: list[str] = []
+    left = int(seconds)
+    for name, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or parts:
+            parts.append(f"{count} {name}")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def bar(ratio: float | None, cells: int) -> str:
+    """ "[####----]", of `cells` signs between the brackets."""
+    filled = 0 if ratio is None else min(cells, max(0, round(ratio * cells)))
+    return f"[{'#' * filled}{'-' * (cells - filled)}]"
+
+
+_UNITS = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+
+
+def _three(value: float) -> str:
+    """Three digits at most, where there are not more before the point."""
+    text = f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

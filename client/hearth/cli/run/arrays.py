@@ -1,0 +1,180 @@
+"""The arrays of `hearth run`: loaded from files, made, written and shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hearth.cli.format.sizes import size_name
+from hearth.cli.run.spec import Array, FromFile, Generated, Scalar, Spec
+from hearth.errors import ArgumentError
+
+Host = np.ndarray[Any, Any]
+_MAGIC = b"\x93NUMPY"
+_DEFAULT_HIGH = 100
+SHOWN = 1000
+"""Elements that are shown, or stand in a document, in full."""
+
+
+def value_of(spec: Scalar) -> Any:
+    """As a NumPy scalar, which has the type."""
+    return np.dtype(spec.dtype).type(spec.value)
+
+
+def host_array(spec: Array) -> Host | None:
+    """What the array begins as, C-contiguous and in native byte order; None for a result, which begins as zeros on the
+    device. Raises `ArgumentError`."""
+    if spec.direction == "out":
+        return None
+    return _load(spec.source.path) if isinstance(spec.source, FromFile) else _make(spec.source)
+
+
+def refuse_too_much(specs: list[Spec]) -> None:
+    """Raises `ArgumentError` where the arrays to be made take more than this machine's memory."""
+    size = sum(
+        int(np.dtype(spec.source.dtype).itemsize * np.prod(spec.source.shape, dtype=object))
+        for spec in specs
+        if isinstance(spec, Array) and isinstance(spec.source, Generated)
+    )
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > most:
+        raise _wrong(f"the arrays take {size_name(size)}; this machine has {size_name(most)}", "make them smaller")
+
+
+def refuse_existing(specs: list[Spec], force: bool) -> None:
+    """Before anything is run: raises `ArgumentError` for a result that cannot be written, or would overwrite."""
+    for spec in specs:
+        if not isinstance(spec, Array) or spec.result is None:
+            continue
+        file = Path(spec.result)
+        if not file.parent.is_dir():
+            raise _wrong(f"{str(file.parent)!r}, for the result {file.name!r}, is no folder", "make it first")
+        if file.is_dir():
+            raise _wrong(f"the result {spec.result!r} is a folder", "name a file")
+        if not os.access(file.parent, os.W_OK | os.X_OK):
+            raise _wrong(f"you may not write to {str(file.parent)!r}", "name another folder for the result")
+        if os.path.lexists(file) and not force:
+            raise _wrong(f"the result {spec.result!r} exists", "name another file, or overwrite it with --force")
+
+
+def write(path: str, array: Host, force: bool) -> None:
+    """All of it or nothing. Raises `ArgumentError` where the file has come to exist meanwhile, and `OSError`."""
+    target = Path(path)
+    if force and target.is_symlink():
+        target = target.resolve()
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        with draft.open("xb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        if not force:
+            try:
+                target.hardlink_to(draft)  # unlike a rename, never over another file
+                return
+            except FileExistsError:
+                raise _wrong(f"the result {path!r} exists by now", "overwrite it with --force") from None
+            except OSError:  # a file system without links
+                if os.path.lexists(target):
+                    raise _wrong(f"the result {path!r} exists by now", "overwrite it with --force") from None
+        draft.replace(target)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def shown(array: Host) -> str:
+    """As NumPy prints it: shortened where it is long."""
+    return np.array2string(array, threshold=SHOWN, separator=" ")
+
+
+def listed(array: Host) -> Any:
+    """Nested lists for a JSON document, which has neither NaN nor complex numbers; None where it is long."""
+    if array.size > SHOWN:
+        return None
+    return _plain(array.tolist())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, complex):
+        return [_plain(value.real), _plain(value.imag)]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _load(path: str) -> Host:
+    try:
+        with Path(path).open("rb") as file:
+            magic = file.read(len(_MAGIC))
+            if magic != _MAGIC:
+                kind = "an .npz archive; save the array alone" if magic[:2] == b"PK" else "no .npy file"
+                raise _wrong(f"{path!r} is {kind}", "write it with np.save(path, array)")
+            file.seek(0)
+            array: Host = np.load(file, allow_pickle=False)
+    except OSError as error:
+        raise _wrong(f"{path!r} cannot be read: {error.strerror or error}", "name a file that you may read") from None
+    except ArgumentError:
+        raise
+    except (ValueError, EOFError) as error:
+        pickled = "pickle" in str(error)
+        why = "it holds Python objects" if pickled else f"{error}".partition("\n")[0]
+        raise _wrong(f"{path!r} cannot be loaded: {why}", "write numbers with np.save(path, array)") from None
+    if array.dtype.hasobject or not array.dtype.itemsize:
+        raise _wrong(f"{path!r} holds {array.dtype}, which cannot lie in device memory", "convert it to numbers")
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def _make(source: Generated) -> Host:
+    dtype: np.dtype[Any] = np.dtype(source.dtype)
+    shape, options = source.shape, source.options
+    try:
+        if source.how in ("zeros", "ones"):
+            return getattr(np, source.how)(shape, dtype)  # type: ignore[no-any-return]
+        if source.how == "full":
+            return np.full(shape, options["value"], dtype)
+        if source.how == "arange":
+            count = int(np.prod(shape, dtype=np.int64))
+            start: Any = options.get("start", 0)
+            step: Any = options.get("step", 1)
+            wide: Host = np.arange(count, dtype=np.uint64 if dtype.kind in "iub" else np.float64)
+            if dtype.kind in "iub":  # modulo 2**n, as an integer of the kernel's would
+                made = wide * np.array(int(step.real) % 2**64, np.uint64) + np.array(int(start.real) % 2**64, np.uint64)
+            else:
+                made = wide * step + start
+            with np.errstate(over="ignore"):
+                return made.astype(dtype).reshape(shape)
+        return _random(dtype, shape, dict(options))
+    except MemoryError:
+        raise _wrong(f"{source.dtype}{list(shape)} does not fit this machine's memory", "make it smaller") from None
+
+
+def _random(dtype: np.dtype[Any], shape: tuple[int, ...], options: dict[str, Any]) -> Host:
+    generator = np.random.default_rng(int(options.get("seed", 0)))
+    low: Any = options.get("low", 0)
+    high: Any = options.get("high")
+    if dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(bool)
+    if high is None:
+        high = _DEFAULT_HIGH if dtype.kind in "iu" else 1.0
+    if dtype.kind == "c":
+        parts = [generator.uniform(np.real(low), np.real(high), shape) for _ in "ri"]
+        return np.asarray(parts[0] + 1j * parts[1], dtype)
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise _wrong(
+            f"random wants low < high; it has low={low} and high={high}", "give random:TYPE[SHAPE]:low=0:high=9"
+        )
+    if dtype.kind in "iu":
+        return generator.integers(low, high, shape, dtype=dtype)
+    return np.asarray(generator.random(shape) * (float(high) - float(low)) + float(low), dtype)
+
+
+def _wrong(what: str, fix: str) -> ArgumentError:
+    return ArgumentError(f"{what}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")

@@ -1,0 +1,209 @@
+"""`hearth run`: compiles a kernel's file, launches one kernel of it, and keeps or prints what it computed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connect_options
+from hearth.cli.format.complaint import complain
+from hearth.cli.format.sizes import parse_size
+from hearth.errors import ArgumentError, AuthenticationError, CompileError, DeviceLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hearth.cli.run.report import Report
+    from hearth.cli.run.spec import Spec
+    from hearth.node import Node
+
+_THREADS = 256
+LAUNCH_S = 60.0
+"""Also ends what an interrupted command has left running, which costs nobody else anything: the process is its own."""
+_LONGEST_S = 365 * 86400.0
+_MODES = ("checked", "validate", "unchecked")
+_EPILOG = """\
+arguments, in the kernel's order:
+  f32=2.5  int=1<<20               a value: TYPE=VALUE
+  in:data.npy                      an array from a file
+  inout:data.npy=result.npy        the same; what the kernel made of it goes to a file
+  zeros:float32[1024]              an array made here: zeros, ones, arange (:start= :step=),
+  random:float32[64,64]:seed=1     random (:seed= :low= :high=), full (:value=)
+  inout:ones:float32[1024]=y.npy   the same; what the kernel made of it goes to a file
+  out:float32[1024]=y.npy          begins as zeros; goes to a file
+Results without a file are printed. Types are NumPy's (float32), CUDA's (float, size_t; int has
+32 bits) or short (f32). What the source includes beside itself or in -I travels with it.
+
+  hearth run saxpy.cu f32=2 arange:float32[1048576] inout:ones:float32[1048576]=y.npy int=1048576 --timed
+"""
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="compile and launch a kernel",
+        description="Compiles a CUDA C++ file (or loads .ptx, .cubin) on a daemon's device and launches one kernel.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", help="kernel.cu, .ptx, .cubin or .fatbin; /dev/stdin reads a pipe")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="see below")
+    parser.add_argument("--kernel", metavar="NAME", help='which one, where there are several; C++: "scale<float>"')
+    parser.add_argument(
+        "--grid", type=_dimensions, metavar="X[,Y[,Z]]", help="blocks (a thread for each element of the largest array)"
+    )
+    parser.add_argument(
+        "--block", type=_dimensions, default=(_THREADS, 1, 1), metavar="X[,Y[,Z]]", help=f"threads ({_THREADS})"
+    )
+    parser.add_argument("--shared-mem", type=_size, default=0, metavar="SIZE", help="dynamic shared memory per block")
+    parser.add_argument("--iterations", type=_count, default=1, metavar="N", help="launch it so many times in a row")
+    parser.add_argument("--mode", choices=_MODES, default="checked", help="validate: report writes out of bounds")
+    parser.add_argument("--timed", action="store_true", help="measure the time on the device")
+    parser.add_argument(
+        "--launch-timeout", type=connect_options.seconds, metavar="SECONDS",
+        help=f"end a launch that takes longer ({LAUNCH_S:g}; with --shared none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="in the device process of others: starts sooner, but a fault is theirs, too",
+    )
+    parser.add_argument(
+        "--device", type=connect_options.ordinal, default=0, metavar="N", help="which of the node's devices (0)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite result files")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--target", metavar="TARGET", help='"host:7421", ...; else HEARTH_TARGET, else the usual socket'
+    )
+    code = parser.add_argument_group("compiler")
+    code.add_argument("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="a macro")
+    code.add_argument("-I", "--include", action="append", default=[], metavar="FOLDER", help="headers, on this machine")
+    code.add_argument("--header", action="append", default=[], metavar="[NAME=]FILE", help="one header")
+    code.add_argument(
+        "--option", action="append", default=[], metavar="OPTION", help="of NVRTC, as --option=--use_fast_math"
+    )
+    connect_options.add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the kernel. Raises `HearthError`; 1 where the code does not compile or a result cannot be written."""
+    from hearth.cli.run import arrays, sources
+    from hearth.cli.run import kernel as run_kernel
+
+    specs = _specs(arguments.arguments)
+    code = sources.read_code(arguments.file)
+    given = sources.given_headers(arguments.header)
+    headers = sources.headers_of(arguments.file, code, arguments.include, given)
+    arrays.refuse_existing(specs, arguments.force)
+    arrays.refuse_too_much(specs)
+    values = [_host(spec) for spec in specs]
+    with _connected(arguments) as node:
+        device = node.device(arguments.device)
+        printed: list[str] = []
+        if arguments.json:
+            node.on_output(printed.append)
+        try:
+            module, kernel = run_kernel.compiled(arguments, device, code, headers)
+        except CompileError as error:
+            return _not_compiled(arguments.file, error)
+        try:
+            report = run_kernel.launched(arguments, node, device, kernel, specs, values)
+        except DeviceLostError as error:
+            error.fix = "find what it writes out of bounds with --mode validate; give it longer with --launch-timeout."
+            raise
+        report.printed = "".join(printed)
+        del module
+    return _finish(arguments, report)
+
+
+def _connected(arguments: argparse.Namespace) -> Node:
+    try:
+        return connect_options.connect(arguments, isolation="shared" if arguments.shared else "dedicated")
+    except AuthenticationError as error:
+        if error.reason == "PERMISSION_DENIED" and not arguments.shared:
+            error.fix = f"run it with --shared. {error.fix}"
+        raise
+
+
+def _specs(texts: Sequence[str]) -> list[Spec]:
+    from hearth.cli.run.numbers import SpecError
+    from hearth.cli.run.spec import parse_all
+
+    try:
+        return parse_all(texts)
+    except SpecError as error:
+        raise ArgumentError(
+            f"{error}.", reason="INVALID_ARGUMENT", fix="`hearth run --help` lists what there is."
+        ) from None
+
+
+def _host(spec: Spec) -> Any:
+    from hearth.cli.run import arrays
+    from hearth.cli.run.spec import Scalar
+
+    return arrays.value_of(spec) if isinstance(spec, Scalar) else arrays.host_array(spec)
+
+
+def _not_compiled(file: str, error: CompileError) -> int:
+    """The compiler's log as it is, and one line."""
+    if error.log:
+        print(error.log.rstrip("\n"), file=sys.stderr)
+        complain(f"{file} does not compile ({error.reason}); the compiler's messages stand above")
+    else:
+        complain(f"{file}: {error}")
+    return 1
+
+
+def _finish(arguments: argparse.Namespace, report: Report) -> int:
+    """Writes the results, then prints."""
+    from hearth.cli.run import arrays
+
+    status = 0
+    for result in report.results:
+        if result.file is None:
+            continue
+        try:
+            arrays.write(result.file, result.array, arguments.force)
+        except (OSError, ArgumentError) as error:
+            result.file, result.error = None, getattr(error, "strerror", None) or str(error)
+            complain(f"argument {result.argument} was not written: {result.error}")
+            status = 1
+    if arguments.json:
+        import json
+
+        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
+    else:
+        print(report.to_text(), end="")
+    return status
+
+
+def _dimensions(text: str) -> tuple[int, int, int]:
+    from hearth.cli.run.numbers import dimensions
+
+    found: tuple[int, int, int] = _argument(dimensions, text)
+    return found
+
+
+def _size(text: str) -> int:
+    size: int = _argument(parse_size, text)
+    if size >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is more shared memory than any device has")
+    return size
+
+
+def _argument(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:12]) < 1 << 32):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {2**32 - 1}")
+    return int(text)

@@ -1,0 +1,125 @@
+"""The kernel of `hearth run`: found in its module, and launched with its arrays."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli.run.command import LAUNCH_S
+from hearth.cli.run.report import Report, Result
+from hearth.cli.run.spec import Array, Generated, Spec
+from hearth.errors import ArgumentError, HearthError
+
+if TYPE_CHECKING:
+    from hearth.device import Device
+    from hearth.kernels.function import Function
+    from hearth.kernels.module import RawModule
+    from hearth.node import Node
+
+
+def compiled(
+    arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]
+) -> tuple[RawModule, Function]:
+    """The module and its kernel. Waits for the compile; the compiler's warnings go to stderr."""
+    options = [f"-D{define}" for define in arguments.define] + arguments.option
+    name: str | None = arguments.kernel
+    templated = name is not None and not name.isidentifier()
+    expressions = [name] if name is not None and templated else None
+    module = device.RawModule(code, options=options, headers=headers, name_expressions=expressions)
+    log = io.StringIO()
+    module.compile(log)
+    if log.getvalue():
+        print(log.getvalue().rstrip("\n"), file=sys.stderr)
+    names = module.functions
+    if name is None:
+        name = _only(names, arguments.file)
+    elif not templated and name not in names:
+        module = device.RawModule(code, options=options, headers=headers, name_expressions=[name])
+        with contextlib.suppress(HearthError):  # a C++ function that is no template has such a name, too
+            module.compile()
+            return module, module.get_function(name)
+        raise ArgumentError(
+            f"{arguments.file!r} has no kernel {name!r}; it has {_listed(names)}.",
+            reason="INVALID_ARGUMENT",
+            fix='name one of these; an instance of a template so: --kernel "scale<float>".',
+        )
+    return module, module.get_function(name)
+
+
+def _only(names: Sequence[str], file: str) -> str:
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise ArgumentError(
+            f'{file!r} has no extern "C" __global__ function.',
+            reason="INVALID_ARGUMENT",
+            fix='write extern "C" before __global__, or say which kernel: --kernel NAME, --kernel "scale<float>".',
+        )
+    raise ArgumentError(
+        f"{file!r} has {len(names)} kernels: {_listed(names)}.",
+        reason="INVALID_ARGUMENT",
+        fix=f"say which: --kernel {names[0]}.",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    most = 20
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
+
+
+def launched(
+    arguments: argparse.Namespace,
+    node: Node,
+    device: Device,
+    kernel: Function,
+    specs: Sequence[Spec],
+    values: list[Any],
+) -> Report:
+    """Arrays go up, the kernel runs, results come down."""
+    sizes: list[int] = []
+    passed: list[Any] = []
+    for index, spec in enumerate(specs):
+        if isinstance(spec, Array):
+            if values[index] is None and isinstance(spec.source, Generated):
+                passed.append(device.zeros(spec.source.shape, spec.source.dtype))
+            else:
+                passed.append(device.asarray(values[index], blocking=True))
+                values[index] = None  # its memory is needed no more
+            sizes.append(passed[-1].size)
+        else:
+            passed.append(values[index])
+    grid = arguments.grid or _grid_for(max(sizes, default=1), arguments.block)
+    report = Report(
+        file=arguments.file, kernel=kernel.name, grid=grid, block=arguments.block, shared_mem=arguments.shared_mem,
+        mode=arguments.mode, iterations=arguments.iterations, node=node.name, daemon=node.describe().server_version,
+        device=device.ordinal, device_name=device.properties.name, backend=device.properties.backend,
+    )  # fmt: skip
+    device.synchronize()  # the uploads are done, and are not measured
+    if not arguments.json:
+        print(report.heading(), flush=True)
+    limit: float | None = arguments.launch_timeout or (None if arguments.shared else LAUNCH_S)
+    profile = device.profile() if arguments.timed else None
+    with profile or contextlib.nullcontext():
+        kernel(
+            grid, arguments.block, tuple(passed), arguments.shared_mem, mode=arguments.mode,
+            iterations=arguments.iterations, timeout=limit,
+        )  # fmt: skip
+    device.synchronize()
+    if profile is not None:
+        report.device_ns, report.wall_ns = profile.device_ns, profile.wall_ns
+    report.results = [
+        Result(number, passed[number - 1].get(), spec.result)
+        for number, spec in enumerate(specs, 1)
+        if isinstance(spec, Array) and spec.direction != "in"
+    ]
+    return report
+
+
+def _grid_for(elements: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Blocks enough for a thread for each element."""
+    threads = block[0] * block[1] * block[2]
+    return max(1, -(-elements // threads)), 1, 1

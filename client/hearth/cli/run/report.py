@@ -1,0 +1,115 @@
+"""What `hearth run` did, for people and as a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearth.cli.format.table import number
+from hearth.cli.run.arrays import Host, listed, shown
+
+SCHEMA = 1
+"""Grows with every change that a reader of the document could stumble over."""
+
+
+@dataclass
+class Result:
+    """An array that came back."""
+
+    argument: int
+    """Its place among the kernel's arguments, from 1."""
+    array: Host
+    file: str | None
+    error: str = ""
+    """Why it could not be written."""
+
+    @property
+    def type(self) -> str:
+        """As in an argument of the command."""
+        return f"{self.array.dtype}[{','.join(map(str, self.array.shape))}]"
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "argument": self.argument,
+            "dtype": str(self.array.dtype),
+            "shape": list(self.array.shape),
+        }
+        if self.file is not None:
+            return {**found, "file": self.file}
+        if self.error:
+            found["error"] = self.error
+        values = listed(self.array)
+        return {**found, "values": values} if values is not None else {**found, "shortened": shown(self.array)}
+
+
+@dataclass
+class Report:
+    """What was run, where, and what came of it."""
+
+    file: str
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_mem: int
+    mode: str
+    iterations: int
+    node: str
+    daemon: str
+    device: int
+    device_name: str
+    backend: str
+    device_ns: int | None = None
+    """Of all iterations."""
+    wall_ns: int | None = None
+    printed: str = ""
+    results: list[Result] = field(default_factory=list)
+
+    def heading(self) -> str:
+        """``saxpy<<<(4096, 1, 1), (256, 1, 1)>>> on device 0 of gpu-box: NVIDIA H200 (cuda)``"""
+        how = [f"{self.shared_mem} bytes shared"] if self.shared_mem else []
+        how += [f"{self.iterations} times"] if self.iterations > 1 else []
+        how += [f"mode {self.mode}"] if self.mode != "checked" else []
+        launch = f"{self.kernel}<<<{self.grid}, {self.block}>>>{''.join(f', {each}' for each in how)}"
+        return (
+            f"{launch}{',' if how else ''} on device {self.device} of {self.node}: {self.device_name} ({self.backend})"
+        )
+
+    def to_text(self) -> str:
+        """What follows the heading and what the kernel printed."""
+        lines = []
+        if self.device_ns is not None and self.wall_ns is not None:
+            each = f", {_time(self.device_ns / self.iterations)} each" if self.iterations > 1 else ""
+            lines.append(f"{_time(self.device_ns)} on the device{each}; {_time(self.wall_ns)} in the daemon")
+        for result in self.results:
+            if result.file is not None:
+                lines.append(f"argument {result.argument}: {result.type} -> {result.file}")
+            else:
+                lines.append(f"argument {result.argument}: {result.type}\n{shown(result.array)}")
+        return "".join(f"{line}\n" for line in lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """One document."""
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "file": self.file,
+            "kernel": self.kernel,
+            "grid": list(self.grid),
+            "block": list(self.block),
+            "shared_mem": self.shared_mem,
+            "mode": self.mode,
+            "iterations": self.iterations,
+            "daemon": {"version": self.daemon, "node": self.node},
+            "device": {"ordinal": self.device, "name": self.device_name, "backend": self.backend},
+            "output": self.printed,
+            "results": [result.to_json() for result in self.results],
+        }
+        if self.device_ns is not None:
+            document |= {"device_ns": self.device_ns, "wall_ns": self.wall_ns}
+        return document
+
+
+def _time(ns: float) -> str:
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= factor:
+            return f"{number(ns / factor)} {unit}"
+    return f"{ns:.0f} ns"

@@ -1,0 +1,1 @@
+"""The command `hearth top`: a node's sessions and devices, refreshed."""

@@ -1,0 +1,231 @@
+"""`hearth top`: what a daemon does, again and again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connect_options
+from hearth.cli.format import output
+from hearth.cli.format.complaint import one_line
+from hearth.errors import ClosedError, HearthError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hearth.cli.top.frame import Gone
+    from hearth.cli.top.rates import Document
+    from hearth.endpoint.admin import Asker
+
+_SHORTEST_S = 0.1
+_HANGS_S = 3.0
+"""How long an answer may take before it is said that none comes."""
+_REDRAW_S = 1.0
+_QUIT = frozenset("qQ\x04")
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "top",
+        help="what the daemon does, live",
+        description="Shows devices and sessions again and again, sorted by the device time that they used since the "
+        "last picture. q ends it. A daemon that goes away is waited for. Where stdout is no terminal, and with --once, "
+        "--iterations or --json, each picture is printed below the last; the first one comes after one interval. "
+        "Opens no session.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="from picture to picture (%(default)g)"
+    )
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument("--iterations", type=_count, metavar="N", help="end after so many pictures")
+    number.add_argument("--once", dest="iterations", action="store_const", const=1, help="print one picture")
+    parser.add_argument("--json", action="store_true", help="print one JSON document a line, with rates")
+    connect_options.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows it until it is told to end. Raises `HearthError` where no daemon answers at first."""
+    plain = arguments.json or arguments.iterations is not None
+    with connect_options.ask(arguments) as asker:
+        first = asker.status()
+        if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+            return _print(arguments, asker, first)
+        return _live(asker, first, arguments.interval)
+
+
+class View:
+    """The last two documents, and since when there are no new ones. Pure but for the clock that is passed in."""
+
+    def __init__(self, first: Document, at: float) -> None:
+        self.before: Document | None = None
+        self.now = first
+        self.gone: Gone | None = None
+        self._answered = at
+
+    def saw(self, document: Document, at: float) -> None:
+        """The daemon answered."""
+        self.before, self.now = self.now, document
+        self.gone, self._answered = None, at
+
+    def missed(self, why: str, at: float) -> None:
+        """It did not: `why`."""
+        from hearth.cli.top.frame import Gone
+
+        since = self._answered if self.gone is None else self.gone.since
+        self.gone, self.before = Gone(why, since), None
+
+    def overdue(self, at: float, interval: float) -> None:
+        """Nothing came, not even an error: says so when that is strange."""
+        if self.gone is None and at - self._answered > interval + _HANGS_S:
+            self.missed("it has not answered since.", at)
+
+
+# ---- one picture below the other ----
+
+
+def _print(arguments: argparse.Namespace, asker: Asker, first: Document) -> int:
+    view, printed = View(first, time.time()), 0
+    due = time.monotonic()
+    while arguments.iterations is None or printed < arguments.iterations:
+        due = max(due + arguments.interval, time.monotonic())
+        time.sleep(due - time.monotonic() if due > time.monotonic() else 0.0)
+        try:
+            view.saw(asker.status(), time.time())
+        except HearthError as error:
+            view.missed(one_line(str(error)), time.time())
+        if arguments.json:
+            output.emit_line(_document(view, connect_options.where(asker.target)))
+        else:
+            _print_frame(view, first=printed == 0)
+        printed += 1
+    return 0 if view.gone is None else 1
+
+
+def _print_frame(view: View, *, first: bool) -> None:
+    from hearth.cli.top.frame import frame
+
+    paint, columns = output.Paint(output.in_colour()), output.columns()
+    lines = [
+        line.shown(columns, paint)
+        for line in frame(view.before, view.now, gone=view.gone, at=time.time(), columns=columns)
+    ]
+    print("\n".join(lines if first else ["", *lines]), flush=True)
+
+
+def _document(view: View, where: str) -> dict[str, Any]:
+    from hearth.cli.top import rates
+
+    if view.gone is not None:
+        return {
+            "target": where,
+            "time_unix": time.time(),
+            "gone": {"since_unix": view.gone.since, "why": view.gone.why},
+        }
+    devices, sessions = rates.of_devices(view.before, view.now), rates.of_sessions(view.before, view.now)
+    shown = rates.busiest_first(view.now, devices, sessions)
+    return {
+        "target": where,
+        "time_unix": time.time(),
+        "gone": None,
+        "seconds": rates.elapsed(view.before, view.now),
+        **shown,
+        "devices": [
+            {**each, "rates": dict(zip(rates.NAMES, devices[each["ordinal"]], strict=True))}
+            for each in shown["devices"]
+        ],
+        "sessions": [{**each, "device_seconds_per_second": sessions[each["id"]]} for each in shown.get("sessions", ())],
+    }
+
+
+# ---- live ----
+
+
+class _Watch:
+    """Asks from another thread, so that keys and sizes never wait for the daemon."""
+
+    def __init__(self, asker: Asker, interval: float, wake: Callable[[], None]) -> None:
+        self._asker = asker
+        self._interval = interval
+        self._wake = wake
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._came: list[tuple[float, Document | HearthError]] = []
+        self._thread = threading.Thread(target=self._run, name="hearth-top", daemon=True)
+        self._thread.start()
+
+    def taken(self) -> list[tuple[float, Document | HearthError]]:
+        """What came since, each with its time."""
+        with self._lock:
+            came, self._came = self._came, []
+        return came
+
+    def end(self) -> None:
+        """Gives up the call under way."""
+        self._ended.set()
+        self._asker.close()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval):
+            came: Document | HearthError
+            try:
+                came = self._asker.status()
+            except ClosedError:
+                return
+            except HearthError as error:
+                came = error
+            with self._lock:
+                self._came.append((time.time(), came))
+            self._wake()
+
+
+def _live(asker: Asker, first: Document, interval: float) -> int:
+    from hearth.cli.top.screen import Screen
+
+    view = View(first, time.time())
+    with Screen() as screen:
+        watch = _Watch(asker, interval, screen.wake)
+        try:
+            while True:
+                for at, came in watch.taken():
+                    if isinstance(came, HearthError):
+                        view.missed(one_line(str(came)), at)
+                    else:
+                        view.saw(came, at)
+                view.overdue(time.time(), interval)
+                _draw(screen, view)
+                if _QUIT & set(screen.wait(_REDRAW_S)):
+                    return 0
+        except EOFError:
+            return 0  # the terminal is gone
+        finally:
+            watch.end()
+
+
+def _draw(screen: Any, view: View) -> None:
+    from hearth.cli.top.frame import frame
+
+    columns, rows = screen.size
+    paint = output.Paint(output.in_colour())
+    shown = frame(view.before, view.now, gone=view.gone, at=time.time(), columns=columns, rows=rows)
+    screen.draw([line.shown(columns, paint) for line in shown])
+
+
+def _interval(text: str) -> float:
+    value = connect_options.seconds(text)
+    if value < _SHORTEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is below the shortest interval, {_SHORTEST_S:g} s")
+    return value
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of pictures: 1, 2, ...")
+    return int(text)

@@ -1,0 +1,174 @@
+"""What `status` and `top` show of a status document, as lines of text that carry one colour each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hearth.cli.format import output, units
+from hearth.cli.format.printable import fit, printable, width
+from hearth.cli.format.table import table
+from hearth.cli.top.rates import Document, Rates, memory_used, queued
+
+_NAMES_MOST = (28, 16, 8)
+"""Columns for a device's name: the first with which the table fits, else the last."""
+_TENANT_MOST = 16
+_BAR_CELLS = 10
+_LOAD_S = 1.0
+"""A load that has waited less for kernels to end is not worth a line."""
+
+
+class Line(NamedTuple):
+    """One line of a screen, as wide as it likes."""
+
+    text: str = ""
+    codes: tuple[str, ...] = ()
+
+    def shown(self, columns: int, paint: output.Paint) -> str:
+        """Cut and in colour."""
+        return paint(fit(self.text, columns), *self.codes)
+
+
+def clock(document: Document) -> float:
+    """The daemon's time when it made the document, in seconds since 1970."""
+    return float(document.get("started_unix", 0.0)) + float(document.get("uptime_seconds", 0.0))
+
+
+def state(document: Document) -> Line:
+    """ "ready", "draining" or "not ready"."""
+    if document.get("ready"):
+        return Line("ready", (output.GREEN,))
+    return Line("draining", (output.YELLOW,)) if document.get("draining") else Line("not ready", (output.RED,))
+
+
+def daemon(document: Document) -> str:
+    """Which daemon it is, and since when."""
+    return f"hearthd {printable(document.get('version', '?'))}, up {units.duration(document.get('uptime_seconds'))}"
+
+
+def sessions_counted(document: Document) -> str:
+    """How many there are."""
+    sessions = document.get("sessions", ())
+    connected = sum(bool(session.get("connected")) for session in sessions)
+    return f"{len(sessions)} ({connected} connected)" if sessions else "none"
+
+
+def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> list[Line]:
+    """A heading, a line for each in the document's order, and below it why it does not serve."""
+    found = document.get("devices", ())
+    if not found:
+        return [Line("no devices")]
+    texts = next((each for most in _NAMES_MOST if _fits(each := _devices(found, rates, most), columns)), [])
+    texts = texts or _devices(found, rates, _NAMES_MOST[-1])
+    lines = [Line(texts[0], (output.BOLD,))]
+    for device, text in zip(found, texts[1:], strict=True):
+        lines.append(Line(text, () if device.get("state") == "serving" else (output.RED,)))
+        if device.get("detail"):
+            lines.append(Line(f"        {printable(device['detail'])}", (output.RED,)))
+        if waiting := _loads(device):
+            lines.append(Line(f"        {waiting}", (output.YELLOW,)))
+    return lines
+
+
+def _loads(device: Mapping[str, Any]) -> str:
+    """Modules that wait to be loaded; empty: there are none, or for no time that anybody would notice."""
+    gauges = device.get("gauges") or {}
+    count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
+    if not count or longest < _LOAD_S:
+        return ""
+    what = "1 load waits" if count == 1 else f"{count} loads wait"
+    return f"{what} for kernels to end, the longest for {units.duration(longest)}"
+
+
+def _fits(texts: list[str], columns: int) -> bool:
+    return all(width(text) <= columns for text in texts)
+
+
+def _devices(found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], name_most: int) -> list[str]:
+    gpu = any(device.get("gpu") for device in found)
+    header = ["DEVICE", "NAME", "STATE", "GEN", "MEMORY", "", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT"]
+    rows = [_device(device, rates.get(device["ordinal"], Rates()), name_most, gpu) for device in found]
+    if gpu:
+        header += ["TEMP", "POWER"]
+    return table(header, rows, frozenset({0, 3, *range(5, len(header))})).splitlines()
+
+
+def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) -> list[str]:
+    used, total = memory_used(device), (device.get("memory") or {}).get("total_bytes")
+    waiting = queued(device)
+    row = [
+        str(device["ordinal"]),
+        fit(printable(device.get("name", "")), name_most),
+        printable(device.get("state", "")),
+        str(device.get("generation", units.NONE)),
+        units.bar(used / total if used is not None and total else None, _BAR_CELLS),
+        units.memory(used, total),
+        units.share(rates.busy),
+        units.NONE if waiting is None else str(waiting),
+        units.per_second(rates.launches),
+        units.per_second(rates.commands),
+        units.bytes_per_second(rates.received),
+        units.bytes_per_second(rates.sent),
+    ]
+    if gpu:
+        reading = device.get("gpu") or {}
+        temperature, power = reading.get("temperature"), reading.get("power")
+        row += [
+            units.NONE if temperature is None else f"{temperature:.0f} C",
+            units.NONE if power is None else f"{power:.0f} W",
+        ]
+    return row
+
+
+def sessions(document: Document, used: Mapping[str, float | None]) -> list[Line]:
+    """A heading and a line for each, in the document's order; `used`: device seconds a second, by id."""
+    found = document.get("sessions", ())
+    if not found:
+        return [Line("no sessions")]
+    now = clock(document)
+    rows = [
+        [
+            printable(session["id"]),
+            units.share(used.get(session["id"])),
+            units.duration(session.get("device_seconds")),
+            ",".join(map(str, session.get("devices", ()))) or units.NONE,
+            fit(printable(session.get("tenant", "")), _TENANT_MOST),
+            units.duration(now - session.get("opened_unix", now)),
+            lease(session.get("connected", False), session.get("lease_left_seconds")),
+            client(session.get("client", ""), session.get("dedicated", False)),
+        ]
+        for session in found
+    ]
+    header = ["SESSION", "BUSY", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
+    first, *others = table(header, rows, frozenset({1, 2, 5})).splitlines()
+    return [Line(first, (output.BOLD,)), *map(Line, others)]
+
+
+def lease(connected: bool, left: float | None) -> str:
+    """How a session lives: connected, or so much longer."""
+    return "connected" if connected else f"{units.duration(left)} left"
+
+
+def client(name: str, dedicated: bool) -> str:
+    """What a client calls itself."""
+    return (printable(name) or units.NONE) + (" (dedicated)" if dedicated else "")
+
+
+def faults(document: Document, most: int) -> list[Line]:
+    """The newest, one a line."""
+    found = list(document.get("faults") or ())
+    lines = []
+    for fault in found[:most]:
+        kernels = ", ".join(map(printable, fault.get("kernels") or ()))
+        ago = units.duration(clock(document) - fault.get("time_unix", 0.0))
+        lines.append(
+            Line(
+                f"{ago} ago: device {fault.get('device')}, generation {fault.get('generation')}: "
+                f"{printable(fault.get('reason', ''))}: {printable(fault.get('detail', ''))}"
+                + (f" (kernels: {kernels})" if kernels else ""),
+                (output.YELLOW,),
+            )
+        )
+    if len(found) > most:
+        lines.append(Line(f"... {len(found) - most} more"))
+    return lines

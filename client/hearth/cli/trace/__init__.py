@@ -1,0 +1,1 @@
+"""The command `hearth trace`: a trace of a program or of a session."""

@@ -1,0 +1,146 @@
+"""`hearth trace`: what a program did on its devices, recorded and summed up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hearth.cli.format.complaint import complain
+from hearth.errors import ArgumentError
+
+_TOP = 15
+_DEFAULT = "trace.json"
+_RECORD_EPILOG = """\
+  hearth trace record -- python my_program.py --its --options
+  hearth trace record --output run.json -- ./train.sh
+
+The program runs with HEARTH_TRACE set, which every process of it obeys that uses Hearth's client; what they traced is
+put together when it has ended. A process that is killed (SIGKILL, an unhandled SIGTERM) leaves nothing. The exit status
+is the program's own, 128 + the signal's number where a signal ended it, and 1 where there is nothing to save. Without
+this command: HEARTH_TRACE=trace-%p.json python my_program.py.
+"""
+
+
+def add_to(commands: Any) -> None:
+    """The command, its two parts and their arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "trace",
+        help="record what a program does on its devices, and sum it up",
+        description="Records every command of a program with its times, or sums up such a recording. Files open at "
+        "https://ui.perfetto.dev and chrome://tracing.",
+        allow_abbrev=False,
+    )
+    parts = parser.add_subparsers(title="parts", metavar="record|show", required=True)
+    record: argparse.ArgumentParser = parts.add_parser(
+        "record",
+        help="run a program and record it",
+        epilog=_RECORD_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    record.add_argument("--output", "-o", default=_DEFAULT, metavar="FILE", help="(%(default)s)")
+    record.add_argument("--force", action="store_true", help="overwrite a file that is no trace")
+    record.add_argument("--json", action="store_true", help="sum it up as one JSON document on stdout")
+    record.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="and its arguments, after --")
+    record.set_defaults(run=run_record)
+    show: argparse.ArgumentParser = parts.add_parser("show", help="sum up a recording", allow_abbrev=False)
+    show.add_argument("file", metavar="FILE", help="of `hearth trace record`, HEARTH_TRACE or Trace.save")
+    show.add_argument("--top", type=_count, default=_TOP, metavar="N", help="rows of each table (%(default)s)")
+    show.add_argument("--json", action="store_true", help="print one JSON document")
+    show.set_defaults(run=run_show)
+
+
+def run_record(arguments: argparse.Namespace) -> int:
+    """Runs the program; its exit status. Raises `ArgumentError`."""
+    from hearth.cli.trace import program as trace_program
+    from hearth.profiling import trace_file
+
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program:
+        raise ArgumentError(
+            "no program is named.", reason="INVALID_ARGUMENT", fix="hearth trace record -- python my_program.py"
+        )
+    output = Path(arguments.output)
+    _refuse(output, arguments.force)
+    status, documents = trace_program.traced(program)
+    if status:
+        complain(f"the program ended with status {status}")
+    if not documents:
+        complain("nothing was traced: the program used no device through Hearth's client, or its processes were killed")
+        return status or 1
+    document = trace_file.merged(documents)
+    try:
+        trace_file.write(output, document)
+    except OSError as error:
+        complain(f"{arguments.output!r} was not written: {error.strerror or error}")
+        return status or 1
+    if arguments.json:
+        _show(arguments.output, document, arguments)
+    else:
+        count = sum(event.get("ph") == "X" for event in document["traceEvents"])
+        print(f"{arguments.output}: {count} events; `hearth trace show {arguments.output}`", file=sys.stderr)
+    return status
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Sums it up. Raises `ArgumentError`."""
+    _show(arguments.file, _load(arguments.file), arguments)
+    return 0
+
+
+def _show(path: str, document: Any, arguments: argparse.Namespace) -> None:
+    from hearth.cli.trace import report
+    from hearth.cli.trace.summary import NotATraceError, summarize
+
+    try:
+        summary = summarize(document)
+    except NotATraceError as error:
+        raise _no_trace(path, str(error)) from None
+    if arguments.json:
+        print(json.dumps(report.to_json(path, summary), indent=2))
+    else:
+        print(report.to_text(path, summary, arguments.top))
+
+
+def _load(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise _wrong(f"{path!r} cannot be read: {error.strerror or error}", "name a file that you may read") from None
+    except (ValueError, RecursionError) as error:
+        raise _no_trace(path, f"it is no JSON ({error})") from None
+
+
+def _refuse(output: Path, force: bool) -> None:
+    """A trace may be overwritten by the next; anything else is worth a question."""
+    if output.is_dir():
+        raise _wrong(f"the output {str(output)!r} is a folder", "name a file")
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
+        raise _wrong(f"{str(output.parent)!r} is no folder that you may write to", "name another --output")
+    if force or not output.exists():
+        return
+    try:
+        with output.open("rb") as file:
+            start = file.read(64).lstrip()
+    except OSError:
+        start = b"?"
+    if start and not (start.startswith(b"{") and b'"traceEvents"' in start):
+        raise _wrong(f"{str(output)!r} exists and is no trace", "name another --output, or overwrite it with --force")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows: 1, 2, ...")
+    return int(text[:9])
+
+
+def _no_trace(path: str, why: str) -> ArgumentError:
+    return _wrong(f"{path!r} is no trace: {why}", "name a file of `hearth trace record`, HEARTH_TRACE or Trace.save")
+
+
+def _wrong(what: str, fix: str) -> ArgumentError:
+    return ArgumentError(f"{what}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")

@@ -1,0 +1,64 @@
+"""A program that is run with HEARTH_TRACE set, and what its processes leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hearth.cli.format.complaint import complain
+from hearth.errors import ArgumentError
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+_AFTER_SIGNAL = 128
+
+
+def traced(program: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
+    """Runs it to its end: its exit status as a shell says it, and the traces of its processes. Raises `ArgumentError`
+    where it cannot be started."""
+    folder = Path(tempfile.mkdtemp(prefix="hearth-trace-"))
+    try:
+        status = _run(program, {**os.environ, "HEARTH_TRACE": str(folder / "%p.json")})
+        return status, [found for found in map(_document, sorted(folder.glob("*.json"))) if found is not None]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(program: Sequence[str], environment: dict[str, str]) -> int:
+    try:
+        process = subprocess.Popen(program, env=environment)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"{program[0]!r} cannot be run: {getattr(error, 'strerror', None) or error}.",
+            reason="INVALID_ARGUMENT",
+            fix="write the program and its arguments after --, e.g. hearth trace record -- python my_program.py.",
+        ) from None
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    # Ctrl-C goes to the program as well, from the terminal; what it traced until then is what is wanted.
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return _AFTER_SIGNAL - status if status < 0 else status
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        return document
+    except (OSError, ValueError) as error:
+        complain(f"the trace of process {path.stem} cannot be read: {error}")
+        return None

@@ -1,0 +1,213 @@
+"""The answers that a first result takes, read without protobuf: see `hearth.codec.encode`.
+
+What is not of the plainest form, such as an error, is left to the generated classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from hearth_proto import later
+from hearth_proto.chunks import read_varint
+
+if TYPE_CHECKING:
+    from hearth_proto.v1 import commands_pb2
+
+_LONGEST = 2**64
+
+
+class Known:
+    """A message some of whose fields have been read; for others it is read whole, by protobuf."""
+
+    def __init__(self, kind: tuple[Any, str], data: bytes | memoryview, known: dict[str, Any]) -> None:
+        """`kind`: the module of its class, and the name there."""
+        self._kind = kind
+        self._data = data
+        self._whole: Any = None
+        self.__dict__.update(known)
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:1] == "_":  # none of a message's
+            raise AttributeError(name)
+        if self._whole is None:
+            module, kind = self._kind
+            self._whole = getattr(module, kind).FromString(bytes(self._data))
+        return getattr(self._whole, name)
+
+
+_LIMITS = {
+    0x08: "max_inline_bytes",
+    0x10: "max_chunk_bytes",
+    0x18: "max_batch_bytes",
+    0x20: "max_batches_in_flight",
+    0x28: "max_code_bytes",
+}
+_ATTACHED = {
+    0x08: "generation",
+    0x10: "last_seq",
+    0x18: "max_batch_bytes",
+    0x20: "max_batches_in_flight",
+    0x28: "resumed",
+    0x38: "max_unacked_bytes",
+    0x42: "lane",
+}
+_OFFER = {0x0A: "path", 0x12: "ticket", 0x18: "valid_ns"}
+_OPENED = {0x0A: "session_id", 0x12: "session_token", 0x28: "lease_ns", 0x32: "limits"}
+_OPENED_DEVICE = 0x3A
+_DURABLE = 6  # of Attached, repeated
+_RESULT = 0x1A  # ExecuteResponse.result
+
+DONE = cast("commands_pb2.Result", Known((later.commands_pb2, "Result"), b"\x1a\x00", {}))
+"""A `Result` that is done."""
+
+
+def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
+    """The tag of each field with its number, or with its bytes in place. Raises ValueError for other kinds of field and
+    for what is no message."""
+    view, at = memoryview(message), 0
+    while at < len(view):
+        tag, at = read_varint(view, at)
+        kind = tag & 7
+        if kind not in (0, 2):
+            raise ValueError(f"field {tag >> 3} is of kind {kind}")
+        value, at = read_varint(view, at)
+        if value >= _LONGEST:
+            raise ValueError(f"field {tag >> 3} has more than 64 bits")
+        if kind == 0:
+            yield tag, value
+            continue
+        if at + value > len(view):
+            raise ValueError(f"field {tag >> 3} ends behind the message")
+        yield tag, view[at : at + value]
+        at += value
+
+
+def _known(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str]) -> Known:
+    """Reads the fields of `names`, by their tags. Raises ValueError."""
+    known: dict[str, Any] = {name: b"" if tag & 7 else 0 for tag, name in names.items()}
+    for tag, value in _fields(data):
+        name = names.get(tag)
+        if name is not None:
+            known[name] = value
+    return Known(kind, data, known)
+
+
+class Opened:
+    """How an `OpenSessionResponse` is read: what a session needs at once by hand."""
+
+    @staticmethod
+    def FromString(data: bytes) -> Any:
+        """Raises `DecodeError` for what is none."""
+        try:
+            opened = _known((later.node_pb2, "OpenSessionResponse"), data, _OPENED)
+            opened.session_id = str(opened.session_id, "utf-8")
+            opened.session_token = str(opened.session_token, "utf-8")
+            opened.limits = _known((later.node_pb2, "SessionLimits"), opened.limits, _LIMITS)
+            kind = later.node_pb2, "Device"
+            opened.devices = [
+                _known(kind, each, {0x08: "ordinal"}) for tag, each in _fields(data) if tag == _OPENED_DEVICE
+            ]
+            return opened
+        except ValueError:
+            return later.node_pb2.OpenSessionResponse.FromString(data)
+
+
+class Unread:
+    """For an answer that nobody looks at."""
+
+    @staticmethod
+    def FromString(data: bytes) -> bytes:
+        """As it came."""
+        return data
+
+
+class _AttachedResponse:
+    """An `ExecuteResponse` that says so."""
+
+    __slots__ = ("attached",)
+
+    def __init__(self, attached: Known) -> None:
+        self.attached = attached
+
+    def WhichOneof(self, _: str) -> str:
+        """As the generated class has it."""
+        return "attached"
+
+
+def response(data: bytes) -> Any:
+    """An `ExecuteResponse` of an Execute stream. Raises `DecodeError`."""
+    try:
+        ((tag, body),) = _fields(data)
+        if tag == 0x0A and not any(each >> 3 == _DURABLE for each, _ in _fields(body)):
+            attached = _known((later.device_pb2, "Attached"), body, _ATTACHED)
+            attached.durable = []
+            attached.lane = offer = _known((later.device_pb2, "LaneOffer"), attached.lane, _OFFER)
+            offer.path, offer.ticket = str(offer.path, "utf-8"), bytes(offer.ticket)
+            return _AttachedResponse(attached)
+    except ValueError:
+        pass
+    return later.device_pb2.ExecuteResponse.FromString(data)
+
+
+class ReadAnswer:
+    """A `Result` with the bytes of a `Read`, in place."""
+
+    __slots__ = ("data", "request", "size")
+
+    def __init__(self, request: int, data: memoryview, size: int) -> None:
+        self.request = request
+        self.data = data
+        self.size = size
+
+    @property
+    def read(self) -> ReadAnswer:
+        """It stands for its `ReadResult`, too."""
+        return self
+
+    def WhichOneof(self, _: str) -> str:
+        """As the generated class has it."""
+        return "read"
+
+    def HasField(self, _: str) -> bool:
+        """It has no error."""
+        return False
+
+
+def read_answer(data: bytes) -> commands_pb2.Result | None:
+    """What an `ExecuteResponse` brings that answers a read with its bytes; None for every other one."""
+    whole = len(data)
+    if not whole or data[0] != _RESULT:
+        return None
+    try:
+        result, begin = _number(data, 1)
+        request, at = _numbered(data, begin, 0x08)
+        answer, inner = _numbered(data, at, 0x22)
+        length, at = _numbered(data, inner, 0x0A)
+        end = at + length
+        size, last = (0, end) if end == whole else _numbered(data, end, 0x10)
+    except (IndexError, ValueError):  # it ends there, or something else is there
+        return None
+    if result != whole - begin or answer != whole - inner or last != whole:
+        return None
+    return cast("commands_pb2.Result", ReadAnswer(request, memoryview(data)[at:end], size))
+
+
+def _numbered(data: bytes, at: int, tag: int) -> tuple[int, int]:
+    """The number behind `tag`. Raises ValueError where another one is there."""
+    if data[at] != tag:
+        raise ValueError(tag)
+    return _number(data, at + 1)
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """`read_varint` of bytes. Raises IndexError where they end inside it."""
+    value = data[at]
+    if value < 0x80:
+        return value, at + 1
+    more = data[at + 1]
+    return (value & 0x7F | more << 7, at + 2) if more < 0x80 else read_varint(memoryview(data), at)

@@ -1,0 +1,119 @@
+"""Operations that run as one: ``with group.batch():``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from hearth import stream as streams
+from hearth.collectives.commands import Part, by_rank
+from hearth.errors import ArgumentError
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from hearth.session.connection import Connection
+    from hearth.stream import Stream
+
+Present = Callable[["Mapping[int, Sequence[Part]]", int, "Mapping[int, Stream | None]"], None]
+
+_open: ContextVar[tuple[Batch, ...]] = ContextVar("hearth_open_batches", default=())
+
+
+def opened(owner: object) -> Batch | None:
+    """The batch of the group `owner` that is open in this thread (or task)."""
+    for batch in _open.get():
+        if batch.owner is owner:
+            return batch
+    return None
+
+
+def check_none_open(owner: object) -> None:
+    """Raises `ArgumentError` where a batch of the group `owner` is open in this thread (or task)."""
+    if opened(owner) is not None:
+        raise ArgumentError(
+            f"a batch of {owner!r} is open here already.", reason="INVALID_ARGUMENT", fix="use that one."
+        )
+
+
+class Batch:
+    """What a group does in a ``with`` block, presented at its end as one NCCL group: nothing in it waits for anything
+    else in it, so that each rank may send and receive as it likes. See `Group.batch`."""
+
+    def __init__(self, owner: object, connections: Mapping[int, Connection], timeout_ns: int, present: Present) -> None:
+        self.owner = owner
+        self._connections = connections
+        self._timeout_ns = timeout_ns
+        self._present = present
+        self._parts: list[Part] = []
+        self._streams: dict[int, Stream | None] = {}
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Puts them behind what is there. Raises `ArgumentError` where a rank changes its stream in between."""
+        parts = list(parts)
+        found = {part.rank: streams.current(self._connections[part.rank]) for part in parts}
+        for rank, stream in found.items():
+            if rank in self._streams and self._streams[rank] is not stream:
+                raise ArgumentError(
+                    f"rank {rank} is on {stream or 'its default stream'} here; the batch began on "
+                    f"{self._streams[rank] or 'its default stream'}.",
+                    reason="INVALID_ARGUMENT",
+                    fix="a batch runs on one stream of each device: choose it around the batch.",
+                )
+        self._streams.update(found)
+        self._parts += parts
+
+    def __len__(self) -> int:
+        """Parts of ranks so far."""
+        return len(self._parts)
+
+    def __enter__(self) -> Batch:
+        check_none_open(self.owner)
+        self._parts, self._streams = [], {}
+        _open.set((*_open.get(), self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _open.set(tuple(batch for batch in _open.get() if batch is not self))
+        parts, self._parts = self._parts, []
+        if error is not None or not parts:
+            return
+        check_pairs(parts)
+        on = {rank: streams.current(connection) for rank, connection in self._connections.items()}
+        self._present(by_rank(parts, self._connections), self._timeout_ns, on | self._streams)
+
+
+def check_pairs(parts: Iterable[Part]) -> None:
+    """Raises `ArgumentError` for a send that nobody receives, a receive of what nobody sends, and pairs that differ."""
+    sends: defaultdict[tuple[int, int], list[Part]] = defaultdict(list)
+    receives: defaultdict[tuple[int, int], list[Part]] = defaultdict(list)
+    for part in parts:
+        if part.peer is not None and part.kind == commands_pb2.COLLECTIVE_KIND_SEND:
+            sends[part.rank, part.peer].append(part)
+        elif part.peer is not None:
+            receives[part.peer, part.rank].append(part)
+    for source, to in sorted(sends.keys() | receives.keys()):
+        sent, received = sends[source, to], receives[source, to]
+        if len(sent) != len(received):
+            raise _odd(
+                f"rank {source} sends to rank {to} {len(sent)} times in the batch, which receives "
+                f"{len(received)} times from it"
+            )
+        for number, (send, receive) in enumerate(zip(sent, received, strict=True), 1):
+            if (send.elements, send.dtype) != (receive.elements, receive.dtype):
+                raise _odd(
+                    f"rank {source} sends to rank {to} {send.elements} of {send.dtype}, which receives "
+                    f"{receive.elements} of {receive.dtype} (number {number} between them in the batch)"
+                )
+
+
+def _odd(what: str) -> ArgumentError:
+    return ArgumentError(
+        f"{what}.", reason="COLLECTIVE_MISMATCH", fix="pair each send with a recv of the same size and dtype."
+    )

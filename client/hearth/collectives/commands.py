@@ -1,0 +1,160 @@
+"""One rank's part in one operation: what it is made of, and how it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hearth import stream as streams
+from hearth.collectives import overlap
+from hearth.errors import LaunchError
+from hearth.session.collective_order import Roster, taken
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.arrays.array import DeviceArray
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.stream import Stream
+
+
+WORTH = 16
+"""An operation takes the daemon about as long as so many launches, and is under way until all ranks have come to it:
+each batch is under way for long, so that several have to be for one stage to work while others do."""
+
+
+class Part(NamedTuple):
+    """One rank's part in one operation; ranks are the group's."""
+
+    rank: int
+    kind: commands_pb2.CollectiveKind
+    source: DeviceArray | None = None
+    destination: DeviceArray | None = None
+    elements: int = 0
+    """NCCL's: elements that each rank gives or gets of every other."""
+    dtype: str = ""
+    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED
+    root: int | None = None
+    peer: int | None = None
+
+    @property
+    def arrays(self) -> tuple[DeviceArray, ...]:
+        """Source and destination, where it has them."""
+        return tuple(array for array in (self.source, self.destination) if array is not None)
+
+    def write(self, to: commands_pb2.CollectiveOperation, roster: Roster) -> None:
+        """As a message, with the ranks of `roster`."""
+        to.kind = self.kind
+        if self.source is not None:
+            to.source, to.source_offset = self.source._memory.handle, self.source._offset
+        if self.destination is not None:
+            to.destination, to.destination_offset = self.destination._memory.handle, self.destination._offset
+        to.count, to.dtype, to.op = self.elements, self.dtype, self.op
+        if self.root is not None:
+            to.root = roster.rank(self.root)
+        if self.peer is not None:
+            to.peer = roster.rank(self.peer)
+
+
+def present(
+    connections: Mapping[int, Connection],
+    roster: Roster,
+    parts: Mapping[int, Sequence[Part]],
+    timeout_ns: int,
+    on: Mapping[int, Stream | None] | None = None,
+) -> None:
+    """Submits the parts of each rank in `parts`, as one operation of the roster's.
+
+    `on`: each rank's stream; without, the current ones. Nothing is submitted where anything is refused here.
+    """
+    commands: list[tuple[Connection, Attachment, commands_pb2.Command]] = []
+    for rank, own in parts.items():
+        connection = connections[rank]
+        attachment = connection.attachment()
+        for part in own:
+            for array in part.arrays:
+                attachment = array._usable()
+        overlap.check(own)
+        stream = streams.current(connection) if on is None else on[rank]
+        command = commands_pb2.Command(stream=_on_stream(stream, connection, attachment))
+        collective = command.collective
+        if isinstance(roster.name, bytes):
+            collective.group = roster.name
+        else:
+            collective.devices.extend(roster.name)
+        collective.timeout_ns = timeout_ns
+        for part in own:
+            part.write(collective.operations.add(), roster)
+        commands.append((connection, attachment, command))
+    with taken(connection.turns for connection, _, _ in commands):
+        # All first: a rank that fails to submit has had its turn as well. And all the same: a send that nobody received
+        # leaves its rank ahead of the others, and what they do together later is to meet all the same.
+        number = 1 + max((connection.turns.count(roster.name) for connection, _, _ in commands), default=0)
+        for connection, _, command in commands:
+            connection.turns.take(roster.name, number)
+            command.collective.sequence = number
+        for _, attachment, command in commands:
+            attachment.submit(command, WORTH * len(command.collective.operations))
+
+
+def _on_stream(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
+    if stream is None:
+        return 0
+    if stream.records:
+        raise LaunchError(
+            "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
+        )
+    return streams.resolve(stream, connection, attachment)
+
+
+def among_all(
+    kind: commands_pb2.CollectiveKind,
+    sources: Sequence[DeviceArray],
+    destinations: Sequence[DeviceArray],
+    elements: int,
+    dtype: str,
+    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
+) -> list[Part]:
+    """The parts of an operation in which every rank gives and gets: arrays in the group's order."""
+    pairs = zip(sources, destinations, strict=True)
+    return [Part(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
+
+
+def to_root(
+    kind: commands_pb2.CollectiveKind,
+    sources: Sequence[DeviceArray],
+    destination: DeviceArray,
+    root: int,
+    elements: int,
+    dtype: str,
+    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
+) -> list[Part]:
+    """The parts of an operation in which every rank gives, and the root alone gets."""
+    return [
+        Part(rank, kind, source, destination if rank == root else None, elements, dtype, op, root)
+        for rank, source in enumerate(sources)
+    ]
+
+
+def from_root(
+    kind: commands_pb2.CollectiveKind,
+    source: DeviceArray,
+    destinations: Sequence[DeviceArray],
+    root: int,
+    elements: int,
+    dtype: str,
+) -> list[Part]:
+    """The parts of an operation in which the root alone gives, and every rank gets."""
+    op = commands_pb2.REDUCE_OP_UNSPECIFIED
+    return [
+        Part(rank, kind, source if rank == root else None, target, elements, dtype, op, root)
+        for rank, target in enumerate(destinations)
+    ]
+
+
+def by_rank(parts: Iterable[Part], ranks: Iterable[int] = ()) -> dict[int, list[Part]]:
+    """The parts of each rank that has one, and of each of `ranks`."""
+    found: dict[int, list[Part]] = {rank: [] for rank in ranks}
+    for part in parts:
+        found.setdefault(part.rank, []).append(part)
+    return found

@@ -1,0 +1,52 @@
+"""The devices of a group, as they are named when one is made or rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hearth.collectives.operands import check_rank
+from hearth.device import Device
+from hearth.errors import ArgumentError, DtypeError
+from hearth.node import Node
+
+Named = int | Device | Node
+
+
+def checked(devices: Sequence[Device]) -> list[Device]:
+    """The devices of a new group. Raises `ArgumentError` for none and for one named twice, `DtypeError` for what is no
+    device."""
+    devices = list(devices)
+    if not devices:
+        raise ArgumentError("a group needs a device.", reason="INVALID_ARGUMENT", fix="Group(node.devices)")
+    for each in devices:
+        if not isinstance(each, Device):
+            raise DtypeError(
+                f"{each!r} is no device.", reason="INVALID_ARGUMENT", fix="Group([a.device(0), b.device(0)])"
+            )
+    if len({device._connection for device in devices}) != len(devices):
+        raise ArgumentError(
+            f"a device appears twice in {[device.ordinal for device in devices]}.",
+            reason="INVALID_ARGUMENT",
+            fix="name each device once.",
+        )
+    return devices
+
+
+def named(devices: Sequence[Device], without: Iterable[Named] | Named) -> set[int]:
+    """The ranks among `devices` of what is named: ranks, devices, whole nodes. Raises `ArgumentError` for what has no
+    part in them."""
+    found: set[int] = set()
+    for each in [without] if isinstance(without, Named) else without:
+        if isinstance(each, Node):
+            session = each._session
+            ranks = {rank for rank, device in enumerate(devices) if device._node._session is session}
+        elif isinstance(each, Device):
+            ranks = {rank for rank, device in enumerate(devices) if device._connection is each._connection}
+        else:
+            ranks = {check_rank("without", each, len(devices))}
+        if not ranks:
+            raise ArgumentError(
+                f"{each!r} has no part in the group.", reason="INVALID_ARGUMENT", fix="see group.devices."
+            )
+        found |= ranks
+    return found

@@ -1,0 +1,74 @@
+"""Which memory the parts of one rank may share: refused here, where otherwise the other ranks would wait in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hearth.errors import ArgumentError
+from hearth_proto.collectives import GATHERING, KINDS, SAME, SCATTERING
+from hearth_proto.layouts import clash
+
+if TYPE_CHECKING:
+    from hearth.arrays.array import DeviceArray
+    from hearth.collectives.commands import Part
+
+
+class Span(NamedTuple):
+    """Bytes of a buffer. Offsets go on from buffer to buffer, 2^64 apart, so that no two buffers meet."""
+
+    start: int
+    end: int
+
+    def meets(self, other: Span) -> bool:
+        """Whether they have bytes in common."""
+        return max(self.start, other.start) < min(self.end, other.end)
+
+
+def span(array: DeviceArray) -> Span:
+    """Where a contiguous array lies."""
+    start = (array._memory.handle << 64) + array._offset
+    return Span(start, start + array.nbytes)
+
+
+def check(parts: Sequence[Part]) -> None:
+    """Raises `ArgumentError` where a part's source and destination overlap but as NCCL's in-place operations have it,
+    and where one part writes what another one, which runs at the same time, reads or writes."""
+    if len(parts) == 1:
+        source, destination = parts[0].source, parts[0].destination
+        if source is None or destination is None or (source is destination and KINDS[parts[0].kind] in SAME):
+            return
+    reads: list[Span] = []
+    writes: list[Span] = []
+    for part in parts:
+        since = None if part.source is None else span(part.source)
+        to = None if part.destination is None else span(part.destination)
+        if since is not None and to is not None and since.meets(to):
+            if not _in_place(KINDS[part.kind], part.rank, since, to):
+                raise _overlap(
+                    f"source and destination of rank {part.rank} overlap: {part.source!r} and {part.destination!r}",
+                    "keep them apart, or see the method's docstring for where in place is possible.",
+                )
+            writes.append(Span(min(since.start, to.start), max(since.end, to.end)))
+            continue
+        if since is not None:
+            reads.append(since)
+        if to is not None:
+            writes.append(to)
+    if len(parts) > 1 and clash(reads, writes):
+        raise _overlap(
+            f"two operations of a batch use the same memory of rank {parts[0].rank}, and one of them writes it",
+            "they run at once: do one after the other, or give each its own memory.",
+        )
+
+
+def _in_place(kind: str, rank: int, source: Span, destination: Span) -> bool:
+    if kind in GATHERING:
+        return source.start == destination.start + rank * (source.end - source.start)
+    if kind in SCATTERING:
+        return destination.start == source.start + rank * (destination.end - destination.start)
+    return kind in SAME and source == destination
+
+
+def _overlap(what: str, fix: str) -> ArgumentError:
+    return ArgumentError(f"{what}.", reason="INVALID_ARGUMENT", fix=fix)

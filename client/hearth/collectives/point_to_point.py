@@ -1,0 +1,82 @@
+"""From one rank to another: send, receive, barrier, and copies between devices of a node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth import stream as streams
+from hearth.arrays.array import DeviceArray, allocate
+from hearth.collectives.commands import Part, present
+from hearth.collectives.operands import Arrays, check_array, check_out, check_rank, moved
+from hearth.errors import ArgumentError
+from hearth.session.collective_order import sorted_order
+from hearth_proto.v1 import commands_pb2 as c
+
+if TYPE_CHECKING:
+    from hearth.stream import Stream
+
+
+class PointToPoint(Arrays):
+    """The operations in which two ranks take part, and the barrier. Sent one way, as those of `Collectives`."""
+
+    def send(self, array: DeviceArray, to: int, timeout: float | None = None) -> None:
+        """Sends an array from its device to the rank `to`, which has to receive one of the same size and dtype.
+
+        Between two ranks outside of a batch, what one does first has to meet what the other does first, and so on: a
+        send its receive. The two may be called in either order and from different threads. Both ranks sending first,
+        or everybody around a ring, belongs into a `batch`.
+        """
+        timeout_ns = self._begin(timeout)
+        source = check_array("array", array)
+        rank, peer = self._rank_of("array", source), check_rank("to", to, len(self.devices))
+        dtype, size = moved(source, source.size)
+        self._run_pair(Part(rank, c.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=peer), timeout_ns)
+
+    def recv(self, array: DeviceArray, source: int, timeout: float | None = None) -> DeviceArray:
+        """Receives into an array, on its device, what the rank `source` sends to that device's; see `send`. Returns the
+        array."""
+        timeout_ns = self._begin(timeout)
+        target = check_out("array", array)
+        rank, peer = self._rank_of("array", target), check_rank("source", source, len(self.devices))
+        dtype, size = moved(target, target.size)
+        self._run_pair(Part(rank, c.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=peer), timeout_ns)
+        return target
+
+    # ---- inside ----
+
+    def _begin(self, timeout: float | None) -> int:
+        raise NotImplementedError
+
+    def _run_pair(self, part: Part, timeout_ns: int) -> None:
+        """Presents one side of a send and its receive, or adds it to the batch that is open."""
+        raise NotImplementedError
+
+    def _rank_of(self, what: str, array: DeviceArray) -> int:
+        for rank, device in enumerate(self.devices):
+            if array._connection is device._connection:
+                return rank
+        raise ArgumentError(
+            f"{what} is {array!r}, on no device of {self!r}.",
+            reason="INVALID_ARGUMENT",
+            fix="pass an array that was made on one of group.devices.",
+        )
+
+
+def copy_between(to: DeviceArray, since: DeviceArray, stream: Stream | None) -> None:
+    """Copies an array to another device of its session, as one send and its receive: on `stream` (None: the current
+    one) there, and on the current stream here. Shapes and dtypes are the same, and not empty.
+
+    Raises `LaunchError` inside the recording of a graph.
+    """
+    source = since if since.flags.c_contiguous else since.copy()
+    target = to if to.flags.c_contiguous else allocate(to.device, to.shape, to.dtype, stream)
+    connections = {0: source._connection, 1: target._connection}
+    dtype, size = moved(source, source.size)
+    parts = {
+        0: [Part(0, c.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=1)],
+        1: [Part(1, c.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=0)],
+    }
+    on = {0: streams.current(connections[0]), 1: stream or streams.current(connections[1])}
+    present(connections, sorted_order([connections[0].ordinal, connections[1].ordinal]), parts, 0, on)
+    if target is not to:
+        to.copy_from(target, stream)

@@ -1,0 +1,151 @@
+"""Groups over daemons: the first one makes a ticket, the others join by it, and all give it up at the end.
+
+Every call has a deadline, so that a daemon that is gone holds nobody up; each runs in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from hearth.errors import HearthError, TimeoutError
+from hearth_proto.v1 import node_pb2
+
+if TYPE_CHECKING:
+    from hearth.session.lease import NodeSession
+
+_SLACK_S = 2.0
+"""So much longer than a daemon's own limit a call of it is waited for."""
+LEAVE_S = 2.0
+
+
+class Formed:
+    """A group over daemons, as they know it: its id, and the sessions that are in it, the coordinator's first."""
+
+    def __init__(self, id: bytes, sessions: Sequence[NodeSession]) -> None:
+        self.id = id
+        self.sessions = tuple(sessions)
+        self._left = threading.Event()
+
+    @property
+    def coordinator(self) -> NodeSession:
+        """The session of the first rank."""
+        return self.sessions[0]
+
+    @property
+    def left(self) -> bool:
+        """Whether it was given up."""
+        return self._left.is_set()
+
+    def leave(self) -> None:
+        """Gives it up at all daemons that answer, within some seconds. A second call does nothing."""
+        if self.left:
+            return
+        self._left.set()
+        threads = [_thread(partial(_leave, session, self.id)) for session in self.sessions]
+        deadline = time.monotonic() + LEAVE_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def form(members: Sequence[tuple[NodeSession, int]], timeout: float) -> Formed:
+    """A group of these (session, ordinal of the device), in rank order, within `timeout` seconds.
+
+    Raises what a daemon answers, with ``details["node"]`` and ``details["target"]``, or `TimeoutError`; what was begun
+    is given up everywhere.
+    """
+    sessions = list(dict.fromkeys(session for session, _ in members))
+    listed = [node_pb2.GroupMember(node=sessions.index(session), device=ordinal) for session, ordinal in members]
+    deadline = time.monotonic() + timeout
+    first = sessions[0]
+    try:
+        created = first.call(
+            "CreateGroup",
+            node_pb2.CreateGroupRequest(session_token=first.token, members=listed, timeout_ns=int(timeout * 1e9)),
+            node_pb2.CreateGroupResponse,
+            timeout + _SLACK_S,
+        )
+    except HearthError as error:
+        raise _at(first, error) from None
+    formed = Formed(created.group, sessions)
+    answers: SimpleQueue[HearthError | None] = SimpleQueue()
+    for node, session in enumerate(sessions[1:], 1):
+        request = node_pb2.JoinGroupRequest(
+            session_token=session.token,
+            group=created.group,
+            node=node,
+            members=listed,
+            ticket=created.ticket,
+            timeout_ns=max(1, int((deadline - time.monotonic()) * 1e9)),
+        )
+        _thread(partial(_join, formed, session, request, timeout + _SLACK_S, answers.put))
+    try:
+        for _ in sessions[1:]:
+            refusal = _answer(answers, deadline + 2 * _SLACK_S, timeout)
+            if refusal is not None:
+                raise refusal
+    except BaseException:  # KeyboardInterrupt as well
+        formed.leave()
+        raise
+    return formed
+
+
+def describe(session: NodeSession) -> Sequence[node_pb2.GroupInfo]:
+    """The session's groups on its daemon, with their last operations."""
+    request = node_pb2.DescribeGroupsRequest(session_token=session.token)
+    answer: node_pb2.DescribeGroupsResponse = session.call("DescribeGroups", request, node_pb2.DescribeGroupsResponse)
+    return answer.groups
+
+
+def _join(
+    formed: Formed,
+    session: NodeSession,
+    request: node_pb2.JoinGroupRequest,
+    timeout: float,
+    answer: Callable[[HearthError | None], None],
+) -> None:
+    try:
+        session.call("JoinGroup", request, node_pb2.JoinGroupResponse, timeout)
+    except HearthError as error:
+        answer(_at(session, error))
+        return
+    if formed.left:  # another node refused meanwhile, and nobody speaks of this one again
+        _leave(session, formed.id)
+    answer(None)
+
+
+def _answer(answers: SimpleQueue[HearthError | None], deadline: float, timeout: float) -> HearthError | None:
+    try:
+        return answers.get(timeout=max(0.0, deadline - time.monotonic()))
+    except Empty:
+        return TimeoutError(
+            f"the daemons of the group did not come together within {timeout:g} s.",
+            reason="DEADLINE_EXCEEDED",
+            fix="see whether they reach the first device's daemon, or give Group a longer timeout.",
+        )
+
+
+def _leave(session: NodeSession, group: bytes) -> None:
+    request = node_pb2.LeaveGroupRequest(session_token=session.token, group=group)
+    with suppress(HearthError):  # it is gone, or has given the group up itself
+        session.call("LeaveGroup", request, node_pb2.LeaveGroupResponse, LEAVE_S)
+
+
+def _at(session: NodeSession, error: HearthError) -> HearthError:
+    """The error, with the node where it arose."""
+    told = error.again()
+    told.message = f"{told.message} (at {session.transport.target})"
+    told.details.setdefault("node", session.opened.node)
+    told.details.setdefault("target", session.transport.target)
+    return told
+
+
+def _thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name="hearth-group", daemon=True)
+    thread.start()
+    return thread

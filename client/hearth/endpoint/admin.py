@@ -1,0 +1,172 @@
+"""Calls of NodeService without a session: for who watches and operates a daemon.
+
+A session counts against quotas and is refused while the daemon drains, which is just when one wants to look. Every call
+shows who makes it, as opening a session does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from hearth.endpoint.credentials import bearer, opening
+from hearth.errors import ClosedError, HearthError, UnsupportedError
+from hearth_proto.v1 import node_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from hearth.endpoint.credentials import Credentials
+    from hearth.endpoint.target import Target
+    from hearth.transport.base import Answer, Transport
+    from hearth.types import NodeInfo, SessionInfo
+
+_TRIES = 2
+_READING = frozenset({"Describe", "GetStatus", "ListSessions"})
+"""Calls that may be made again where the connection broke before their answer came."""
+
+
+class Asker:
+    """Asks one daemon, which may go away and come back meanwhile. `close` may be called from another thread.
+
+    Every call raises what `hearth.connect` raises, and `UnsupportedError` where the daemon is too old for it.
+    """
+
+    def __init__(self, target: Target, credentials: Credentials, timeout: float = 10.0) -> None:
+        """Connects with the first call; `timeout` in seconds, of each."""
+        self.target = target
+        self._credentials = credentials
+        self._timeout = timeout
+        self._transports: dict[str, Transport] = {}
+        self._closed = False
+
+    def describe(self) -> NodeInfo:
+        """Name, versions, features, devices with their properties."""
+        from hearth.types import NodeInfo
+
+        return NodeInfo.of(self._call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))
+
+    def status(self) -> dict[str, Any]:
+        """The document of HTTP's ``/status``, as far as the caller may see it."""
+        answer = self._call("GetStatus", node_pb2.GetStatusRequest(), node_pb2.GetStatusResponse)
+        try:
+            document = json.loads(answer.json)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise HearthError(f"the daemon at {self.target.address} answers no status document.", reason="INTERNAL")
+        return document
+
+    def sessions(self) -> list[SessionInfo]:
+        """Those that the caller may see."""
+        from hearth.types import SessionInfo
+
+        listed = self._call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
+        return [SessionInfo.of(entry) for entry in listed.sessions]
+
+    def end_session(self, session_id: str) -> list[int]:
+        """As `Node.end_session`."""
+        request = node_pb2.EndSessionRequest(session_id=session_id)
+        return list(self._call("EndSession", request, node_pb2.EndSessionResponse).running)
+
+    def drain(self) -> int:
+        """As `Node.drain`."""
+        return int(self._call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse).sessions)
+
+    def restart_device(self, ordinal: int) -> None:
+        """As `Node.restart_device`."""
+        request = node_pb2.RestartDeviceRequest(device=ordinal)
+        self._call("RestartDevice", request, node_pb2.RestartDeviceResponse)
+
+    def close(self) -> None:
+        """Ends a call under way, and the connection."""
+        self._closed = True
+        for transport in list(self._transports.values()):
+            transport.close()
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- how ----
+
+    def _call(self, method: str, request: Any, response_type: Any) -> Any:
+        try:
+            return self._asked(method, request, response_type)
+        except UnsupportedError as error:
+            raise self._older(method, error) from None
+
+    def _asked(self, method: str, request: Any, response_type: Any) -> Any:
+        left = _TRIES if method in _READING else 1
+        while True:
+            left -= 1
+            try:
+                return self._once(method, request, response_type)
+            except HearthError as error:
+                if self._closed or isinstance(error, ClosedError):
+                    raise
+                if not (error.broken and left):
+                    from hearth.endpoint.diagnostics import explain
+
+                    raise explain(error, self.target, self._credentials) from None
+
+    def _once(self, method: str, request: Any, response_type: Any) -> Any:
+        answer = self._start(method, request, response_type)
+        try:
+            return answer.result()
+        except BaseException:  # KeyboardInterrupt, for one: nobody will take the answer
+            answer.cancel()
+            raise
+
+    def _start(self, method: str, request: Any, response_type: Any) -> Answer:
+        """With frames where the daemon takes them, else with gRPC."""
+        shown = self._credentials
+        if self.target.address[:5] == "unix:" and not self.target.tls:
+            framed = self._transport("frames", self._framed)
+            framed.metadata = bearer(shown)  # the daemon sees by itself who is at this end
+            try:
+                return framed.ask(method, request, response_type, self._timeout)
+            except HearthError as error:
+                if not error.broken:
+                    raise
+        grpc = self._transport("grpc", self._grpc)
+        grpc.metadata = opening(shown, self.target)  # a ticket is good for one call
+        return grpc.ask(method, request, response_type, self._timeout)
+
+    def _transport(self, way: str, make: Callable[[], Transport]) -> Transport:
+        if way not in self._transports:
+            self._transports[way] = make()
+        if self._closed:
+            self._transports[way].close()
+        return self._transports[way]
+
+    def _framed(self) -> Transport:
+        from hearth.transport.framed import FramedTransport
+
+        return FramedTransport(self.target.address)
+
+    def _grpc(self) -> Transport:
+        from hearth.transport.grpc import GrpcTransport
+
+        channel = self._credentials.channel() if self.target.tls else None
+        return GrpcTransport(self.target.address, loopback=self.target.loopback, credentials=channel)
+
+    def _older(self, method: str, error: UnsupportedError) -> UnsupportedError:
+        """Where a hearthd answers that knows no such call."""
+        from hearth import __version__
+
+        try:
+            found = self._asked("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse)
+        except HearthError:
+            return error
+        return UnsupportedError(
+            f"the daemon at {self.target.address} is hearthd {found.server_version}, which has no {method}; this "
+            f"client is {__version__}.",
+            reason="UNSUPPORTED",
+            fix="install the same version on both sides.",
+        )

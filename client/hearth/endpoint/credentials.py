@@ -1,0 +1,208 @@
+"""What a client shows to be let in, and what it asks of the daemon's certificate.
+
+A token goes over Unix sockets, loopback and TLS; over a plain connection to another host only where that is asked for,
+for everybody on the way could read and use it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from hearth.endpoint.target import is_socket
+from hearth.errors import ArgumentError, AuthenticationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import grpc
+
+    from hearth.endpoint.target import Target
+
+TOKEN = "HEARTH_TOKEN"
+TOKEN_FILE = "HEARTH_TOKEN_FILE"
+CA = "HEARTH_CA"
+CERTIFICATE = "HEARTH_CERTIFICATE"
+KEY = "HEARTH_KEY"
+
+Metadata = tuple[tuple[str, str], ...]
+_TICKET_S = 5.0
+_MOST = 4096
+
+
+class Credentials(NamedTuple):
+    """Found once, when `connect` is called."""
+
+    token: str = ""
+    token_origin: str = ""
+    ca: bytes | None = None
+    """PEM; None: the authorities that gRPC brings, or GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names."""
+    certificate: bytes | None = None
+    key: bytes | None = None
+    shown: str = "nothing"
+    """In words, for errors."""
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.shown})"  # the token and the key stand in no log
+
+    def channel(self) -> grpc.ChannelCredentials:
+        """For a TLS connection."""
+        import grpc
+
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
+
+
+def find(
+    target: Target,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    *,
+    insecure: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> Credentials:
+    """The arguments, else the environment. Raises `ArgumentError` for what cannot be used with the target, and
+    `AuthenticationError` for a token that would travel in clear."""
+    environ = os.environ if environ is None else environ
+    given = {name: value for name, value in (("ca", ca), ("certificate", certificate), ("key", key)) if value}
+    if given and not target.tls:
+        raise ArgumentError(
+            f"{' and '.join(given)} belong to TLS, and {target.address} is reached without it.",
+            reason="INVALID_ARGUMENT",
+            fix=f'write "https://{target.address}".'
+            if target.address[:5] != "unix:"
+            else "leave them out: a Unix socket needs no TLS.",
+        )
+    secret, origin = _token(token, environ)
+    if secret and not (target.tls or target.loopback or insecure):
+        raise AuthenticationError(
+            f"a token (from {origin}) would travel in clear to {target.address} (from {target.origin}).",
+            reason="UNAUTHENTICATED",
+            fix=f'use TLS: "https://{target.address}"; or pass insecure=True on a network that you trust.',
+        )
+    if not target.tls:
+        return Credentials(secret, origin, shown=f"a token from {origin}" if secret else "nothing")
+    files = {
+        "ca": (ca or environ.get(CA), f"{'the argument ca' if ca else CA}"),
+        "certificate": (
+            certificate or environ.get(CERTIFICATE),
+            "the argument certificate" if certificate else CERTIFICATE,
+        ),
+        "key": (key or environ.get(KEY), "the argument key" if key else KEY),
+    }
+    pem = {name: _pem(path, whence) for name, (path, whence) in files.items()}
+    if (pem["certificate"] is None) != (pem["key"] is None):
+        there = "certificate" if pem["certificate"] is not None else "key"
+        raise ArgumentError(
+            f"a client's certificate and its key belong together; only the {there} is given.",
+            reason="INVALID_ARGUMENT",
+            fix="give both certificate= and key=, or HEARTH_CERTIFICATE and HEARTH_KEY.",
+        )
+    parts = [f"a token from {origin}"] if secret else []
+    parts += [f"the certificate {files['certificate'][0]}"] if pem["certificate"] is not None else []
+    return Credentials(
+        secret, origin, pem["ca"], pem["certificate"], pem["key"], shown=" and ".join(parts) or "nothing"
+    )
+
+
+def bearer(credentials: Credentials) -> Metadata:
+    """What the call that opens a session shows: a token, where there is one."""
+    return (("authorization", f"Bearer {credentials.token}"),) if credentials.token else ()
+
+
+def opening(credentials: Credentials, target: Target) -> Metadata:
+    """The same, where the connection does not say who is at this end of a Unix socket: else a ticket that does."""
+    if credentials.token:
+        return bearer(credentials)
+    path = target.address.removeprefix("unix:")
+    if path == target.address:
+        return ()
+    ticket = _ticket(identity_path(path))
+    return (("hearth-ticket", ticket),) if ticket else ()
+
+
+def of_session(session_token: str) -> Metadata:
+    """What later calls show."""
+    return (("hearth-session", session_token),)
+
+
+def identity_path(path: str) -> str:
+    """Where a daemon says who connects: ``hearth-identity.sock`` beside ``hearth.sock``."""
+    folder, name = os.path.split(path)
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122 - see `is_socket`
+    return os.path.join(folder, f"{stem}-identity{suffix}")  # noqa: PTH118
+
+
+def _ticket(path: str) -> str:
+    """A ticket that stands for this process's user; empty where the daemon gives none."""
+    if not is_socket(path):
+        return ""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_TICKET_S)
+            connection.connect(path)
+            answer = b""
+            while len(answer) < _MOST and (piece := connection.recv(_MOST)):
+                answer += piece
+    except OSError:
+        return ""  # the daemon says what is missing
+    return answer.decode("ascii", "replace").strip()
+
+
+def _token(argument: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The token and where it is from; empty where there is none."""
+    if argument is not None:
+        return _checked(argument, "the argument token"), "the argument token"
+    if environ.get(TOKEN):
+        return _checked(environ[TOKEN], TOKEN), TOKEN
+    path = environ.get(TOKEN_FILE)
+    if not path:
+        return "", ""
+    origin = f"the file {path} ({TOKEN_FILE})"
+    try:
+        text = _path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(
+            f"{origin} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}.",
+            reason="INVALID_ARGUMENT",
+            fix="put the token alone into a file that you may read.",
+        ) from None
+    return _checked(text, origin), origin
+
+
+def _checked(token: str, origin: str) -> str:
+    """Without the line's end of a file. What the token is never stands in an error."""
+    token = token.strip()
+    if not token or not token.isascii() or any(character.isspace() or ord(character) < 32 for character in token):
+        what = "empty" if not token else "no token: it holds spaces, line ends or characters that are not ASCII"
+        raise ArgumentError(
+            f"{origin} is {what}.", reason="INVALID_ARGUMENT", fix="give the token as `hearthd token` printed it."
+        )
+    return token
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    from pathlib import Path  # most clients read no file
+
+    return Path(path)
+
+
+def _pem(path: str | os.PathLike[str] | None, origin: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        data = _path(path).read_bytes()
+    except OSError as error:
+        raise ArgumentError(
+            f"{path} (from {origin}) cannot be read: {error.strerror}.",
+            reason="INVALID_ARGUMENT",
+            fix="name a PEM file that you may read.",
+        ) from None
+    if b"-----BEGIN " not in data:
+        raise ArgumentError(
+            f"{path} (from {origin}) is no PEM file.", reason="INVALID_ARGUMENT", fix='convert it, e.g. with "openssl".'
+        )
+    return data

@@ -1,0 +1,166 @@
+"""Opening a session: the daemon is asked before what works with its answer is imported, which takes about as long.
+
+So nothing is imported here that is not needed to ask; see `_answered`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from hearth.codec import decode, encode
+from hearth.endpoint.credentials import bearer, of_session, opening
+from hearth.errors import ArgumentError, HearthError, UnsupportedError
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+
+if TYPE_CHECKING:
+    from hearth.codec.encode import Plain
+    from hearth.endpoint.credentials import Credentials
+    from hearth.endpoint.target import Target
+    from hearth.session.lease import NodeSession, Roads
+    from hearth.transport.base import Answer, Transport
+    from hearth_proto.v1 import node_pb2
+
+    Opened = tuple[Transport, node_pb2.OpenSessionResponse]
+
+_OPEN_TRIES = 3
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
+
+
+def open_session(
+    target: Target,
+    credentials: Credentials,
+    timeout: float,
+    client_name: str | None,
+    *,
+    dedicated: bool | None = None,
+    launch_timeout: float = 0.0,
+    lanes: bool = True,
+    within: float | None = None,
+    roads: Roads | None = None,
+) -> NodeSession:
+    """Connects and opens a session: with frames where the daemon takes them, else with gRPC. `timeout` is the
+    session's, `within` that of the attempt, if it is another; `roads`: see `NodeSession`. Raises `ConnectError` saying
+    what was tried, or what the daemon answers."""
+    from hearth import __version__
+
+    name = client_name or default_name()
+    if not isinstance(name, str) or not encode.encodable(name):
+        raise ArgumentError(f"name is {name!r}.", reason="INVALID_ARGUMENT", fix="pass a str that UTF-8 can hold.")
+    request = encode.open_session(
+        (PROTOCOL_MIN, PROTOCOL_MAX),
+        __version__,
+        name,
+        encode.ISOLATION[dedicated],
+        int(launch_timeout * 1e9),
+    )
+    within = timeout if within is None else within
+    found = _by_frames(target, credentials, request, within) if lanes else None
+    if found is None:
+        found = _by_grpc(target, credentials, request, within)
+    transport, opened = found
+    from hearth.session.lease import NodeSession
+
+    transport.lanes = transport.lanes and lanes
+    transport.stripes = transport.stripes if lanes else 0
+    transport.metadata = of_session(opened.session_token)
+    transport.session_id = opened.session_id
+    session = NodeSession(transport, opened, timeout, roads)
+    path = os.environ.get("HEARTH_TRACE")
+    if path:
+        from hearth.profiling.auto_trace import follow
+
+        try:
+            session.recorder = follow(session, path)
+        except BaseException:
+            session.close()
+            raise
+    return session
+
+
+def _by_frames(target: Target, credentials: Credentials, request: Plain, timeout: float) -> Opened | None:
+    """None where the daemon takes no frames, or does not answer: gRPC may, and says why not. Raises what it answers."""
+    if target.address[:5] != "unix:" or target.tls:
+        return None
+    from hearth.transport.framed import FramedTransport
+
+    transport = FramedTransport(target.address)
+    transport.metadata = bearer(credentials)
+    try:
+        return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout))
+    except HearthError as error:
+        if error.broken:
+            return None
+        raise _explained(error, transport, target, credentials) from None
+
+
+def _by_grpc(target: Target, credentials: Credentials, request: Plain, timeout: float) -> Opened:
+    from hearth_proto import polling
+
+    polling.import_grpc(polling.CLIENT)
+    from hearth.transport.grpc import GrpcTransport
+
+    if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
+        raise UnsupportedError(
+            "this process was forked from one that had connected already; gRPC's threads do not survive that, and a "
+            "new connection would hang.",
+            reason="UNSUPPORTED",
+            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+        )
+    _Grpc.used = True
+    transport = GrpcTransport(
+        target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
+    )
+    for left in reversed(range(_OPEN_TRIES)):
+        transport.metadata = opening(credentials, target)  # a ticket is good for one call
+        try:
+            return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout))
+        except HearthError as error:
+            if error.broken and left:
+                continue  # a session that was opened and never heard of ends with its lease
+            raise _explained(error, transport, target, credentials) from None
+    raise AssertionError("the last try returns or raises")
+
+
+def _explained(error: HearthError, transport: Transport, target: Target, credentials: Credentials) -> HearthError:
+    from hearth.endpoint.diagnostics import explain
+
+    transport.close()
+    return explain(error, target, credentials)
+
+
+def _answered(answer: Answer) -> node_pb2.OpenSessionResponse:
+    """The daemon's answer; while it is on its way, what its devices need here is imported. Raises `HearthError`."""
+    try:
+        import hearth.device
+        import hearth.session.lease  # noqa: F401
+
+        opened: node_pb2.OpenSessionResponse = answer.result()
+    except BaseException:  # KeyboardInterrupt, for one: nobody will take the answer
+        answer.cancel()
+        raise
+    return opened
+
+
+def default_name() -> str:
+    """``host:pid program``, for the daemon's logs."""
+    program = "python"
+    if getattr(sys, "argv", None) and sys.argv[0]:
+        program = os.path.basename(sys.argv[0])  # noqa: PTH119 - see `hearth.endpoint.target.is_socket`
+    return f"{socket.gethostname()}:{os.getpid()} {program}"
+
+
+class _Grpc:
+    """What this process did with gRPC, and what the one did that it was forked from."""
+
+    used = False
+    inherited = False
+
+
+def _after_fork() -> None:
+    _Grpc.inherited = _Grpc.inherited or _Grpc.used
+
+
+os.register_at_fork(after_in_child=_after_fork)

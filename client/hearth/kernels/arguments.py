@@ -1,0 +1,298 @@
+"""Kernel arguments to a packed launch record: the parameter block by C's rules, and where buffers go in it.
+
+==================================================== ======================================= ========================
+argument                                             passed as                               alignment
+==================================================== ======================================= ========================
+`DeviceArray`, `read_only(array)`                    pointer                                 8
+`TensorMap`, `read_only(tensor_map)`                 `const __grid_constant__ CUtensorMap`   64
+NumPy or ml_dtypes scalar, 0-d array                 its own C type                          its size; `long double`:
+                                                                                             its dtype's
+complex64, complex128                                `cuComplex`, `thrust::complex`          8, 16
+bool, int, float, complex                            `bool`, `long long`, `double`,          1, 8, 8, 16
+                                                     `complex<double>`, as in CuPy
+structured scalar (`np.void`)                        struct of the dtype's bytes             its dtype's: use
+                                                                                             `np.dtype(..., align=True)`
+`bytes`                                              struct                                  8
+`Struct(data, align=n)`                              struct                                  n
+scalar, structure or union of ctypes                 the same C type; no pointers            as ctypes has it
+==================================================== ======================================= ========================
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hearth import lazy_numpy as np
+from hearth.errors import LaunchError, LaunchTypeError
+from hearth.kernels import record_packer
+from hearth.kernels.readonly import ReadOnly
+from hearth.session.memory import OnDevice
+from hearth_proto import launches
+
+_INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
+             ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
+_DIM_MAX = 2**32 - 1
+_AXES = "xyz"
+
+
+class ByValue:
+    """The base of `Struct`, which is made in a file of its own: few need it, and a dataclass takes a while."""
+
+    __slots__ = ()
+
+    data: bytes
+    align: int
+
+
+class Parameter(NamedTuple):
+    """How one argument is passed."""
+
+    code: str  # of `struct`; empty: raw bytes
+    size: int
+    alignment: int
+    pointer: bool = False
+    read_only: bool = False
+
+
+_PYTHON = (
+    (bool, Parameter("?", 1, 1)),  # before int, of which it is one
+    (int, Parameter("q", 8, 8)),
+    (float, Parameter("d", 8, 8)),
+    (complex, Parameter("", 16, 16)),
+)
+
+
+class Signature:
+    """Everything about a launch that follows from its arguments' types alone."""
+
+    __slots__ = ("block_size", "layout", "pack", "pack_checked", "parameters", "pointers", "raw", "size")
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        offset = 0
+        places: list[launches.Place] = []
+        codes: list[str] = []
+        for index, (code, size, alignment, pointer, read_only) in enumerate(parameters):
+            gap = -offset % alignment
+            offset += gap
+            if offset + size > launches.MAX_PARAMETER_BYTES:
+                raise LaunchError(
+                    f"argument {index} ends {offset + size} bytes into the parameters; "
+                    f"kernels take at most {launches.MAX_PARAMETER_BYTES}.",
+                    reason="LAUNCH_INVALID",
+                    fix="pass large structs through device memory.",
+                )
+            places.append(launches.Place(offset, size, pointer, read_only))
+            codes.append(f"{gap}x{code or f'{size}s'}" if gap else code or f"{size}s")
+            offset += size
+        self.block_size = offset
+        self.parameters = len(places)
+        packed = launches.pack_layout(places)
+        self.layout = packed.ljust(launches.padded(len(packed)), b"\0")
+        self.pointers = tuple(index for index, parameter in enumerate(parameters) if parameter.pointer)
+        self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
+        tail = struct.Struct(f"<{len(self.pointers)}Q{''.join(codes)}{-offset % 8}x")
+        self.pack: Callable[..., bytes] = tail.pack
+        """(buffer handles..., arguments...) -> all of the record that follows the layout."""
+        self.pack_checked = record_packer.packer(len(codes), self.pointers, self.raw, self.pack, raw_bytes)
+        self.size = launches.HEADER.size + len(self.layout) + tail.size
+
+    def head(
+        self,
+        function: int,
+        stream: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_mem: int,
+        flags: int,
+        timeout_ns: int,
+        extension: launches.Extension | None = None,
+    ) -> bytes:
+        """The record up to its buffer handles."""
+        extended = b""
+        if extension is not None:
+            flags |= launches.LaunchFlag.EXTENDED
+            cluster, *rest = extension
+            extended = launches.EXTENSION.pack(*cluster, *rest)
+        return (
+            launches.HEADER.pack(
+                self.size + len(extended),
+                self.parameters,
+                len(self.pointers),
+                function,
+                stream,
+                *grid,
+                *block,
+                shared_mem,
+                flags,
+                self.block_size,
+                timeout_ns,
+            )
+            + extended
+            + self.layout
+        )
+
+    def tail(self, args: Sequence[Any]) -> bytes:
+        """The record from its buffer handles on. Raises `LaunchError` for a Python int that does not fit int64."""
+        values = list(args)
+        handles = []
+        for index in self.pointers:
+            array = values[index]
+            handles.append(array._memory.handle)
+            values[index] = array._offset
+        for index in self.raw:
+            values[index] = raw_bytes(values[index])
+        try:
+            return self.pack(*handles, *values)
+        except struct.error as error:
+            from hearth.kernels.unpassable import out_of_range
+
+            raise out_of_range(args) from error
+
+
+_BY_TYPES: dict[tuple[object, ...], Signature] = {}
+_BY_SHAPE: dict[tuple[object, ...], Signature] = {}
+_TYPED: dict[tuple[type, ...], record_packer.Packer] = {}
+_CACHE_LIMIT = 4096
+
+
+def signature(args: Sequence[Any]) -> Signature:
+    """How `args` are passed. Raises `LaunchTypeError` naming the argument that cannot be."""
+    types = tuple(map(type, args))
+    found = _BY_TYPES.get(types)
+    if found is not None:
+        return found
+    parameters = tuple(parameter(index, arg) for index, arg in enumerate(args))
+    shape: tuple[object, ...] = parameters
+    found = _BY_SHAPE.get(shape)
+    if found is None:
+        found = Signature(parameters)
+        _remember(_BY_SHAPE, shape, found)
+    if fixed(types):
+        _remember(_BY_TYPES, types, found)
+    return found
+
+
+def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | None:
+    """`known.pack_checked` that looks at the types as well, for `types` that are `fixed`. None for too many."""
+    found = _TYPED.get(types)
+    if found is None and len(types) <= record_packer.WRITTEN_OUT:
+        found = record_packer.packer(len(types), known.pointers, known.raw, known.pack, raw_bytes, types)
+        if len(_TYPED) >= _CACHE_LIMIT:
+            _TYPED.clear()
+        _TYPED[types] = found
+    return found
+
+
+def fixed(types: Sequence[type]) -> bool:
+    """Whether the types alone say how arguments are passed: not so for bytes, structs and 0-d arrays."""
+    varying = bytes | ByValue | np.void | np.ndarray if np.here() else bytes | ByValue
+    return not any(issubclass(kind, varying) for kind in types)
+
+
+def parameter(index: int, arg: Any) -> Parameter:
+    """How one argument is passed. Raises `LaunchTypeError`."""
+    if isinstance(arg, OnDevice):
+        return Parameter(*arg._passed, True, isinstance(arg, ReadOnly))
+    if np.here() and isinstance(arg, np.generic | np.ndarray):
+        return _numpys(index, arg)
+    for kind, passed in _PYTHON:
+        if isinstance(arg, kind):
+            return passed
+    if isinstance(arg, ByValue):
+        return Parameter("", len(arg.data), arg.align)
+    if isinstance(arg, bytes):
+        return Parameter("", len(arg), 8)
+    found = None
+    if "_ctypes" in sys.modules:
+        from hearth.kernels import ctypes_values
+
+        found = ctypes_values.size_and_alignment(arg)
+    if found is None:
+        raise _refused(index, arg)
+    return Parameter("", *found)
+
+
+def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
+    """How a scalar or a 0-d array of NumPy's is passed."""
+    if arg.shape != () or arg.dtype.kind in "OSU":
+        raise _refused(index, arg)
+    passed = _scalar(arg.dtype)
+    if isinstance(arg, np.generic) and not isinstance(arg, np.void):
+        return passed
+    if arg.dtype.hasobject:
+        raise LaunchTypeError(
+            f"argument {index} is a struct with Python objects in it ({arg.dtype}).",
+            reason="LAUNCH_INVALID",
+            fix="use fields of fixed size.",
+        )
+    return Parameter("", passed.size, passed.alignment)
+
+
+def raw_bytes(arg: Any) -> bytes:
+    """The bytes of an argument that `struct` has no code for."""
+    if isinstance(arg, bytes):
+        return arg
+    if isinstance(arg, complex):
+        return struct.pack("<dd", arg.real, arg.imag)
+    if isinstance(arg, ByValue):
+        return bytes(arg.data)
+    if np.here():
+        if isinstance(arg, np.generic):
+            return arg.tobytes()
+        if isinstance(arg, np.ndarray):
+            return arg.astype(arg.dtype.newbyteorder("="), copy=False).tobytes()
+    return bytes(memoryview(arg))  # of ctypes
+
+
+def dimensions(what: str, value: object) -> tuple[int, int, int]:
+    """`grid` or `block` as x, y, z. Raises `LaunchError` naming the axis that is wrong."""
+    axes = value if isinstance(value, tuple | list) else (value,)
+    if not 1 <= len(axes) <= 3:
+        raise LaunchError(
+            f"{what} has {len(axes)} axes; it takes one to three.",
+            reason="LAUNCH_INVALID",
+            fix=f"pass {what}=(x,), (x, y) or (x, y, z).",
+        )
+    out = [1, 1, 1]
+    for index, axis in enumerate(axes):
+        if type(axis) is not int and (isinstance(axis, bool | np.bool_) or not isinstance(axis, int | np.integer)):
+            raise LaunchTypeError(
+                f"{what}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it is a whole number.",
+                reason="LAUNCH_INVALID",
+                fix="use // for the division, or int().",
+            )
+        if not 1 <= axis <= _DIM_MAX:
+            raise LaunchError(
+                f"{what}.{_AXES[index]} is {axis}; it lies between 1 and {_DIM_MAX}.",
+                reason="LAUNCH_INVALID",
+                fix="skip the launch when there is nothing to do." if axis == 0 else "check how it is computed.",
+            )
+        out[index] = int(axis)
+    return out[0], out[1], out[2]
+
+
+def _scalar(dtype: np.dtype[Any]) -> Parameter:
+    code = _INTEGERS.get((dtype.kind, dtype.itemsize), "")
+    if dtype.kind == "b":
+        code = "?"
+    elif dtype.kind == "f" and dtype.itemsize in (4, 8):
+        code = "f" if dtype.itemsize == 4 else "d"
+    alignment = dtype.alignment
+    if dtype.kind in "cW" and dtype.itemsize <= 16:  # W: ml_dtypes' complex of two halves
+        alignment = dtype.itemsize  # half2, float2, double2 and every complex class of CUDA are aligned to their size
+    return Parameter(code, dtype.itemsize, alignment)
+
+
+def _refused(index: int, arg: Any) -> LaunchTypeError:
+    from hearth.kernels.unpassable import unpassable  # few are
+
+    return unpassable(index, arg)
+
+
+def _remember(cache: dict[tuple[object, ...], Signature], key: tuple[object, ...], value: Signature) -> None:
+    if len(cache) >= _CACHE_LIMIT:
+        cache.clear()
+    cache[key] = value

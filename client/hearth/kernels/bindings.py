@@ -1,0 +1,282 @@
+"""What a dispatch is given, and the message that it becomes.
+
+========================== ============================ ===========================================================
+argument                   the kernel gets              the array
+========================== ============================ ===========================================================
+`In(a)`, a NumPy array     a pointer                    goes up
+`Out(shape, dtype)`        a pointer to zeros           comes back
+`InOut(a)`                 a pointer                    goes up, and comes back as a new one
+`DeviceArray`              a pointer                    stays on the device; ordered like any other use of it
+anything else              a value                      as for a launch, see `hearth.kernels.arguments`
+========================== ============================ ===========================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hearth import shapes
+from hearth.errors import ArgumentError, DtypeError, LaunchError, LaunchTypeError
+from hearth.kernels import arguments
+from hearth.kernels.pending_dispatch import Output
+from hearth.session.memory import OnDevice
+from hearth.transfer import plan
+from hearth_proto.launches import TENSOR_MAP_BYTES
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.kernels.function import Function
+    from hearth.session.attachment import Attachment
+    from hearth.session.send_queue import Limits
+
+Array = np.ndarray[Any, Any]
+Binding = commands_pb2.Binding
+
+_RETURNED = (Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
+_MARGIN = 512
+"""Room in a batch for the rest of the command, bytes."""
+_MARGIN_OF_BINDING = 64
+
+
+class In:
+    """An input. Any array or nested sequence of numbers; made contiguous where it is not."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = _host(array)
+
+    def __repr__(self) -> str:
+        return f"In({self.array.dtype} {self.array.shape})"
+
+
+class Out:
+    """An output of `shape` and `dtype`, zeros where the kernel does not write.
+
+    `range`: a slice of step 1 of the first axis, the part that comes back.
+    """
+
+    __slots__ = ("dtype", "range", "shape")
+
+    def __init__(self, shape: shapes.Shape, dtype: Any, *, range: slice | None = None) -> None:
+        self.shape = shapes.shape_of(shape)
+        self.dtype = shapes.dtype_of(dtype)
+        self.range = _rows(range, self.shape)
+
+    def __repr__(self) -> str:
+        return f"Out({self.dtype} {self.shape})"
+
+
+class InOut:
+    """An array that the kernel changes: a copy goes up, and comes back as an output. `range`: as for `Out`."""
+
+    __slots__ = ("array", "range")
+
+    def __init__(self, array: Any, *, range: slice | None = None) -> None:
+        self.array = _host(array)
+        self.range = _rows(range, self.array.shape)
+
+    def __repr__(self) -> str:
+        return f"InOut({self.array.dtype} {self.array.shape})"
+
+
+def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
+    """The kernel's arguments in order, host arrays as `In`."""
+    for name, value in (("args", args), ("ins", ins), ("outs", outs), ("scalars", scalars)):
+        if value is not None and not isinstance(value, tuple | list):
+            raise LaunchTypeError(
+                f"{name} is a {type(value).__name__}; it is a list.", reason="LAUNCH_INVALID", fix=f"{name}=[...]"
+            )
+    if args is not None and (ins or outs or scalars):
+        raise ArgumentError(
+            "args is the whole list of arguments; ins, outs and scalars are another way to give it.",
+            reason="INVALID_ARGUMENT",
+            fix="use args=[In(a), Out(shape, dtype), ...] alone, or ins=, outs= and scalars=.",
+        )
+    if args is not None:
+        return [In(arg) if isinstance(arg, np.ndarray) and arg.ndim else arg for arg in args]
+    given: list[Any] = [each if isinstance(each, In | InOut | OnDevice) else In(each) for each in ins]
+    for index, each in enumerate(outs):
+        if isinstance(each, Out | InOut | OnDevice):
+            given.append(each)
+        elif isinstance(each, tuple | list) and len(each) == 2:
+            given.append(Out(*each))
+        else:
+            raise LaunchTypeError(
+                f"outs[{index}] is {each!r}; an output is a shape and a dtype.",
+                reason="LAUNCH_INVALID",
+                fix="outs=[((rows, columns), np.float32)], or hearth.Out(shape, dtype).",
+            )
+    return [*given, *scalars]
+
+
+def binding_of(index: int, argument: Any, function: Function, attachment: Attachment) -> Binding:
+    """One argument; the bytes of inputs are added later."""
+    if isinstance(argument, In):
+        return Binding(role=Binding.ROLE_INPUT, size=argument.array.nbytes)
+    if isinstance(argument, Out | InOut):
+        shape, dtype = (argument.shape, argument.dtype) if isinstance(argument, Out) else _like(argument.array)
+        size = shapes.bytes_of(shape, dtype)
+        role = Binding.ROLE_OUTPUT if isinstance(argument, Out) else Binding.ROLE_INPUT_OUTPUT
+        binding = Binding(role=role, size=size)
+        if argument.range is not None:
+            row = size // shape[0] if shape[0] else 0
+            start, stop = argument.range
+            binding.range_offset = start * row
+            binding.range_size = (stop - start) * row
+        return binding
+    passed = arguments.parameter(index, argument)
+    value = commands_pb2.Argument()
+    if passed.pointer:
+        memory = argument._memory
+        if memory.owner is not attachment.space:
+            function._refuse(f"argument {index}", argument, index)
+        if passed.size == TENSOR_MAP_BYTES:
+            value.tensor_map = memory.handle
+        else:
+            value.pointer.buffer = memory.handle
+            value.pointer.offset = argument._offset
+            value.pointer.read_only = passed.read_only
+    else:
+        value.raw = _value_bytes(index, argument, passed)
+    return Binding(role=Binding.ROLE_VALUE, value=value)
+
+
+def _value_bytes(index: int, argument: Any, passed: arguments.Parameter) -> bytes:
+    if not passed.code:
+        return arguments.raw_bytes(argument)
+    try:
+        return struct.pack(f"<{passed.code}", argument)
+    except struct.error:
+        raise LaunchError(
+            f"argument {index} is {argument}; a Python int is passed as a 64-bit signed integer.",
+            reason="LAUNCH_INVALID",
+            fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
+            details={"argument": str(index)},
+        ) from None
+
+
+def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[Output]:
+    """Where each output goes. Raises for an `out` that does not fit, before anything is sent."""
+    wanted: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+    for argument in given:
+        if isinstance(argument, Out | InOut):
+            shape, dtype = (argument.shape, argument.dtype) if isinstance(argument, Out) else _like(argument.array)
+            if argument.range is not None:
+                shape = (argument.range[1] - argument.range[0], *shape[1:])
+            wanted.append((shape, dtype))
+    if out is not None and (not isinstance(out, tuple | list) or len(out) != len(wanted)):
+        count = f"has {len(out)} entries" if isinstance(out, tuple | list) else f"is a {type(out).__name__}"
+        raise ArgumentError(
+            f"out {count}; the dispatch has {len(wanted)} outputs.",
+            reason="INVALID_ARGUMENT",
+            fix="out=[array or None for each output]",
+        )
+    places = []
+    for index, (shape, dtype) in enumerate(wanted):
+        host = None if out is None else out[index]
+        if host is None:
+            host = np.empty(shape, dtype)
+        elif not isinstance(host, np.ndarray) or host.shape != shape or host.dtype.newbyteorder("=") != dtype:
+            what = f"{host.dtype} {host.shape}" if isinstance(host, np.ndarray) else type(host).__name__
+            raise ArgumentError(
+                f"out[{index}] is {what}; output {index} is {dtype} {shape}.",
+                reason="INVALID_ARGUMENT",
+                fix=f"np.empty({shape}, {str(dtype)!r})",
+            )
+        elif not host.flags.writeable:
+            raise ArgumentError(f"out[{index}] is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")
+        direct = host.flags.c_contiguous and host.dtype.isnative
+        places.append(Output(host, host if direct else np.empty(shape, dtype)))
+    return places
+
+
+def send_inputs(
+    given: Sequence[Any],
+    dispatch: commands_pb2.Dispatch,
+    limits: Limits,
+    mint: Callable[[], int],
+    copy: Callable[[memoryview], memoryview] | None,
+) -> list[tuple[int, memoryview]]:
+    """Puts the small inputs into the command and names uploads for the others: (transfer, bytes), of a `copy` where
+    there is to be one."""
+    room = limits.max_batch_bytes - _MARGIN - _MARGIN_OF_BINDING * len(dispatch.bindings)
+    room = min(limits.max_inline_bytes, room)
+    arrays = [(index, each.array) for index, each in enumerate(given) if isinstance(each, In | InOut)]
+    uploads = []
+    for (index, array), fits in zip(arrays, _fitting([array.nbytes for _, array in arrays], room), strict=True):
+        binding = dispatch.bindings[index]
+        if fits:
+            binding.data = array.tobytes()
+        else:
+            binding.upload = mint()
+            data = plan.host_bytes(array)
+            uploads.append((binding.upload, data if copy is None else copy(data)))
+    return uploads
+
+
+def return_outputs(
+    dispatch: commands_pb2.Dispatch, places: Sequence[Output], limits: Limits, mint: Callable[[], int]
+) -> None:
+    """Names downloads for the outputs that are too large to come back inside the answer."""
+    outputs = [binding for binding in dispatch.bindings if binding.role in _RETURNED]
+    fitting = _fitting([len(place.into) for place in places], limits.max_inline_bytes)
+    for binding, place, fits in zip(outputs, places, fitting, strict=True):
+        if not fits:
+            binding.download = place.download = mint()
+
+
+def _fitting(sizes: Sequence[int], room: int) -> list[bool]:
+    """Which travel inline: as many as fit, the smallest first."""
+    fits = [False] * len(sizes)
+    for index in sorted(range(len(sizes)), key=sizes.__getitem__):
+        if sizes[index] > room:
+            break
+        room -= sizes[index]
+        fits[index] = True
+    return fits
+
+
+def _host(array: Any) -> Array:
+    """A C-contiguous array in native byte order. Raises `DtypeError` for what cannot lie in device memory."""
+    if isinstance(array, OnDevice):
+        raise LaunchTypeError(
+            f"{array!r} lies on the device already.", reason="LAUNCH_INVALID", fix="pass it as it is, without In."
+        )
+    try:
+        host = np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            f"this {type(array).__name__} makes no array ({error}).", reason="INVALID_ARGUMENT", fix="see np.asarray"
+        ) from None
+    return np.asarray(host, shapes.dtype_of(host.dtype), order="C")
+
+
+def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    return array.shape, array.dtype
+
+
+def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Start and stop on the first axis. Nothing is clipped: a range that lies outside is a mistake."""
+    if range is None:
+        return None
+    if not isinstance(range, slice) or range.step not in (None, 1) or not shape:
+        raise ArgumentError(
+            f"range is {range!r} of an output of shape {shape}; it is a slice of step 1 of the first axis.",
+            reason="INVALID_ARGUMENT",
+            fix="range=slice(start, stop)",
+        )
+    length = shape[0]
+    start = 0 if range.start is None else range.start + length * (range.start < 0)
+    stop = length if range.stop is None else range.stop + length * (range.stop < 0)
+    if not 0 <= start <= stop <= length:
+        raise ArgumentError(
+            f"range [{range.start}:{range.stop}] of an output of {length} along its first axis.",
+            reason="OUT_OF_BOUNDS",
+            fix="0 <= start <= stop <= length",
+        )
+    return start, stop

@@ -1,0 +1,249 @@
+"""The bytes of one dispatch beside its command: large inputs on their way up, large outputs on their way down.
+
+On the daemon's host they go by shared memory, from where they lie to where they belong if that can be shared. Elsewhere
+they go as those of other transfers do, over stripes or on streams. Outputs that go over stripes come all at once: each
+of them is over when the dispatch is, and that waits for all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from hearth.errors import HearthError, TransferError
+from hearth.transfer import plan, router, striping
+from hearth.transfer.grpc_stream import give_up
+
+if TYPE_CHECKING:
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Reply
+
+
+class Wanted(Protocol):
+    """An output of a dispatch."""
+
+    download: int
+    """The transfer that it comes by; 0: it comes inside the answer."""
+
+    @property
+    def into(self) -> memoryview:
+        """The bytes to fill."""
+        ...
+
+    def fill(self, memory: memoryview) -> None:
+        """They are in this memory."""
+
+
+class DispatchBytes:
+    """Of one dispatch, whose answer is `reply`: when it fails, all transfers end. `uploads` are (transfer, bytes); the
+    bytes must not change before they are sent."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        attachment: Attachment,
+        reply: Reply,
+        uploads: Sequence[tuple[int, memoryview]],
+        outputs: Sequence[Wanted],
+    ) -> None:
+        self._connection = connection
+        self._attachment = attachment
+        self._reply = reply
+        self._uploads = list(uploads)
+        self._outputs = [output for output in outputs if output.download]
+        self._tried = False
+        self._lock = threading.Lock()
+        self._cancels: list[Callable[[], None]] = []
+        self._unbegun = {number for number, _ in self._uploads} | {output.download for output in self._outputs}
+        """Transfers that the command names and that nobody has opened."""
+        self._over = False
+        self._error: BaseException | None = None
+        self._read: list[memoryview] = []
+        self._written: list[tuple[memoryview, Wanted]] = []
+        self._doubtful: dict[int, memoryview] = {}
+        """Shared memory that the device reads, and that it writes, until the answer: the session, which waits for that,
+        holds this."""
+        reply.on_error = self.cancel
+        if reply.error is not None:
+            self.cancel()
+
+    @property
+    def any(self) -> bool:
+        """Whether there are some."""
+        return bool(self._uploads or self._outputs)
+
+    def cancel(self) -> None:
+        """Ends them all. Of those that were to come the daemon is told, too, unless it has answered: it waits for each
+        that the command names, and with it all that is behind."""
+        with self._lock:
+            self._over = True
+            cancels, self._cancels = self._cancels, []
+            unbegun, self._unbegun = self._unbegun, set()
+            written = list(self._written)
+        for memory, _ in written:
+            _spoil(memory)
+        for cancel in cancels:
+            cancel()
+        if self._reply.answered:
+            self._let_go()
+            return
+        for number in unbegun:
+            give_up(self._connection, number)
+
+    def take(self) -> None:
+        """Copies the inputs: those that were given may change from now on."""
+        from hearth.transfer import registered
+
+        self._uploads = [
+            (number, registered.taken(self._connection, self._attachment, data)) for number, data in self._uploads
+        ]
+
+    def place(self) -> bool:
+        """Says of what can go by shared memory where it is; whether that was all. Waits for no device. A second time
+        does nothing."""
+        if not self._tried:
+            self._tried = True
+            self._uploads = [upload for upload in self._uploads if not self._place_upload(*upload)]
+            self._outputs = [output for output in self._outputs if not self._place_output(output)]
+        return not self.any
+
+    def _place_upload(self, number: int, data: memoryview) -> bool:
+        from hearth.transfer import registered  # small arrays do without
+
+        self._check()
+        memory = registered.upload(self._connection, self._attachment, number, data)
+        if memory is not None:
+            self._read.append(memory)
+        return memory is not None
+
+    def _place_output(self, output: Wanted) -> bool:
+        from hearth.transfer import registered
+
+        self._check()
+        landing = registered.download(self._connection, self._attachment, output.download, output.into)
+        if landing is None:
+            return False
+        if not landing.sure:
+            self._doubtful[output.download] = landing.memory
+            return False
+        with self._lock:
+            self._written.append((landing.memory, output))
+            over = self._over
+        if over:
+            registered.spoil(landing.memory)
+        return True
+
+    def move(self) -> None:
+        """Returns when all have arrived. Raises what the dispatch failed with, else the transfer's own error."""
+        try:
+            self.place()
+            self._send()
+            self._fetch()
+            self._land()
+        except HearthError as error:
+            raise router.cause_of(self._reply, error) from None
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of memory that the device uses no more: the reply, which refers to this, may live on for a while."""
+        if self._reply.answered:
+            self._read.clear()
+            self._written.clear()
+            self._doubtful.clear()
+
+    def _land(self) -> None:
+        """What came by shared memory goes where it belongs."""
+        if not (self._read or self._written):
+            return
+        self._reply.wait()
+        for memory, output in self._written:
+            output.fill(memory)
+
+    def _send(self) -> None:
+        started = []
+        uploads, self._uploads = self._uploads, []
+        for number, data in uploads:
+            self._begin(number)
+            upload = striping.upload(self._connection, self._attachment, self._reply, number, data)
+            self._watch(upload.cancel)
+            started.append((upload, len(data)))
+        for upload, size in started:
+            received = upload.result()
+            if received != size:
+                raise plan.short(received, size)
+
+    def _fetch(self) -> None:
+        large = [each for each in self._outputs if len(each.into) >= plan.STRIPED_BYTES]
+        small = [each for each in self._outputs if len(each.into) < plan.STRIPED_BYTES]
+        threads = [
+            threading.Thread(target=self._fetch_beside, args=(output,), name="hearth-output", daemon=True)
+            for output in large[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for output in small + large[:1]:  # what goes over stripes is over with the answer, which waits for all
+                self._fetch_one(output)
+        except BaseException:
+            self.cancel()
+            raise
+        finally:  # nobody is in the caller's memory afterwards
+            for thread in threads:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _fetch_beside(self, output: Wanted) -> None:
+        try:
+            self._fetch_one(output)
+        except BaseException as error:
+            self._error = self._error or error
+            self.cancel()
+
+    def _fetch_one(self, output: Wanted) -> None:
+        try:
+            self._fetch_another_way(output)
+        except HearthError as error:
+            memory = self._doubtful.get(output.download)
+            if memory is None or router.cause_of(self._reply, error) is not error or not self._reply.answered:
+                raise
+            from hearth.transfer import registered
+
+            registered.copy(output.into, memory)  # the daemon had heard where it was to be, and is done
+
+    def _fetch_another_way(self, output: Wanted) -> None:
+        into = output.into
+        self._begin(output.download)
+        download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
+        self._watch(download.cancel)
+        received = download.into(into)
+        if received != len(into):
+            raise plan.short(received, len(into))
+
+    def _begin(self, number: int) -> None:
+        """It is opened now. Raises `TransferError` where the dispatch was given up."""
+        with self._lock:
+            self._unbegun.discard(number)
+        self._check()
+
+    def _check(self) -> None:
+        """Raises `TransferError` where the dispatch was given up."""
+        if self._over:
+            raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
+
+    def _watch(self, cancel: Callable[[], None]) -> None:
+        """One more, which is ended at once where the dispatch is over."""
+        with self._lock:
+            if not self._over:
+                self._cancels.append(cancel)
+                return
+        cancel()
+
+
+def _spoil(memory: memoryview) -> None:
+    from hearth.transfer import registered
+
+    registered.spoil(memory)

@@ -1,0 +1,243 @@
+"""Graphs: work that is recorded and checked once, then run as often as wanted with one small command.
+
+Inside ``with gpu.graph() as g:`` a private stream is current; the launches, copies and fills that it is given are
+recorded instead of run, and nothing else may be given to it. What a graph uses lives as long as it does, also where the
+arrays and modules are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from hearth import stream as streams
+from hearth.errors import HearthError, LaunchError
+from hearth.kernels import launch_config
+from hearth.kernels.graph_program import Program, count, lost
+from hearth.stream import Stream
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from hearth.kernels.launch_config import Call
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.memory import Kind
+    from hearth.session.reply import Asked
+
+
+class Recorder(Stream):
+    """The private stream of a graph that is being recorded. It ends with the attachment that it was made on."""
+
+    records = True
+
+    def __init__(self, connection: Connection) -> None:
+        self.calls: list[Call] = []
+        self._order = threading.Lock()
+        super().__init__(connection)
+
+    def launched(self, attachment: Attachment, record: bytes, call: Call, _args: object) -> None:
+        """Sends the launch, and notes it in the order in which it was sent."""
+        with self._order:
+            attachment.launch(record)
+            self.calls.append(call)
+
+    def submitted(self, attachment: Attachment, command: bytes, calls: Sequence[Call]) -> None:
+        """Sends a prepared list, and notes its launches."""
+        with self._order:
+            attachment.count_up(object(), 1, lambda _: command)
+            self.calls.extend(calls)
+
+    def _handle_on(self, attachment: Attachment) -> int:
+        if self._attachment is not None and self._attachment is not attachment:
+            raise lost("the graph that was being recorded", self._connection, None)
+        return super()._handle_on(attachment)
+
+
+class GraphNode:
+    """One launch, copy or fill of a graph."""
+
+    def __init__(self, graph: Graph, index: int, kind: str, kernel: str, call: Call | None) -> None:
+        self._graph = graph
+        self._call = call
+        self.index = index
+        """Its place in the graph."""
+        self.kind = kind
+        """``"kernel"``, ``"copy"`` or ``"fill"``."""
+        self.kernel = kernel
+        """The kernel's name; empty for copies and fills."""
+
+    def set_args(
+        self, args: Sequence[Any], *, grid: Any = None, block: Any = None, shared_mem: int | None = None
+    ) -> None:
+        """Gives a launch other arguments, and another geometry where one is named.
+
+        Launches of the graph that were asked for before keep what they had, also while they run. Raises `LaunchError`
+        for what can be seen here; the rest surfaces at the next sync, read or flush of the current stream.
+        """
+        call = self._call
+        if call is None:
+            raise LaunchError(
+                f"{self!r} is no launch whose arguments can be changed.",
+                reason="INVALID_ARGUMENT",
+                fix='choose a node whose kind is "kernel".',
+                details={"node": str(self.index)},
+            )
+        connection = self._graph._connection
+        attachment = self._graph._usable()
+        call = call._replace(
+            grid=call.grid if grid is None else grid,
+            block=call.block if block is None else block,
+            shared_mem=call.shared_mem if shared_mem is None else shared_mem,
+        )
+        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
+        command.update_graph.graph = self._graph._handle
+        command.update_graph.node = self.index
+        command.update_graph.launch = call.function._pack(
+            attachment, call.grid, call.block, args, call.shared_mem, Stream(connection, default=True), None,
+            call.mode, call.cooperative, call.cluster,
+        )  # fmt: skip
+        attachment.submit(command)
+        self._call = call
+
+    def __repr__(self) -> str:
+        return f"<hearth.GraphNode {self.index}: {' '.join(filter(None, (self.kind, self.kernel)))}>"
+
+
+class Graph(Program):
+    """Work recorded by ``with gpu.graph() as g:``, launched by `launch`.
+
+    The end of the block waits until the daemon has made the graph, and raises what could not be recorded; an exception
+    in the block discards it. Work on other streams, and other threads, goes on as ever.
+    """
+
+    _kind: Kind = "graph"
+    _what = "the graph"
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._nodes: tuple[GraphNode, ...] = ()
+        self._recorder: Recorder | None = None
+        self._begun: Attachment | None = None
+        self._last: _GraphLaunch | None = None
+
+    # ---- recording ----
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        self._ready_to_enter()
+        connection = self._connection
+        attachment = connection.attachment()
+        recorder = Recorder(connection)
+        handle = connection.mint()
+        command = commands_pb2.Command(stream=recorder._handle_on(attachment))
+        command.begin_capture.graph = handle
+        attachment.submit(command)
+        self._handle, self._begun, self._recorder = handle, attachment, recorder
+        recorder.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                ending.wait()
+
+    def _end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Asked[None] | None:
+        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
+        recorder, attachment = self._recorder, self._begun
+        assert recorder is not None and attachment is not None, "left without having been entered"
+        recorder.__exit__(kind, error, trace)
+        self._recorder = self._begun = None
+        command = commands_pb2.Command(stream=recorder._handle)
+        command.end_capture.graph = self._handle
+        if error is not None:
+            command.end_capture.discard = True
+            self._closed = True
+            with contextlib.suppress(HearthError):  # the block's own error is the news
+                attachment.submit(command)
+            return None
+        self._space = attachment.space
+
+        def read(result: commands_pb2.Result) -> None:
+            calls = (call for call in recorder.calls for _ in range(call.iterations))
+            self._nodes = tuple(
+                GraphNode(self, index, node.kind, node.kernel, next(calls, None) if node.kind == "kernel" else None)
+                for index, node in enumerate(result.graph.nodes)
+            )
+
+        with self._or_closed():
+            return self._connection.asking(command, read, attachment)
+
+    # ---- use ----
+
+    def launch(self, n: SupportsIndex = 1, stream: Stream | None = None, *, timeout: float | None = None) -> None:
+        """Launches it `n` times in a row on `stream`, or on the current one; one way.
+
+        It is ordered as one command that does all that is in it. `timeout`: seconds that each launch of it may take,
+        after which the device process is ended.
+        """
+        attachment = self._usable()
+        on = streams.resolve(stream, self._connection, attachment)
+        target = self._target(stream)
+        if target is not None and target.records:
+            raise LaunchError(
+                "a graph cannot be launched inside the recording of another one.",
+                reason="CAPTURE_INVALID",
+                fix="launch it after the block, or record its work again.",
+            )
+        if self._last is None or self._last.on != on or self._last.timeout != timeout:
+            self._last = _GraphLaunch(self._handle, on, timeout)
+        attachment.count_up(self._last, count(n), self._last.command)
+
+    def update(
+        self,
+        node: int,
+        args: Sequence[Any],
+        *,
+        grid: Any = None,
+        block: Any = None,
+        shared_mem: int | None = None,
+    ) -> None:
+        """As `GraphNode.set_args` of the node of that number."""
+        self.nodes[node].set_args(args, grid=grid, block=block, shared_mem=shared_mem)
+
+    @property
+    def nodes(self) -> tuple[GraphNode, ...]:
+        """What was recorded, in order; a launch with iterations is as many nodes."""
+        return self._nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __bool__(self) -> bool:
+        return True  # also where nothing was recorded
+
+    def __repr__(self) -> str:
+        state = ", being recorded" if self._recorder is not None else self._state()
+        return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
+
+
+class _GraphLaunch:
+    """The launch of one graph on one stream: the same object as long as it can be counted up."""
+
+    def __init__(self, graph: int, on: int, timeout: float | None) -> None:
+        self.on = on
+        self.timeout = timeout
+        self._graph = graph
+        self._timeout_ns = launch_config.nanoseconds(timeout)
+
+    def command(self, n: int) -> bytes:
+        """It n times, serialized."""
+        launch = commands_pb2.LaunchGraph(graph=self._graph, count=n, timeout_ns=self._timeout_ns)
+        return commands_pb2.Command(stream=self.on, launch_graph=launch).SerializeToString()

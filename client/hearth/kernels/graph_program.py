@@ -1,0 +1,111 @@
+"""What graphs and prepared lists have in common: a handle on the daemon's side, and what becomes of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, SupportsIndex
+
+from hearth import stream as streams
+from hearth.errors import ArgumentError, InvalidHandleError
+from hearth.session.send_queue import COUNT_MAX
+from hearth.stream import Stream
+
+if TYPE_CHECKING:
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.memory import Kind, Space
+
+
+class Program:
+    """What graphs and prepared lists have in common: a handle that is lost with the device's process."""
+
+    _kind: Kind
+    _what: str
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._handle = 0
+        self._space: Space | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Gives it back now; launches that were asked for before still run. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            if self._space is not None and not self._space.lost:
+                self._space.graveyard.bury(self._kind, self._handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) is False:
+            self.close()
+
+    def _usable(self) -> Attachment:
+        """The attachment on which it can be used. Raises what stands against it."""
+        connection = self._connection
+        if connection.refusal is not None:
+            raise connection.refusal.again()
+        space = self._space
+        if self._closed:
+            raise InvalidHandleError(
+                f"{self._what} was closed.", reason="INVALID_HANDLE", fix="keep it until its last launch."
+            )
+        if space is None:
+            raise ArgumentError(
+                f"{self._what} has not been recorded.", reason="INVALID_ARGUMENT", fix=f"with gpu.{self._kind}() as x:"
+            )
+        attachment = connection.attachment()
+        if space.lost or attachment.space is not space:
+            raise lost(self._what, connection, space)
+        return attachment
+
+    @contextmanager
+    def _or_closed(self) -> Iterator[None]:
+        """Closes it where it is not made."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _ready_to_enter(self) -> None:
+        if self._handle or self._closed:
+            raise ArgumentError(
+                f"{self._what} is recorded once.", reason="INVALID_ARGUMENT", fix=f"make another: gpu.{self._kind}()."
+            )
+
+    def _target(self, stream: Stream | None) -> Stream | None:
+        return stream if stream is not None else streams.current(self._connection)
+
+    def _state(self) -> str:
+        if self._closed:
+            return ", closed"
+        if self._space is None:
+            return ", not recorded"
+        return ", lost" if self._space.lost else ""
+
+
+def count(n: SupportsIndex) -> int:
+    """How many launches are asked for. Raises `ArgumentError` for what is no number of them."""
+    try:
+        number = 0 if isinstance(n, bool) else operator.index(n)  # NumPy's whole numbers, too
+    except TypeError:
+        number = 0
+    if not 1 <= number <= COUNT_MAX:
+        raise ArgumentError(
+            f"n is {n!r}; it is a whole number from 1 to 2**64 - 1.",
+            reason="INVALID_ARGUMENT",
+            fix="skip the launch when there is nothing to do." if n == 0 else "check how it is computed.",
+        )
+    return number
+
+
+def lost(what: str, connection: Connection, space: Space | None) -> InvalidHandleError:
+    where = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
+    return InvalidHandleError(
+        f"{what} was lost with {where}.",
+        reason="INVALID_HANDLE",
+        fix="record it again; kernels and streams carry on by themselves, arrays have to be made again.",
+        details={} if space is None else {"generation": str(space.generation)},
+    )

@@ -1,0 +1,120 @@
+"""What of a launch follows from its keywords: the head of its record, checked as far as the client can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hearth.errors import ArgumentError, LaunchError, LaunchTypeError
+from hearth.kernels import arguments
+from hearth.session.memory import OnDevice
+from hearth_proto.launches import Extension, LaunchFlag
+
+if TYPE_CHECKING:
+    from hearth.kernels.function import Function
+
+MODES = {"checked": 0, "unchecked": int(LaunchFlag.UNCHECKED), "validate": int(LaunchFlag.VALIDATE)}
+SHARED_MAX = 2**32 - 1
+ITERATIONS_MAX = 2**32 - 1
+
+
+class Call(NamedTuple):
+    """A launch as it was asked for, without its arguments."""
+
+    function: Function
+    grid: Any
+    block: Any
+    shared_mem: int = 0
+    mode: str = "checked"
+    cooperative: bool = False
+    cluster: Any = None
+    iterations: int = 1
+
+
+def head(
+    function: int,
+    stream: int,
+    grid: Any,
+    block: Any,
+    args: Sequence[Any],
+    shared_mem: int,
+    timeout: float | None,
+    mode: str,
+    cooperative: bool,
+    cluster: Any,
+    iterations: int,
+) -> tuple[bytes, arguments.Signature]:
+    """The part of a record that stays from launch to launch, and how its arguments are packed.
+
+    Raises `LaunchError` and `ArgumentError` for what is wrong with it.
+    """
+    if mode not in MODES:
+        raise ArgumentError(
+            f"mode is {mode!r}.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(map(repr, MODES))}."
+        )
+    check_shared_mem(shared_mem)
+    flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
+    extension = _extension(grid, cluster, iterations)
+    dims = (0, 0, 0) if isinstance(grid, OnDevice) else arguments.dimensions("grid", grid)
+    signature = arguments.signature(args)
+    packed = signature.head(
+        function,
+        stream,
+        dims,
+        arguments.dimensions("block", block),
+        int(shared_mem),
+        flags,
+        nanoseconds(timeout),
+        extension,
+    )
+    return packed, signature
+
+
+def check_shared_mem(shared_mem: int) -> None:
+    """Raises `LaunchError` for what is no number of bytes."""
+    if not 0 <= shared_mem <= SHARED_MAX:
+        raise LaunchError(
+            f"shared_mem is {shared_mem} bytes; it lies between 0 and {SHARED_MAX}.",
+            reason="LAUNCH_INVALID",
+            fix="see gpu.properties.shared_mem_per_block_optin.",
+        )
+
+
+def check_iterations(iterations: int) -> None:
+    """Raises `LaunchError` for what is no number of launches."""
+    if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations <= ITERATIONS_MAX:
+        raise LaunchError(
+            f"iterations is {iterations!r}; it is a whole number from 1 to {ITERATIONS_MAX}.",
+            reason="LAUNCH_INVALID",
+            fix="skip the launch when there is nothing to repeat." if iterations == 0 else "check how it is computed.",
+        )
+
+
+def nanoseconds(timeout: float | None) -> int:
+    """A kernel's time limit, given in seconds; 0: none. Raises `ArgumentError`."""
+    if timeout is not None and not 0 < timeout < 2**63 / 1e9:
+        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+    return 0 if timeout is None else max(1, int(timeout * 1e9))
+
+
+def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
+    """What few launches have; None for most."""
+    check_iterations(iterations)
+    blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
+    if isinstance(grid, OnDevice):
+        _check_grid(grid)
+        return Extension(blocks, iterations, grid._memory.handle, grid._offset)
+    if iterations == 1 and cluster is None:
+        return None
+    return Extension(blocks, iterations)
+
+
+def _check_grid(grid: OnDevice) -> None:
+    """Raises `LaunchTypeError` for an array that holds no grid."""
+    dtype, size = getattr(grid, "dtype", None), getattr(grid, "size", None)
+    if str(dtype) not in ("uint32", "int32") or size != 3:
+        raise LaunchTypeError(
+            f"the grid is {grid!r}; on a device it is an array of three uint32.",
+            reason="LAUNCH_INVALID",
+            fix="let a kernel write three unsigned int into gpu.zeros(3, np.uint32), or pass whole numbers.",
+        )

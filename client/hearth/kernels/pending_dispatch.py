@@ -1,0 +1,268 @@
+"""A dispatch that has been sent: whether it is done, its outputs, its times.
+
+Its bytes travel inside the command and its answer, or beside them. Where there are such, a thread carries them, so that
+the dispatch comes to its end whoever looks at it, and also where nobody does any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from hearth import telemetry
+from hearth.errors import ArgumentError, HearthError, TimeoutError
+from hearth.kernels.dispatch_transfers import DispatchBytes
+from hearth.transfer import plan
+
+if TYPE_CHECKING:
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Reply
+    from hearth_proto.v1 import commands_pb2
+
+State = Literal["pending", "done", "failed"]
+
+
+class Carrier(Protocol):
+    """Who carries a dispatch's bytes: a thread, or like one."""
+
+    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class DispatchTiming:
+    """Nanoseconds. Device times lie between events on the device's stream, and are None unless asked for by `timed=`.
+
+    A kernel's time holds neither its compile nor any copy. `enqueue_ns` + `wait_ns` is at most `wall_ns`.
+    """
+
+    upload_ns: int | None
+    """Inputs copied and outputs cleared."""
+    kernel_ns: int | None
+    """All launches of it."""
+    download_ns: int | None
+    wall_ns: int
+    """In the daemon, from the command's arrival to its answer."""
+    enqueue_ns: int
+    """Of it, until everything was handed to the device; arriving inputs and leaving outputs included."""
+    wait_ns: int
+    """Of it, waiting for the device after that."""
+
+
+@dataclass
+class Output:
+    """Where one output goes: into `host`, by way of `scratch` where `host` cannot take bytes as they come."""
+
+    host: np.ndarray[Any, Any]
+    scratch: np.ndarray[Any, Any]
+    download: int = 0
+
+    @property
+    def into(self) -> memoryview:
+        """The bytes to fill."""
+        return plan.host_bytes(self.scratch)
+
+    def fill(self, memory: memoryview) -> None:
+        """The bytes are in this memory, which is nobody else's until `settle`."""
+        if self.scratch is not self.host:
+            self.scratch = np.frombuffer(memory, self.scratch.dtype).reshape(self.scratch.shape)
+            return
+        from hearth.transfer import registered  # there is such memory then
+
+        registered.copy(self.into, memory)
+
+    def settle(self) -> None:
+        """The bytes are there."""
+        if self.scratch is not self.host:
+            self.host[...] = self.scratch
+            self.scratch = self.host
+
+
+class Job:
+    """One dispatch's bytes on their way. `uploads` are (transfer, bytes), which must not change before they are sent.
+
+    It knows nothing of who waits for it, so that it goes on when they are gone.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        attachment: Attachment,
+        command: commands_pb2.Command,
+        uploads: Sequence[tuple[int, memoryview]],
+        outputs: Sequence[Output],
+    ) -> None:
+        self.outputs = list(outputs)
+        self.result: commands_pb2.DispatchResult | None = None
+        """Once all outputs are in their places."""
+        self._error: HearthError | None = None
+        self.connection = connection
+        self.attachment = attachment
+        self._finishing = threading.Lock()
+        self._dropped = False
+        self.reply: Reply = attachment.request(command)
+        self._bytes = DispatchBytes(connection, attachment, self.reply, uploads, outputs)
+
+    @property
+    def travels(self) -> bool:
+        """Whether it has bytes beside the command."""
+        return self._bytes.any
+
+    @property
+    def answered(self) -> bool:
+        """Whether the daemon has answered."""
+        return self.reply.done
+
+    @property
+    def error(self) -> HearthError | None:
+        """What it failed with, as far as that is known."""
+        return self._error or self.reply.error
+
+    def take(self) -> None:
+        """Copies the large inputs, which were not when it was made: they may change from now on."""
+        self._bytes.take()
+
+    def place(self) -> bool:
+        """Says of the bytes that can go by shared memory where they are; whether those are all. Does not wait for the
+        device, as `carry` does, which is to follow."""
+        return self._bytes.place()
+
+    def carry(self) -> None:
+        """Moves its bytes, waits for its answer and puts the outputs in their places. Raises what it failed with."""
+        try:
+            self._bytes.move()
+            self.finish(None)
+        except HearthError as error:
+            self._error = error
+            self._bytes.cancel()
+            raise
+        except BaseException as error:
+            self._error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Ends its transfers; nobody waits for its answer any more."""
+        self._bytes.cancel()
+        self.reply.abandon()
+
+    def drop(self) -> None:
+        """It goes on to its end, but the arrays for its outputs are left as they are from now on."""
+        with self._finishing:
+            self._dropped = True
+
+    def finish(self, timeout: float | None) -> None:
+        """Waits for the answer and puts the outputs in their places, once. Raises what it failed with."""
+        answer = self.reply.wait(timeout).dispatch
+        with self._finishing:
+            if self.result is not None:
+                return
+            if self._dropped:
+                self.result = answer
+                return
+            if len(answer.outputs) != len(self.outputs):
+                raise self.fail(plan.short(len(answer.outputs), len(self.outputs)))
+            pairs = zip(self.outputs, answer.outputs, strict=True)
+            inline = [(output.into, data) for output, data in pairs if not output.download]
+            for into, data in inline:  # all of them are looked at before any is written
+                if len(data) != len(into):
+                    raise self.fail(plan.short(len(data), len(into)))
+            for into, data in inline:
+                if data:
+                    into[:] = data
+            for output in self.outputs:
+                output.settle()
+            self.result = answer
+
+    def fail(self, error: HearthError) -> HearthError:
+        """It has failed."""
+        self._error = error
+        return error
+
+
+class PendingDispatch:
+    """What `Device.dispatch_async` returns. May be dropped: the dispatch then runs to its end unheard."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._carrier: Carrier | None = self._carry() if job.travels else None
+
+    def _carry(self) -> Carrier:
+        """Has its bytes carried beside it."""
+        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
+        carrier.start()
+        return carrier
+
+    @property
+    def state(self) -> State:
+        """``"pending"``, ``"done"`` or ``"failed"``; does not wait. A device that is lost fails what it had."""
+        job = self._job
+        if self._carrier is not None and self._carrier.is_alive():
+            return "pending"
+        if self._carrier is None and not job.answered:
+            return "pending"
+        return "failed" if job.error is not None else "done"
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.state != "pending"
+
+    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
+    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
+        """The outputs, in order; waits for them, `timeout` seconds at most. Every call returns the same arrays.
+
+        Raises what the dispatch failed with, each time it is asked; `TimeoutError` where it is still pending.
+        """
+        self._wait(timeout)
+        return [output.host for output in self._job.outputs]
+
+    @property
+    def timing(self) -> DispatchTiming:
+        """Its times, once it is done. Raises what it failed with, and `ArgumentError` while it is pending."""
+        if not self.done():
+            raise ArgumentError(
+                "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
+            )
+        self._wait(None)
+        answer = self._job.result
+        assert answer is not None
+        return DispatchTiming(
+            answer.upload_ns if answer.HasField("upload_ns") else None,
+            answer.kernel_ns if answer.HasField("kernel_ns") else None,
+            answer.download_ns if answer.HasField("download_ns") else None,
+            answer.wall_ns,
+            answer.enqueue_ns,
+            answer.wait_ns,
+        )
+
+    def __repr__(self) -> str:
+        return f"<hearth.PendingDispatch {self.state}>"
+
+    def _wait(self, timeout: float | None) -> None:
+        job = self._job
+        if self._carrier is not None:
+            started = time.monotonic()
+            self._carrier.join(timeout)
+            if self._carrier.is_alive():
+                raise TimeoutError(
+                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it goes on.",
+                    reason="DEADLINE_EXCEEDED",
+                    fix="wait again, or with a longer timeout.",
+                )
+        elif job.result is None:
+            job.finish(timeout)
+        if job.error is not None:
+            raise job.error.again()
+
+
+def carry(job: Job) -> None:
+    """Brings it to its end, whatever that is."""
+    with contextlib.suppress(HearthError):  # kept in the job, for who asks
+        job.carry()

@@ -1,0 +1,173 @@
+"""Prepared launches: a list that is checked once, then run by one small command.
+
+Inside ``with gpu.prepared() as p:`` launches are collected instead of sent, and nothing else may be asked of the
+current stream. What a list uses lives as long as it does, also where the arrays and modules are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from hearth import stream as streams
+from hearth.errors import ArgumentError, LaunchError
+from hearth.kernels.graph import Recorder
+from hearth.kernels.graph_program import Program, count, lost
+from hearth.stream import Stream
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from hearth.kernels.launch_config import Call
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.memory import Kind
+    from hearth.session.reply import Asked
+
+RECORDED_MAX = 1 << 16
+"""More rounds of a prepared list than any graph holds: the daemon refuses them."""
+
+
+class Collector(Stream):
+    """In the place of a stream, while launches are prepared: takes them, and nothing else."""
+
+    records = True
+
+    def __init__(self, connection: Connection) -> None:
+        self._home = connection.attachment()
+        self.packed: list[bytes] = []
+        self.calls: list[Call] = []
+        self.kept: list[object] = []
+        """Arguments: they have to be there when the daemon looks the launches up."""
+        super().__init__(connection, default=True)
+
+    def launched(self, attachment: Attachment, record: bytes, call: Call, args: object) -> None:
+        """Takes the launch instead of sending it."""
+        if attachment is not self._home:
+            raise lost("the list of launches that was being prepared", self._connection, None)
+        self.packed.append(record)
+        self.calls.append(call)
+        self.kept.append(args)
+
+    def _work_on(self, attachment: Attachment) -> int:
+        raise LaunchError(
+            "only launches can be prepared.",
+            reason="CAPTURE_INVALID",
+            fix="copy, fill, allocate and read outside the block, or record a graph: with gpu.graph() as g.",
+        )
+
+    def __repr__(self) -> str:
+        return f"<launches being prepared for device {self._connection.ordinal}>"
+
+
+class Prepared(Program):
+    """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
+
+    They are checked together at the end of the block, which raises everything that is wrong with them.
+    """
+
+    _kind: Kind = "prepared"
+    _what = "the prepared list"
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._calls: tuple[Call, ...] = ()
+        self._collector: Collector | None = None
+        self._last: _PreparedLaunch | None = None
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        self._ready_to_enter()
+        self._collector = Collector(self._connection)
+        self._handle = self._connection.mint()
+        self._collector.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                ending.wait()
+
+    def _end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Asked[None] | None:
+        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
+        collector, self._collector = self._collector, None
+        assert collector is not None, "left without having been entered"
+        collector.__exit__(kind, error, trace)
+        if error is not None:
+            self._closed = True
+            return None
+        attachment = collector._home
+        command = commands_pb2.Command()
+        command.prepare.prepared = self._handle
+        command.prepare.launches = b"".join(collector.packed)
+        self._space = attachment.space
+
+        def read(_: commands_pb2.Result) -> None:
+            self._calls = tuple(call for call in collector.calls for _ in range(call.iterations))
+
+        with self._or_closed():
+            return self._connection.asking(command, read, attachment)
+
+    def launch(self, n: SupportsIndex = 1, stream: Stream | None = None) -> None:
+        """Runs all of them in order, `n` times in a row, on `stream` or on the current one; one way."""
+        attachment, times = self._usable(), count(n)
+        target = self._target(stream)
+        on = streams.resolve(stream, self._connection, attachment)
+        if self._last is None or self._last.on != on:
+            self._last = _PreparedLaunch(self._handle, on)
+        if isinstance(target, Recorder):
+            target.submitted(attachment, self._last.command(times), self._calls * min(times, RECORDED_MAX))
+        else:
+            attachment.count_up(self._last, times, self._last.command)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __bool__(self) -> bool:
+        return True  # also where there is nothing in it
+
+    def __repr__(self) -> str:
+        state = ", being collected" if self._collector is not None else self._state()
+        return f"<hearth.Prepared of {len(self)} launches on device {self._connection.ordinal}{state}>"
+
+
+def prepare(connection: Connection, launches: Iterable[Sequence[Any]]) -> Prepared:
+    """See `Device.prepare`."""
+    with Prepared(connection) as prepared:
+        launch_all(launches)
+    return prepared
+
+
+def launch_all(launches: Iterable[Sequence[Any]]) -> None:
+    """Launches each; see `Device.prepare`."""
+    for index, launch in enumerate(launches):
+        if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
+            raise ArgumentError(
+                f"launch {index} is {launch!r}.",
+                reason="INVALID_ARGUMENT",
+                fix="give (kernel, grid, block, args), and shared_mem where it is wanted.",
+            )
+        kernel, *rest = launch
+        kernel(*rest)
+
+
+class _PreparedLaunch:
+    """As `_GraphLaunch`, of a prepared list."""
+
+    def __init__(self, prepared: int, on: int) -> None:
+        self.on = on
+        self._prepared = prepared
+
+    def command(self, n: int) -> bytes:
+        """It n times, serialized."""
+        launch = commands_pb2.LaunchPrepared(prepared=self._prepared, count=n)
+        return commands_pb2.Command(stream=self.on, launch_prepared=launch).SerializeToString()

@@ -1,0 +1,46 @@
+"""Arrays that a kernel only reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hearth.errors import LaunchTypeError
+from hearth.session.memory import OnDevice
+from hearth_proto import launches
+
+
+class ReadOnly(OnDevice):
+    """An array that a kernel only reads; see `read_only`."""
+
+    __slots__ = ("_connection", "array")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self._memory = array._memory
+        self._offset = array._offset
+        self._connection = array._connection
+
+    def __repr__(self) -> str:
+        return f"read_only({self.array!r})"
+
+
+class ReadOnlyMap(ReadOnly):
+    """A tensor map through which a kernel only loads."""
+
+    __slots__ = ()
+
+    _passed = (f"Q{launches.TENSOR_MAP_BYTES - 8}x", launches.TENSOR_MAP_BYTES, 64)
+
+
+def read_only(array: OnDevice) -> ReadOnly:
+    """`array` as an argument that the kernel promises not to write to: launches on several streams may then read it at
+    the same time, where otherwise each would wait for the one before."""
+    if isinstance(array, ReadOnly):
+        return array
+    if not isinstance(array, OnDevice) or not hasattr(array, "_connection"):
+        raise LaunchTypeError(
+            f"read_only takes a device array, not a {type(array).__name__}.",
+            reason="LAUNCH_INVALID",
+            fix="upload it with gpu.asarray(...).",
+        )
+    return ReadOnly(array) if array._passed == OnDevice._passed else ReadOnlyMap(array)

@@ -1,0 +1,57 @@
+"""What is said of an argument that a kernel cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hearth import lazy_numpy as np
+from hearth.errors import LaunchError, LaunchTypeError
+
+
+def unpassable(index: int, arg: Any) -> LaunchTypeError:
+    """For one of a type that is not passed."""
+    if np.here() and isinstance(arg, np.ndarray):
+        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
+        fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
+    elif isinstance(arg, list | tuple):
+        what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
+    elif isinstance(arg, str):
+        what, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
+    elif arg is None:
+        what, fix = "None", "pass np.uint64(0) for a null pointer."
+    else:
+        what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
+        fix = "pass a DeviceArray, a number, a scalar of NumPy or ctypes, or bytes for a struct."
+        if any(kind.__module__ == "_ctypes" for kind in type(arg).__mro__):
+            fix = (
+                "of ctypes pass numbers, structures and unions in this machine's byte order; arrays, and what is "
+                "pointed to, are uploaded with gpu.asarray(...)."
+            )
+        elif _is_buffer(arg):
+            what, fix = f"{what}, which lies in host memory", "upload it with gpu.asarray(...) and pass that."
+    return LaunchTypeError(
+        f"argument {index} is {what}; a kernel cannot take it.", reason="LAUNCH_INVALID", fix=fix,
+        details={"argument": str(index)},
+    )  # fmt: skip
+
+
+def _is_buffer(arg: Any) -> bool:
+    try:
+        memoryview(arg).release()
+    except (TypeError, ValueError, BufferError):  # none, or one that was released
+        return False
+    return True
+
+
+def out_of_range(args: Sequence[Any]) -> LaunchError:
+    """For a number among them that its C type does not hold."""
+    for index, arg in enumerate(args):
+        if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
+            return LaunchError(
+                f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer.",
+                reason="LAUNCH_INVALID",
+                fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
+                details={"argument": str(index)},
+            )
+    return LaunchError("the arguments do not fit their types.", reason="LAUNCH_INVALID")

@@ -1,0 +1,31 @@
+"""NumPy, imported when something of it is first needed: ``from hearth import lazy_numpy as np``.
+
+To import it takes longer than all that a client does to its first result. Who passes and takes Python's own numbers and
+buffers goes without; an array of NumPy's cannot reach a process that has not imported it, so nothing is looked for in
+one where it is not `here`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy import *  # noqa: F403
+
+
+def here() -> builtins.bool:
+    """Whether this process has imported it, or is about to."""
+    return sys.modules.get("numpy") is not None
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import numpy
+
+        value = globals()[name] = getattr(numpy, name)  # the next time it is found before this is asked
+        return value

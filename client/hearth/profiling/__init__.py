@@ -1,0 +1,4 @@
+"""Profiles and traces of a session's work.
+
+Above: `hearth.arrays`. Below: `hearth.interop`.
+"""

@@ -1,0 +1,106 @@
+"""Times of a stretch of work, measured where the work is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth import stream as streams
+from hearth.errors import ArgumentError, HearthError
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Asked
+
+
+class Profile:
+    """``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and overlap.
+
+    The end waits for the work, and raises what failed on the stream. Where that was told inside the block already, by
+    a `get` or the end of an inner profile, it raises `HearthError` with the reason ``PROFILE_INVALID``: the times would
+    be of something else than what was asked for.
+    """
+
+    def __init__(self, connection: Connection, stream: streams.Stream | None = None) -> None:
+        self._connection = connection
+        self._given = stream
+        self._attachment: Attachment | None = None
+        self._stream = 0
+        self._handle = 0
+        self._result: commands_pb2.ProfileResult | None = None
+
+    @property
+    def device_ns(self) -> int:
+        """Nanoseconds of device time, between events recorded on the stream at start and end."""
+        return self._done().device_ns
+
+    @property
+    def wall_ns(self) -> int:
+        """Nanoseconds from start to end on the daemon's clock."""
+        return self._done().wall_ns
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        attachment = self._connection.attachment()
+        self._stream = streams.resolve(self._given, self._connection, attachment)
+        self._handle = self._connection.mint()
+        self._result = None
+        command = commands_pb2.Command(stream=self._stream)
+        command.start_profile.profile = self._handle
+        attachment.submit(command)
+        self._attachment = attachment
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            ending.wait()
+
+    def _end(self, error: BaseException | None) -> Asked[None] | None:
+        """None where nobody waits for it."""
+        command = commands_pb2.Command(stream=self._stream)
+        command.end_profile.profile = self._handle
+        assert self._attachment is not None
+        if error is not None:  # it is the news; the profile is only closed
+            if self._attachment.alive:
+                # What failed on the stream comes with its answer, which nobody waits for: it is told later.
+                reply = self._attachment.request(command, reports=True)
+                later = reply.on_late_error
+
+                def tell(failed: HearthError) -> None:
+                    if later is not None and failed.reason != "PROFILE_INVALID":  # which has been told
+                        later(failed)
+
+                reply.on_late_error = tell
+                reply.abandon()
+            return None
+
+        def read(result: commands_pb2.Result) -> None:
+            self._result = result.profile
+
+        return self._connection.asking(command, read, self._attachment, reports=True)
+
+    def __repr__(self) -> str:
+        times = self._result
+        state = "running" if times is None else f"{times.device_ns} ns on the device, {times.wall_ns} ns in all"
+        return f"<hearth.Profile: {state}>"
+
+    def _repr_html_(self) -> str:
+        from hearth import html_repr
+
+        return html_repr.profile(self)
+
+    def _done(self) -> commands_pb2.ProfileResult:
+        if self._result is None:
+            raise ArgumentError(
+                "the profile has not ended.", reason="PROFILE_INVALID", fix="read the times after the with block."
+            )
+        return self._result

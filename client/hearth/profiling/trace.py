@@ -1,0 +1,150 @@
+"""Every command of a stretch of work with its times, as a list and as a file for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hearth.errors import ArgumentError
+from hearth_proto.traces import KernelActivity, TraceEvent, chrome_trace, events_of, kernels_of
+from hearth_proto.v1 import commands_pb2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Asked
+
+__all__ = ["KernelActivity", "Trace", "TraceEvent"]
+
+
+class Trace:
+    """``with gpu.trace() as t: ...``, then `events`, or `save("trace.json")` to look at it.
+
+    Has every command of this session on the device, of all streams and threads; the end waits for the work. A failure
+    is in the trace and surfaces where it would without.
+    """
+
+    def __init__(self, connection: Connection, name: str, max_events: int | None = None) -> None:
+        if max_events is not None and not 0 < max_events < 2**32:
+            raise ArgumentError(
+                f"max_events is {max_events}.", reason="INVALID_ARGUMENT", fix="give a number from 1 to 2**32 - 1."
+            )
+        self._connection = connection
+        self._name = name
+        self._max_events = max_events or 0
+        self._attachment: Attachment | None = None
+        self._result: commands_pb2.TraceResult | None = None
+        self._events: list[TraceEvent] | None = None
+
+    @property
+    def events(self) -> list[TraceEvent]:
+        """The commands in the order in which they arrived."""
+        if self._events is None:
+            self._events = list(events_of(self._done()))
+        return self._events
+
+    @property
+    def kernels(self) -> list[KernelActivity]:
+        """What CUPTI saw; empty unless the daemon is configured to ask it."""
+        return list(kernels_of(self._done()))
+
+    @property
+    def dropped(self) -> int:
+        """Commands that came when the trace was full."""
+        return self._done().dropped
+
+    @property
+    def epoch_ns(self) -> int:
+        """The daemon's clock (Unix time in nanoseconds) at which the times are 0."""
+        return self._done().epoch_ns
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace in Chrome's Trace Event Format, as Perfetto reads it; see `hearth_proto.traces.chrome_trace`."""
+        return document(self._name, self._done())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing."""
+        content = json.dumps(self.to_json(), separators=(",", ":"))
+        Path(path).write_text(content, encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        self._pause()
+        self._begin().wait()
+        return self
+
+    def _pause(self) -> None:
+        """The one of the whole process (HEARTH_TRACE) makes room for this one. Waits."""
+        if self._connection.recorder is not None:
+            self._connection.recorder.pause(self._connection)
+
+    def _resume(self) -> None:
+        if self._connection.recorder is not None:
+            self._connection.recorder.resume(self._connection, self._result)
+
+    def _begin(self) -> Asked[None]:
+        attachment = self._connection.attachment()
+        self._result = self._events = None
+        command = commands_pb2.Command()
+        command.start_trace.max_events = self._max_events
+
+        def begun(_: commands_pb2.Result) -> None:
+            self._attachment = attachment
+
+        # That a trace runs already is said here, not at the end.
+        return self._connection.asking(command, begun, attachment)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            try:
+                ending.wait()
+            finally:
+                self._resume()
+
+    def _drop(self) -> None:
+        """Ends it, and nobody waits for what it has."""
+        if self._attachment is None or self._attachment.alive:
+            command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
+            self._connection.asking(command, lambda _: None, self._attachment).reply.abandon()
+
+    def _end(self, error: BaseException | None) -> Asked[None] | None:
+        """None where there is nothing to wait for."""
+        assert self._attachment is not None
+        command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
+        if error is not None and not self._attachment.alive:
+            return None  # it is the news; the trace was lost with the device
+
+        def read(result: commands_pb2.Result) -> None:
+            self._result = result.trace
+
+        return self._connection.asking(command, read, self._attachment)
+
+    def _done(self) -> commands_pb2.TraceResult:
+        if self._result is None:
+            raise ArgumentError(
+                "the trace has not ended.", reason="PROFILE_INVALID", fix="read it after the with block."
+            )
+        return self._result
+
+    def _repr_html_(self) -> str:
+        from hearth import html_repr
+
+        return html_repr.trace(self)
+
+    def __repr__(self) -> str:
+        state = "running" if self._result is None else f"{len(self._result.events)} events"
+        return f"<hearth.Trace of {self._name}: {state}>"
+
+
+def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:
+    """As `Trace.to_json`, of the device `name`."""
+    return chrome_trace(
+        name, events_of(result), list(kernels_of(result)), epoch_ns=result.epoch_ns, dropped=result.dropped
+    )

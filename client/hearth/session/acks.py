@@ -1,0 +1,84 @@
+"""What has come from the daemon, counted, and when to say so: until then it keeps it, for a stream that breaks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hearth.codec import encode
+
+RESPONSES = 64
+BYTES = 1 << 20
+"""The daemon is told after so many responses, or bytes of them."""
+DOWNLOADED_BYTES = 4 << 20
+"""The same for bytes of downloads."""
+_DOWNLOADS = 256
+"""Downloads that are told of again after a break; those that are over are long behind."""
+
+
+class Receipts:
+    """Of one attachment."""
+
+    def __init__(self) -> None:
+        self.responses = 0
+        """Results and events that have come."""
+        self.responses_due = RESPONSES
+        """How many there are to be when the daemon should be told."""
+        self._bytes = 0
+        self._told = 0
+        self._told_bytes = 0
+        self._arrived: OrderedDict[int, int] = OrderedDict()  # transfer -> bytes of a download that have come
+        self._untold: dict[int, int] = {}
+        self._untold_bytes = 0
+        self.due = False
+        """Whether the daemon should be told now."""
+
+    def response(self) -> None:
+        """A result or an event has come."""
+        self.responses = count = self.responses + 1
+        if count >= self.responses_due:
+            self.due = True
+
+    def size(self, size: int) -> None:
+        """It was this large."""
+        self._bytes += size
+        if self._bytes - self._told_bytes >= BYTES:
+            self.due = True
+
+    def arrived(self, transfer: int, size: int) -> None:
+        """The first `size` bytes of a download have come."""
+        self._untold_bytes += size - self._arrived.get(transfer, 0)
+        self._arrived[transfer] = self._untold[transfer] = size
+        self._arrived.move_to_end(transfer)
+        if len(self._arrived) > _DOWNLOADS:
+            self._arrived.popitem(last=False)
+        if self._untold_bytes >= DOWNLOADED_BYTES:
+            self.due = True
+
+    @property
+    def untold(self) -> bool:
+        """Whether the daemon has not been told of all responses."""
+        return self.responses != self._told
+
+    @property
+    def small(self) -> bool:
+        """Whether there is something to tell that can wait until nothing else is to be sent."""
+        return bool(self._untold)
+
+    def request(self) -> bytes:
+        """The message that tells it, which counts as told now."""
+        message = encode.received(self.responses, self._untold)
+        self._untold.clear()
+        self._untold_bytes = 0
+        self._note()
+        return message
+
+    def attached(self) -> None:
+        """An Attach told of the responses; what was said of downloads may have been lost with the stream before."""
+        self._note()
+        self._untold = dict(self._arrived)
+        self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0
+        self.due = bool(self._untold)
+
+    def _note(self) -> None:
+        self._told, self._told_bytes, self.due = self.responses, self._bytes, False
+        self.responses_due = self._told + RESPONSES

@@ -1,0 +1,298 @@
+"""One session's work on one device, over as many attachments as it takes.
+
+When the device's process is lost the attachment ends; the next use attaches again, to the new generation. What can be
+made again (modules, functions, streams) is made again by its owner, which compares the attachment it was made on;
+arrays cannot, and compare the `Space` that their memory belongs to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from hearth.arrays.durable import Durables
+from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
+from hearth.session.attachment import Attachment, closed
+from hearth.session.collective_order import Turns
+from hearth.session.kernel_output import Prints
+from hearth.session.late_errors import Deferred
+from hearth.session.memory import Space
+from hearth.session.reply import Asked
+from hearth.transfer.plan import Habit
+from hearth.transport.reattach_backoff import Reattaching
+from hearth_proto.later import commands_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hearth.codec.encode import Plain
+    from hearth.profiling.auto_trace import Recorder
+    from hearth.session.late_errors import Whose
+    from hearth.session.memory import Memory
+    from hearth.session.reply import Reply
+    from hearth.session.send_queue import Limits
+    from hearth.transfer.shared_memory import SharedMemory
+    from hearth.transfer.stripe_pool import Stripes
+    from hearth.transport.base import Transport
+
+LEASE_S = 30.0
+
+T = TypeVar("T")
+
+
+class Connection:
+    """The road to one device. Safe from any thread."""
+
+    def __init__(
+        self, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float = LEASE_S
+    ) -> None:
+        self.transport = transport
+        self.token = token
+        self.ordinal = ordinal
+        self.limits = limits
+        self.timeout = timeout
+        self.lease = lease
+        """Seconds that the session may be away, its connection broken, before the daemon gives it up."""
+        self.generation = 0
+        self.refusal: HearthError | None = None
+        """Once set, every use raises it: closed, or forked."""
+        self.mint = itertools.count(1).__next__
+        self._requests = itertools.count(1)  # of all attachments: an answer to an earlier one's may come late
+        self.prints = Prints()
+        self.durables = Durables()
+        self.habit = Habit()
+        self.turns = Turns()
+        """What the device has presented in groups."""
+        self.recorder: Recorder | None = None
+        """HEARTH_TRACE's."""
+        self._attachment: Attachment | None = None
+        self._space: Space | None = None
+        self._attaching = threading.Lock()
+        self._stripes: Stripes | None = None
+        self._shared_memory: SharedMemory | None = None
+        self._deferred = Deferred()
+
+    # ---- attachments ----
+
+    def attachment(self) -> Attachment:
+        """The current attachment, made at the first use and after a loss.
+
+        Raises `ConnectError`, `SessionExpiredError`, `ClosedError`, or `DeviceLostError` where the device does not come
+        back in time.
+        """
+        attachment = self._attachment
+        if attachment is not None and attachment.alive:
+            return attachment
+        return self._attach()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the daemon has said, on the present Execute stream, that it will stop."""
+        attachment = self._attachment
+        return attachment is not None and attachment.session.draining
+
+    @property
+    def attached(self) -> bool:
+        """Whether an Execute stream is open."""
+        attachment = self._attachment
+        return attachment is not None and attachment.alive
+
+    @property
+    def outages(self) -> int:
+        """How often its Execute stream broke and was taken up again, in this attachment."""
+        attachment = self._attachment
+        execute = attachment.execute if attachment is not None else None
+        return execute.resumed if execute is not None else 0
+
+    @property
+    def used(self) -> bool:
+        """Whether there may be work under way, or an error that nobody has been told."""
+        return self._attachment is not None or bool(self._deferred)
+
+    def _attach(self) -> Attachment:
+        if self.refusal is not None:
+            raise self.refusal.again()
+        with self._attaching:
+            attachment = self._attachment
+            if attachment is not None and attachment.alive:
+                return attachment
+            again = Reattaching(self.timeout, self.transport.absent)
+            while True:
+                if self.refusal is not None:
+                    raise self.refusal.again()
+                fresh = Attachment(self.limits, self._ended, self._deferred.keep, self.prints, self._requests)
+                try:
+                    fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
+                    break
+                except HearthError as error:
+                    time.sleep(again.pause(error))
+            self._take_up(fresh)
+            return fresh
+
+    def _take_up(self, attachment: Attachment) -> None:
+        generation = attachment.session.generation
+        space = self._space
+        if space is None or space.lost or space.generation != generation:
+            if space is not None:
+                space.lost = True
+            self._space = space = Space(generation)
+            self.durables.move(attachment.session.durable, space)
+        self.generation = generation
+        attachment.session.reverts = self.durables.any
+        attachment.adopt(space)
+        self._attachment = attachment
+        if self.recorder is not None:
+            self.recorder.attached(self, attachment)
+
+    def _ended(self, attachment: Attachment, error: HearthError, report: bool) -> None:
+        if attachment.session.device_lost and attachment.space is not None:
+            attachment.space.lost = True
+        if report and attachment.space is not None and not isinstance(error, ClosedError):
+            self._deferred.keep(error)
+
+    def arrived(self, transfer: int, size: int) -> None:
+        """So many bytes of a download have come; the daemon, which keeps them for a stream that breaks, is told."""
+        attachment = self._attachment
+        if attachment is not None:
+            attachment.arrived(transfer, size)
+
+    def stripes(self) -> Stripes:
+        """Its connections for bulk data; none is open before the first use."""
+        with self._attaching:
+            if self.refusal is not None:
+                raise self.refusal.again()
+            if self._stripes is None:
+                from hearth.transfer.stripe_pool import Stripes  # most sessions move little
+
+                self._stripes = Stripes(self.transport, self.token, self.ordinal)
+            return self._stripes
+
+    def shared_memory(self) -> SharedMemory:
+        """The memory that is shared with the device, if the daemon is on this host."""
+        shared = self._shared_memory
+        if shared is None:
+            from hearth.transfer.shared_memory import SharedMemory  # small arrays do without
+
+            with self._attaching:
+                shared = self._shared_memory = self._shared_memory or SharedMemory(self)
+        return shared
+
+    # ---- commands ----
+
+    def submit(self, command: commands_pb2.Command | Plain) -> None:
+        """Sends a command one way; a failure surfaces at the stream's next sync, read, flush or end of a profile."""
+        self.attachment().submit(command)
+
+    def call(
+        self,
+        command: commands_pb2.Command | Plain,
+        *,
+        attachment: Attachment | None = None,
+        timeout: float | None = None,
+    ) -> commands_pb2.Result:
+        """Sends a command and waits for its answer. Raises its error, or `TimeoutError` after `timeout` seconds."""
+        return (attachment or self.attachment()).request(command).wait(timeout)
+
+    def asking(
+        self,
+        command: commands_pb2.Command | Plain,
+        read: Callable[[commands_pb2.Result], T],
+        attachment: Attachment | None = None,
+        *,
+        reports: bool = False,
+    ) -> Asked[T]:
+        """Sends a command whose answer `read` makes something of. `reports`: as `report` does."""
+        if reports:
+            return Asked(self.reporting(command, attachment=attachment), read)
+        return Asked((attachment or self.attachment()).request(command), read)
+
+    def report(
+        self,
+        command: commands_pb2.Command | Plain,
+        *,
+        attachment: Attachment | None = None,
+        barrier: bool = False,
+        timeout: float | None = None,
+    ) -> commands_pb2.Result:
+        """As `call`, for the commands that report what failed before them: a loss not yet reported is raised first."""
+        return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
+
+    def reporting(
+        self, command: commands_pb2.Command | Plain, *, attachment: Attachment | None = None, barrier: bool = False
+    ) -> Reply:
+        """The same, for who waits for several."""
+        self.raise_deferred(None if barrier else command.stream)
+        return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
+
+    def defer(self, error: HearthError, whose: Whose | None = None) -> None:
+        """Keeps an error that nobody was waiting for. Takes no lock."""
+        self._deferred.keep(error, whose)
+
+    def raise_deferred(self, stream: int | None = None, buffer: int = 0) -> None:
+        """Raises, once, an error that nobody was waiting for when it came, and that concerns who asks for this stream
+        (None: for all), or this buffer."""
+        if self._deferred:
+            error = self._deferred.take(stream, buffer)
+            if error is not None:
+                raise error.again()
+
+    def check(self, memory: Memory, what: object) -> Attachment:
+        """The attachment on which `memory` can be used. Raises what stands against it, about `what`."""
+        if self.refusal is not None:
+            raise self.refusal.again()
+        if memory.owner is None:
+            raise InvalidHandleError(
+                f"{what} was freed.", reason="INVALID_HANDLE", fix="keep the array until its last use."
+            )
+        if memory.space.lost and memory not in self.durables:
+            raise self._lost(memory, what)
+        attachment = self.attachment()  # to a new generation, it brings back what is durable
+        if attachment.space is not memory.space:
+            raise self._lost(memory, what)
+        return attachment
+
+    def _lost(self, memory: Memory, what: object) -> HearthError:
+        return BufferLostError(
+            f"{what} was lost with generation {memory.space.generation} of device {self.ordinal}.",
+            reason="BUFFER_LOST",
+            fix="upload or compute it again; modules and streams carry on by themselves.",
+            details={"generation": str(memory.space.generation)},
+        )
+
+    # ---- end ----
+
+    def close(self, settle: float) -> None:
+        """Sends what is queued, `settle` seconds at most, and refuses all further use."""
+        refusal = closed()
+        attachment = self._attachment
+        self.refusal = self.refusal or refusal
+        if attachment is not None and attachment.alive:
+            attachment.settle(settle)
+            attachment.end(refusal)
+        if self._stripes is not None:
+            self._stripes.close()
+        if self._shared_memory is not None:
+            self._shared_memory.close()
+        self.prints.deliver()
+        if self._space is not None:
+            self._space.lost = True
+
+    def forked(self) -> None:
+        """In the child of a fork: refuses all use. Takes no lock, for another thread may have held it."""
+        self.refusal = ClosedError(
+            "this connection belongs to the process that this one was forked from.",
+            reason="UNSUPPORTED",
+            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+        )
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.forked()
+        if self._stripes is not None:
+            self._stripes.forked()
+        if self._shared_memory is not None:
+            self._shared_memory.forked()
+        if self._space is not None:
+            self._space.lost = True
+            self._space.graveyard.nudge = None

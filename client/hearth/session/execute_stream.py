@@ -1,0 +1,283 @@
+"""The Execute stream of an attachment: one after another, where the connection breaks.
+
+Only the receiving thread looks at a stream's end. Where the daemon had no say in it, it opens another and goes on,
+within the session's lease; who submits or waits notices nothing but the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
+from hearth.transport.backoff import Patience, may_go_on
+from hearth_proto.later import device_pb2
+
+if TYPE_CHECKING:
+    from hearth.session.lane_channel import Laned
+    from hearth.session.protocol import Session
+    from hearth.transport.base import Responses, Transport
+    from hearth.transport.lane import Lane
+
+ATTACH_S = 3.0
+"""A stream that was opened and is not attached by then is given up for another."""
+_STATUS_S = 5.0
+"""How long the daemon may take to say where an attachment stands."""
+_ABSENT_S = 1.0
+"""How long a daemon may be certain to have ended before nobody waits for it any more: it might be another's turn."""
+_REMEMBERED = 1000
+_FRUITLESS = 5
+"""After so many lanes in a row over which nothing came, no more are opened."""
+LANE_AGAIN_S = 2.0
+"""Seconds after which a stream whose lane did not come to life in time, as on a busy machine, is exchanged for another
+that may have one, once nothing is under way. Without that the session would stay on the slow path until it ends. Each
+further attempt in a row waits twice as long as the one before."""
+_LANE_AGAIN_MOST_S = 60.0
+
+
+class Driver(Protocol):
+    """The attachment, which has the lock; calls from the sending and the receiving thread."""
+
+    session: Session
+    over: threading.Event
+
+    def begin(self) -> int:
+        """Another stream begins: those before send nothing any more. Its number."""
+
+    def take(self, stream: int) -> bytes | None:
+        """Waits for the next request of this stream; None: there is none any more."""
+
+    def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
+        """Takes a response; what it ends the attachment with, if it does."""
+
+    def early(self, response: bytes) -> bool:
+        """Takes a serialized response that says that a request is done; False for any other."""
+
+    def suspend(self, error: HearthError) -> None:
+        """The stream broke."""
+
+    def end(self, error: HearthError) -> None:
+        """The attachment is over."""
+
+    def hold(self) -> None:
+        """A lane is offered: nothing is sent for a while."""
+
+    def quiet(self) -> bool:
+        """Whether the lane may be opened now: the daemon has said all that it has to say on this stream. If so,
+        nothing is sent until `carry`."""
+
+    def at_rest(self) -> bool:
+        """Whether nothing is under way or queued."""
+
+    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
+        """Goes on over the lane; None: over the stream. `on_end` is called by the lane's thread, after its last."""
+
+
+class Execute:
+    """Opened once; its thread ends with the attachment."""
+
+    def __init__(self, driver: Driver, transport: Transport, token: str, device: int, lease: float) -> None:
+        self.outages: deque[float] = deque(maxlen=_REMEMBERED)
+        """How long the last ones were, from the break to the next attach, in seconds."""
+        self.resumed = 0
+        """How many there were."""
+        self._driver = driver
+        self._transport = transport
+        self._token = token
+        self._device = device
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._responses: Responses | None = None
+        self._offer: device_pb2.LaneOffer | None = None
+        self._laned: Laned | None = None
+        self._fruitless = 0
+        """Lanes in a row that ended before anything came over them."""
+        self._lane_pause = LANE_AGAIN_S
+        self._lane_due: float | None = None
+        """When this stream may be exchanged for one with a lane; None: it has a lane, or was offered none."""
+
+    def open(self) -> None:
+        """Sends the first attach; what is answered goes to the driver."""
+        responses = self._attach()
+        name = f"hearth-receive-{self._device}"
+        threading.Thread(target=self._run, args=(responses,), name=name, daemon=True).start()
+
+    def cancel(self) -> None:
+        """Drops the stream; the driver is over by now."""
+        with self._lock:
+            responses = self._responses
+        if responses is not None:
+            responses.cancel()
+
+    def reopen(self) -> None:
+        """Drops the stream, so that another one goes on."""
+        self.cancel()
+
+    def status(self) -> device_pb2.AttachmentStatusResponse:
+        """Where the daemon thinks that the attachment stands. Raises `HearthError`."""
+        request = device_pb2.AttachmentStatusRequest(
+            session_token=self._token, device=self._device, generation=self._driver.session.generation
+        )
+        answer: device_pb2.AttachmentStatusResponse = self._transport.call_device(
+            "AttachmentStatus", request, device_pb2.AttachmentStatusResponse, _STATUS_S
+        )
+        return answer
+
+    def _attach(self) -> Responses:
+        """Opens a stream. Raises `HearthError`."""
+        number = self._driver.begin()
+        attach = self._driver.session.attach(self._token, self._device)
+        responses = self._transport.execute(self._requests(number, attach), self._early)
+        with self._lock:
+            self._responses = responses
+        if self._driver.over.is_set():  # since `cancel` looked
+            responses.cancel()
+        return responses
+
+    def _requests(self, number: int, attach: bytes) -> Iterator[bytes]:
+        """What gRPC's sending thread asks for."""
+        yield attach
+        while (request := self._driver.take(number)) is not None:
+            yield request
+
+    def _run(self, responses: Responses) -> None:
+        stream = iter(responses)
+        try:
+            while True:
+                error = self._cause(self._receive(stream))
+                if not (may_go_on(error) and self._driver.session.attached) or self._driver.over.is_set():
+                    break
+                stream = self._again(error)
+        except HearthError as refused:
+            error = refused
+        except Exception as unexpected:  # a receiver that dies silently would leave every waiter waiting
+            error = HearthError(f"the connection failed: {unexpected!r}.", reason="INTERNAL")
+        if isinstance(error, DeviceLostError):
+            self._driver.session.device_lost = True
+        self._driver.end(error)
+
+    def _receive(self, stream: Iterator[device_pb2.ExecuteResponse]) -> HearthError:
+        """Takes the responses to their end; why they ended."""
+        try:
+            for response in stream:
+                error = self._deliver(response)
+                if error is not None:
+                    return error
+        except HearthError as ended:
+            return ended
+        return broken("the daemon ended the stream.")
+
+    def _deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
+        """Takes one response; what it ends the attachment or the stream with."""
+        if self._laned is not None and not _may_come_beside(response):
+            return broken("the daemon went on beside the lane.")  # it comes again, in its place
+        offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
+        if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
+            self._offer = response.attached.lane
+            self._lane_due = time.monotonic() + self._lane_pause
+            self._driver.hold()
+        error = self._driver.deliver(response)
+        if error is not None:
+            return error
+        if self._offer is not None and self._driver.quiet():
+            self._open_lane(self._offer)
+        elif self._lane_due is not None and time.monotonic() >= self._lane_due and self._driver.at_rest():
+            return self._exchange()
+        return None
+
+    def _exchange(self) -> HearthError:
+        """Leaves the stream for another that may have a lane; what it ends with."""
+        self._lane_pause = min(2 * self._lane_pause, _LANE_AGAIN_MOST_S)
+        with self._lock:
+            responses = self._responses
+        if responses is not None:
+            responses.leave()
+        return broken("another stream may have a lane.")
+
+    def _early(self, response: bytes) -> bool:
+        """Takes a serialized response, if it says that a request is done and nothing else is going on; it comes in its
+        turn. Called by the transport's thread."""
+        return self._laned is None and self._offer is None and self._driver.early(response)
+
+    def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
+        self._offer = None
+        lane = self._transport.lane(offer)
+        with self._lock:
+            responses = self._responses
+        assert responses is not None
+        self._laned = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
+        if self._laned is not None:
+            self._lane_due, self._lane_pause = None, LANE_AGAIN_S
+
+    def _cause(self, ended: HearthError) -> HearthError:
+        """Why it goes on no more, where the stream `ended` like that."""
+        laned, self._laned, self._offer, self._lane_due = self._laned, None, None, None
+        if laned is None:
+            return ended
+        self._fruitless = 0 if laned.fruitful else self._fruitless + 1
+        if self._responses is not None:
+            self._responses.leave()
+        if laned.error is not None:
+            return laned.error
+        if isinstance(ended, DeviceLostError) and not self._driver.session.device_lost:
+            return broken(ended.message)  # what was lost with it is told to who attaches again
+        return ended
+
+    def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
+        """Goes on in another stream. Raises what the daemon says against it; `ConnectError` when the lease is over."""
+        driver, patience, began = self._driver, Patience(self._lease), time.monotonic()
+        driver.suspend(broken)
+        there = began  # when the daemon was last seen, or could have been
+        while True:
+            try:
+                stream = self._try()
+                self.outages.append(time.monotonic() - began)
+                self.resumed += 1
+                return stream
+            except HearthError as error:
+                if not may_go_on(error) or driver.over.is_set():
+                    raise
+                told = error.retry_after or 0.0
+            if not self._transport.absent():
+                there = time.monotonic()
+            pause = patience.pause(told)
+            if pause is None or time.monotonic() - there > _ABSENT_S:
+                raise self._lost(broken, time.monotonic() - began)
+            driver.over.wait(pause)
+
+    def _try(self) -> Iterator[device_pb2.ExecuteResponse]:
+        """One attempt to attach again."""
+        responses = self._attach()
+        overdue = threading.Timer(ATTACH_S, responses.cancel)
+        overdue.daemon = True
+        overdue.start()
+        try:
+            stream = iter(responses)
+            for response in stream:
+                error = self._deliver(response)
+                if error is not None:
+                    raise error
+                return stream
+        finally:
+            overdue.cancel()
+        raise broken("the daemon ended the stream.")
+
+    def _lost(self, broken: HearthError, seconds: float) -> ConnectError:
+        return ConnectError(
+            f"the connection to {self._transport.target} broke and was not back within {seconds:.3g} s: "
+            f"{broken.message}",
+            reason="DEVICE_UNAVAILABLE",
+            fix="look whether the daemon runs and can be reached, then connect again; what the session held on the "
+            f"device is freed when it stays away for its lease, {self._lease:g} s.",
+            details={"lease_s": f"{self._lease:g}"},
+        )
+
+
+def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
+    """Whether it is no matter that it did not come over the lane: an ack is true whenever it comes, a loss is the
+    end."""
+    kind: str | None = response.WhichOneof("kind")
+    return kind == "ack" or (kind == "event" and response.event.WhichOneof("kind") == "device_lost")

@@ -1,0 +1,121 @@
+"""Device memory as the client holds it: a handle, who may use it, and its release when the last holder is gone.
+
+`__del__` runs wherever Python collects garbage, perhaps inside a lock of this very package or while the interpreter
+shuts down. So it only appends the handle to a `Graveyard`, a deque that the connection empties when it next works.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+from hearth.codec import encode
+from hearth_proto.later import commands_pb2
+
+FREES = 50_000
+"""Buffers that one command gives back: however many have died, it fits a batch."""
+_FEW = 64
+"""More of them protobuf writes sooner."""
+
+Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
+
+
+class Graveyard:
+    """Handles whose owners are gone, waiting to be given back."""
+
+    __slots__ = ("dead", "nudge")
+
+    def __init__(self) -> None:
+        self.dead: deque[tuple[Kind, int]] = deque()
+        self.nudge: Callable[[], None] | None = None
+
+    def bury(self, kind: Kind, handle: int) -> None:
+        """Takes no lock and never fails: see the module's docstring."""
+        self.dead.append((kind, handle))
+        nudge = self.nudge
+        if nudge is not None:
+            nudge()
+
+
+def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | encode.Plain]:
+    """The commands that give back what lies there; it is empty afterwards."""
+    buffers: list[int] = []
+    others: list[commands_pb2.Command | encode.Plain] = []
+    while dead:
+        kind, handle = dead.popleft()
+        if kind == "buffer":
+            buffers.append(handle)
+        elif kind == "stream":
+            others.append(commands_pb2.Command(destroy_stream=commands_pb2.DestroyStream(stream=handle)))
+        elif kind == "event":
+            others.append(commands_pb2.Command(destroy_event=commands_pb2.DestroyEvent(event=handle)))
+        elif kind == "tensor_map":
+            destroyed = commands_pb2.DestroyTensorMap(tensor_map=handle)
+            others.append(commands_pb2.Command(destroy_tensor_map=destroyed))
+        elif kind == "graph":
+            others.append(commands_pb2.Command(destroy_graph=commands_pb2.DestroyGraph(graph=handle)))
+        elif kind == "prepared":
+            destroyed_list = commands_pb2.DestroyPrepared(prepared=handle)
+            others.append(commands_pb2.Command(destroy_prepared=destroyed_list))
+        else:
+            others.append(encode.unload_module(handle))
+    if len(buffers) <= _FEW:
+        return [encode.free(buffers), *others] if buffers else others
+    frees = [
+        commands_pb2.Command(free=commands_pb2.Free(buffers=buffers[start : start + FREES]))
+        for start in range(0, len(buffers), FREES)
+    ]
+    return [*frees, *others]
+
+
+class Space:
+    """What lives and dies with one generation of a device process: the identity that arrays are checked against."""
+
+    __slots__ = ("__weakref__", "generation", "graveyard", "lost")
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.graveyard = Graveyard()
+        self.lost = False
+
+
+class Memory:
+    """One buffer of a device, freed when nothing refers to it any more."""
+
+    __slots__ = ("__weakref__", "handle", "keep", "owned", "owner", "read_only", "size", "space")
+
+    def __init__(self, space: Space, handle: int, size: int, *, owned: bool = True, keep: object = None) -> None:
+        self.owner: Space | None = space
+        """The space that the buffer can be used in; None once it was freed."""
+        self.space = space
+        self.handle = handle
+        self.size = size
+        self.owned = owned
+        """False: something else gives the buffer back (a module its globals)."""
+        self.keep = keep
+        self.read_only = False
+        """Attached: another session published it."""
+
+    def free(self) -> None:
+        """Gives the buffer back now; the daemon waits for the work that uses it. A second call does nothing."""
+        if self.owner is not None:
+            self.owner = None
+            if self.owned and not self.space.lost:
+                self.space.graveyard.bury("buffer", self.handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "owner", None) is not None:
+            self.free()
+
+
+class OnDevice:
+    """Something with an address on a device: what a kernel takes as a pointer."""
+
+    __slots__ = ("_memory", "_offset")
+
+    _passed: ClassVar[tuple[str, int, int]] = ("Q", 8, 8)
+    """How a kernel takes it: code of `struct` for the offset, size and alignment in bytes."""
+
+    _memory: Memory
+    _offset: int

@@ -1,0 +1,313 @@
+"""One attachment to a device, without I/O: sequence numbers, window, who waits for which answer, what is sent again.
+
+Commands go in (`launch`, `add`), requests for the wire come out (`next_request`), responses go in (`receive`), replies
+are completed. Where the stream breaks (`suspend`), batches that were not acknowledged are kept, and the next stream
+goes on from what `attach` says on both sides: every command runs once, every response is taken once. Nothing here
+blocks, locks or reads a clock: `attachment.py` drives it with threads, an event loop can do the same. The caller
+serializes all calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hearth.codec import batch as wire
+from hearth.codec import encode
+from hearth.errors import ConnectError, HearthError
+from hearth.session.answers import Answers
+from hearth.session.send_queue import NOTHING_LEFT, Limits, Move
+from hearth_proto.later import commands_pb2, device_pb2
+
+if TYPE_CHECKING:
+    from hearth.session.reply import ReplyLike
+
+
+class Session(Answers):
+    """One attachment's protocol state. `first_request`: requests below are an earlier attachment's, whose answers may
+    still come."""
+
+    def __init__(self, limits: Limits, first_request: int = 0) -> None:
+        super().__init__(limits, first_request)
+        self.generation = 0
+        self.attached = False
+        self.reverts: Callable[[], bool] = lambda: False
+        """Whether a loss would bring something back as it was before, though nothing is under way."""
+        self.durable: list[int] = []
+        """Buffers of lost generations that were back, under their handles, when this attachment began."""
+        self.next_seq = 1
+        self.acked = 0
+        self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
+        self._unacked_bytes = 0
+        self._moving: tuple[tuple[int, bytes], Move, int] | None = None
+        """The batch that is being taken from the queue, what it leaves, and `_unacked_bytes` with it."""
+        self.again: deque[tuple[int, bytes]] = deque()  # of those, what is to be sent, perhaps once more
+        self._owed: set[int] = set()  # requests that the daemon had when the stream broke
+        self._had = 0
+        self._broken_by: HearthError | None = None
+
+    # ---- in: commands ----
+
+    def add(
+        self,
+        command: bytes,
+        request: int = 0,
+        reply: ReplyLike | None = None,
+        *,
+        barrier: bool = False,
+        worth: int = 1,
+    ) -> None:
+        """One serialized command; with `request`, `reply` gets its answer.
+
+        `barrier`: its success says that everything added before is done (a sync of all streams). `worth`: see `put`.
+        """
+        if reply is None:
+            self.put(command, worth)
+            self.submitted += 1
+            return
+        try:
+            self._replies[request] = reply  # before: an answer that nobody asked for would end the attachment
+            if barrier:
+                self._barriers[request] = self.submitted
+            self.put(command, worth)
+        except BaseException:
+            if not (self._queue and self._queue[-1][0] is command):
+                self._replies.pop(request, None)
+                self._barriers.pop(request, None)
+            raise
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, everything sent was acknowledged."""
+        return not self.queued and self.acked == self.next_seq - 1
+
+    # ---- out: requests ----
+
+    @property
+    def sendable(self) -> bool:
+        """Whether there is a batch to send, or to send again."""
+        if not self.attached or self.error is not None:
+            return False
+        if self.again:
+            return True
+        limits = self.limits
+        return (
+            self.queued > 0
+            and self.next_seq - 1 - self.acked < limits.max_batches_in_flight
+            and self._unacked_bytes < limits.max_unacked_bytes
+        )
+
+    @property
+    def receipt_due(self) -> bool:
+        """Whether the daemon should be told what came."""
+        if not self.attached or self.error is not None:
+            return False
+        return self.receipts.due
+
+    def attach(self, token: str, device: int) -> bytes:
+        """The first request of a stream: it begins the attachment, or goes on with it."""
+        begun = self.generation > 0
+        self.receipts.attached()
+        return encode.attach(
+            token, device, self.acked, resume=begun, generation=self.generation, received=self.receipts.responses
+        )
+
+    @property
+    def quiet(self) -> bool:
+        """Whether all has come that the daemon had to say about what it had got before a break."""
+        return self.acked >= self._had and self._owed.isdisjoint(self._replies)
+
+    def next_request(self, idle: bool = False) -> bytes | None:
+        """What to send now: what the daemon should hear, else a batch; None while there is nothing to send or the
+        window is full. `idle`: there was nothing to send for a while, so that small news may go."""
+        return None if (numbered := self.next_numbered(idle)) is None else numbered[1]
+
+    def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
+        """The same behind its batch's number, 0 for what is none."""
+        if not self.attached or self.error is not None:
+            return None
+        receipts = self.receipts
+        if receipts.due or (idle and receipts.small):
+            return 0, receipts.request()
+        return self._next()
+
+    def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
+        """`add` and `next_numbered` in one, for the rule: nothing waits but launches that fit a batch with it, and the
+        window is open. None where it is not so, and nothing was done."""
+        run, size, unacked_bytes, limits = self._run, self._run_bytes, self._unacked_bytes, self.limits
+        if (
+            self._queue or self._closed is not None or self.again or self.receipts.due
+            or not self.attached or self.error is not None
+            or self.next_seq - self.acked > limits.max_batches_in_flight
+            or (whole := size + len(command) + 3 * wire.FRAMING) > self._room
+            or whole > limits.max_unacked_bytes - unacked_bytes
+        ):  # fmt: skip
+            return None
+        seq = self.next_seq
+        try:
+            self._replies[request] = reply  # before, as in `add`
+            if barrier:
+                self._barriers[request] = self.submitted
+            numbered = seq, wire.run_request(seq, run, size, command)
+            moving = numbered, NOTHING_LEFT, unacked_bytes + len(numbered[1])
+            # One statement that calls nothing, as in `_close_run`; where a Ctrl-C comes behind, `interrupted` goes on.
+            self._moving, self._run, self._run_bytes = moving, [], 0
+        except BaseException:
+            if self._moving is None:
+                self._replies.pop(request, None)
+                self._barriers.pop(request, None)
+            raise
+        self._unacked.append(numbered)
+        self.queued = self.queued_bytes = self.extra = 0
+        self._unacked_bytes, self.next_seq, self._moving = moving[2], seq + 1, None
+        return numbered
+
+    def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
+        """`add`, with the batch made here where `next_with` can: who sends has only to take it. Whether it was added;
+        False where somebody else has to be looked after first."""
+        before = self.next_seq
+        try:
+            numbered = self.next_with(command, request, reply, barrier)
+            if numbered is None:
+                return False
+            self.again.append(numbered)
+        except BaseException:  # a Ctrl-C: nothing follows a number that was never sent
+            self.interrupted()
+            if self.next_seq != before and not self.again:
+                self.again.append(self._unacked[-1])
+            raise
+        return True
+
+    def next_batch(self) -> bytes | None:
+        """The next batch: one that has to be sent again, or as much of the queue as fits."""
+        return None if (numbered := self._next()) is None else numbered[1]
+
+    def _next(self) -> tuple[int, bytes] | None:
+        if not self.sendable:
+            return None
+        if self.again:
+            return self.again.popleft()
+        left = self.limits.max_unacked_bytes - self._unacked_bytes
+        commands, rest = self.gather(min(self._room, left), alone=left >= self._room or not self._unacked)
+        if not commands:
+            return None
+        seq = self.next_seq
+        numbered = seq, wire.batch_request(seq, commands)
+        self._moving = moving = numbered, rest, self._unacked_bytes + len(numbered[1])
+        self._move(*moving)
+        return numbered
+
+    def _move(self, numbered: tuple[int, bytes], rest: Move, unacked_bytes: int) -> None:
+        unacked = self._unacked
+        if not unacked or unacked[-1] is not numbered:
+            unacked.append(numbered)
+        self.move(rest)
+        self._unacked_bytes = unacked_bytes
+        self.next_seq = numbered[0] + 1
+        self._moving = None
+
+    def interrupted(self) -> None:
+        """A Ctrl-C came while `next_numbered` ran: what it was about to return counts as sent, and the stream or lane
+        has to be given up, so that it is sent again."""
+        if self._moving is not None:
+            self._move(*self._moving)
+
+    # ---- in: responses ----
+
+    def receive(self, response: device_pb2.ExecuteResponse) -> None:
+        """Takes one response. A response that breaks the protocol fails the attachment."""
+        if self.error is not None:
+            return
+        kind = response.WhichOneof("kind")
+        if kind == "result":
+            self._complete(response.result)
+        elif kind == "ack":
+            self.acknowledge(response.ack.seq)
+        elif kind == "attached":
+            self._attach(response.attached)
+        elif kind == "event":
+            self.receipts.size(len(response.event.output.text))
+            self._event(response.event)
+            self.receipts.response()
+
+    def suspend(self, error: HearthError) -> None:
+        """The stream broke, with `error`: nothing goes out until another one is attached."""
+        self.attached = False
+        self._broken_by = error
+        self.again.clear()
+
+    def fail(self, error: HearthError) -> bool:
+        """Ends the attachment: every reply gets `error`, the queue is dropped. A second call does nothing.
+
+        Returns whether the error still has to be reported to somebody: one-way work is lost with it, or something will
+        be as it was before, and no reply that reports such was waiting.
+        """
+        if self.error is not None:
+            return False
+        self.error = error
+        replies = list(self._replies.values())
+        self._replies.clear()
+        self._barriers.clear()
+        told = any(reply.reports and not reply.abandoned for reply in replies)
+        self.drop()
+        self._unacked.clear()
+        self.again.clear()
+        self._moving = None
+        self._unacked_bytes = 0
+        for reply in replies:
+            reply.set_error(error)
+        return (self.unreported or self.reverts()) and not told
+
+    def _attach(self, attached: device_pb2.Attached) -> None:
+        if self.attached:
+            self._broken("the daemon attached twice")
+        elif self._broken_by is None:
+            self.attached = True
+            self.generation = attached.generation
+            self.durable = list(attached.durable)
+            self.next_seq = attached.last_seq + 1
+            self.acked = attached.last_seq
+            self.set_limits(
+                Limits(
+                    self.limits.max_inline_bytes,
+                    self.limits.max_chunk_bytes,
+                    attached.max_batch_bytes or self.limits.max_batch_bytes,
+                    attached.max_batches_in_flight or self.limits.max_batches_in_flight,
+                    self.limits.max_code_bytes,
+                    attached.max_unacked_bytes or self.limits.max_unacked_bytes,
+                )
+            )
+        elif not attached.resumed or attached.generation != self.generation:
+            self.fail_later = ConnectError(
+                f"the connection broke, and the daemon could not resume it: {self._broken_by.message}",
+                reason=self._broken_by.reason,
+                fix="what was under way is lost; synchronize, and look what has been done.",
+            )
+        elif not self.acked <= attached.last_seq < self.next_seq:
+            self._broken(f"batch {attached.last_seq} is said to have come, {self.next_seq - 1} was the last one sent")
+        else:
+            self.attached = True
+            self._broken_by = None
+            self.again.extend(numbered for numbered in self._unacked if numbered[0] > attached.last_seq)
+            self._had = attached.last_seq
+            self._owed = set(self._replies).difference(self._unheard())
+
+    def _unheard(self) -> set[int]:
+        """Requests that the daemon has not got."""
+        batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.again)
+        queued = (commands_pb2.Command.FromString(command) for command, _ in self._queue)
+        return {command.request for command in itertools.chain(*(batch.commands for batch in batches), queued)}
+
+    def acknowledge(self, seq: int) -> None:
+        """Every batch up to this one has been executed."""
+        if seq >= self.next_seq:
+            self._broken(f"batch {seq} is acknowledged, {self.next_seq - 1} is the last that was sent")
+        elif seq > self.acked:
+            unacked = self._unacked
+            while unacked and unacked[0][0] <= seq:
+                self._unacked_bytes -= len(unacked.popleft()[1])
+            if not unacked:
+                self._unacked_bytes = 0
+            self.acked = seq

@@ -1,0 +1,194 @@
+"""Commands on their way out, without I/O: runs of launches, batches, and how much may wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hearth.codec import batch
+from hearth.errors import HearthError
+
+BATCH_BYTES = 1 << 20
+"""A batch is closed at this size: long enough to be worth a message, short enough to overlap with the next one."""
+BATCH_COMMANDS = 512
+BATCH_LAUNCHES = 4096
+RUN_BYTES = 128 << 10
+"""Consecutive launches share a command up to this size."""
+COUNT_MAX = 2**64 - 1
+QUEUE_BYTES = 64 << 20
+QUEUE_COMMANDS = 20_000
+
+
+class Limits(NamedTuple):
+    """What the daemon accepts; sizes in bytes."""
+
+    max_inline_bytes: int = 1 << 20
+    max_chunk_bytes: int = 1 << 20
+    max_batch_bytes: int = 4 << 20
+    max_batches_in_flight: int = 8
+    max_code_bytes: int = 64 << 20
+    max_unacked_bytes: int = 32 << 20
+
+
+class _Counted(NamedTuple):
+    """The last command that `count_up` added; it can grow while it is the last in the queue."""
+
+    key: object
+    n: int
+    command: bytes
+
+
+class Move(NamedTuple):
+    """The queue once what was gathered is in a batch."""
+
+    entries: int
+    queued: int
+    queued_bytes: int
+
+
+NOTHING_LEFT = Move(0, 0, 0)
+
+
+class Outgoing:
+    """The commands that were submitted and have not been put in a batch, in order."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.queued_bytes = 0
+        self.queued = 0
+        self.extra = 0
+        """What the commands that are queued are worth beyond their number, at most; see `put`."""
+        self.submitted = 0
+        """One-way commands and launches so far."""
+        self._queue: deque[tuple[bytes, int]] = deque()  # serialized command, how many launches it carries (or 1)
+        self._run: list[bytes] = []
+        self._closed: tuple[bytes, int] | None = None
+        """The run that is being put in the queue."""
+        self._run_bytes = 0
+        self.set_limits(limits)
+        self._counted: _Counted | None = None
+
+    def launch(self, record: bytes) -> None:
+        """One packed launch."""
+        size = len(record)
+        whole = self._run_bytes + size
+        if whole > self._run_limit:
+            self._make_room(size)
+            whole = size
+        self._run_bytes = whole
+        self.queued_bytes += size
+        self.queued += 1
+        self.submitted += 1
+        self._run.append(record)  # the one call, and last: a Ctrl-C comes before all of it or after
+
+    def put(self, command: bytes, worth: int = 1) -> None:
+        """One serialized command; it takes the daemon as long as `worth` others, so that fewer are worth a batch."""
+        size = len(command)
+        self._check_size(size)
+        if self._run or self._closed is not None:
+            self._close_run()
+        self.queued_bytes += size
+        self.queued += 1
+        self.extra += max(worth - 1, 0)
+        self._queue.append((command, 1))  # last, as in `launch`
+
+    def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
+        """One-way `command(n)`, which does something n times. Behind one of the same `key` that has not been sent, that
+        one's count grows instead."""
+        if self._closed is not None:
+            self._close_run()
+        last, queue = self._counted, self._queue
+        unsent = last is not None and not self._run and queue and queue[-1][0] is last.command
+        if last is not None and unsent and last.key == key and last.n + n <= COUNT_MAX:
+            n += last.n
+            data, calls = command(n), queue.pop()[1] + 1
+            self.queued_bytes -= len(last.command)
+        else:
+            if self._run:
+                self._close_run()
+            data, calls = command(n), 1
+        queue.append((data, calls))
+        self._counted = _Counted(key, n, data)
+        self.queued_bytes += len(data)
+        self.queued += 1
+        self.submitted += 1
+
+    @property
+    def full(self) -> bool:
+        """Whether who submits should wait: the daemon does not keep up."""
+        return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
+
+    def gather(self, room: int, alone: bool) -> tuple[list[bytes], Move]:
+        """As many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any case. They
+        stay in the queue until `move`."""
+        if self._run or self._closed is not None:
+            self._close_run()
+        commands: list[bytes] = []
+        size = launches = taken = 0
+        queue = self._queue
+        for command, count in queue:
+            needed = len(command) + batch.FRAMING
+            if size + needed > room and (commands or not alone):
+                break
+            commands.append(command)
+            size += needed
+            launches += count
+            taken += len(command)
+            if len(commands) >= BATCH_COMMANDS or launches >= BATCH_LAUNCHES:
+                break
+        return commands, Move(len(queue) - len(commands), self.queued - launches, self.queued_bytes - taken)
+
+    def move(self, left: Move) -> None:
+        """Takes out of the queue what was gathered. Called again, it does what an interrupt kept it from."""
+        queue = self._queue
+        while len(queue) > left.entries:
+            queue.popleft()
+        self.queued, self.queued_bytes = left.queued, left.queued_bytes
+        if not queue:
+            self.extra = 0
+
+    def drop(self) -> None:
+        """Forgets all of them."""
+        self._queue.clear()
+        self._run.clear()
+        self._closed = None
+        self._run_bytes = self.queued = self.queued_bytes = self.extra = 0
+
+    def set_limits(self, limits: Limits) -> None:
+        """What the daemon accepts, as it says now."""
+        self.limits = limits
+        self._run_limit = min(RUN_BYTES, limits.max_batch_bytes - 3 * batch.FRAMING)
+        self._room = min(BATCH_BYTES, limits.max_batch_bytes) - batch.FRAMING
+        """For the commands of one batch."""
+
+    def _make_room(self, size: int) -> None:
+        if size > self._run_limit:
+            self._check_size(size)
+        if self._run:
+            self._close_run()
+
+    def _check_size(self, size: int) -> None:
+        if size + 2 * batch.FRAMING > self.limits.max_batch_bytes:
+            raise HearthError(
+                f"a command of {size} bytes does not fit a batch; "
+                f"the daemon takes {self.limits.max_batch_bytes} bytes.",
+                reason="MESSAGE_TOO_LARGE",
+                fix="make it smaller: fewer or shorter headers, code, options or arguments.",
+            )
+
+    def _close_run(self) -> None:
+        """Makes a command of the run; a Ctrl-C in between neither loses nor doubles it."""
+        if self._closed is not None:
+            self._finish_run(self._closed)
+        run, size = self._run, self._run_bytes
+        if run:
+            command = batch.launches_command(run, size)
+            entry, queued_bytes = (command, len(run)), self.queued_bytes + len(command) - size
+            # One statement that calls nothing: a Ctrl-C comes before it or after.
+            self._closed, self._run, self._run_bytes, self.queued_bytes = entry, [], 0, queued_bytes
+            self._finish_run(entry)
+
+    def _finish_run(self, entry: tuple[bytes, int]) -> None:
+        if not self._queue or self._queue[-1] is not entry:
+            self._queue.append(entry)
+        self._closed = None

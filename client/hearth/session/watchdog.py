@@ -1,0 +1,129 @@
+"""Watchdog of one attachment: asks the daemon about answers that are long in coming.
+
+An answer may be long in coming because its work takes long, and only the daemon knows. Where nothing has come for a
+while though something is waited for, the daemon is asked where the attachment stands (`AttachmentStatus`); what it has
+sent and did not come, or has not got and was sent, comes or goes again when the device is attached to again. So no
+answer is waited for in vain, whatever was lost between the two, and who waits for a long kernel costs the daemon one
+short call now and then.
+
+Covers when to ask and what the answer means, not how the attachment is resumed (`hearth.session.execute_stream`).
+`tick` is called by a thread that is there in any case; a call is made by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from hearth.errors import HearthError, TimeoutError, UnsupportedError
+
+ASK_S = 3.0
+"""Seconds without a word from the daemon after which it is asked."""
+
+AGAIN_S = 1.0
+"""Seconds after which it is asked again where something seems to be lost: it may have been on its way."""
+
+MOST_S = 30.0
+"""The most seconds from one call to the next; each pause is twice the one before."""
+
+
+class Point(NamedTuple):
+    """Where an attachment stands, as its client knows it. While it stays the same, nothing comes."""
+
+    acked: int
+    """The last batch that the daemon has acknowledged."""
+    sent: int
+    """The last batch that was sent."""
+    responses: int
+    """How many results and events have come."""
+    laned: bool
+    """Whether it goes by a lane."""
+
+
+class Standing(Protocol):
+    """Where an attachment stands, as the daemon knows it: `AttachmentStatusResponse`."""
+
+    @property
+    def known(self) -> bool: ...
+    @property
+    def lane(self) -> bool: ...
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def responses(self) -> int: ...
+    def HasField(self, name: str) -> bool: ...
+
+
+def missing(here: Point, there: Standing) -> str:
+    """Why the attachment has to be taken up again; empty: nothing is missing, and its work simply goes on."""
+    if not there.known:
+        return "the daemon has no stream of this attachment"
+    if there.lane != here.laned:
+        return f"the daemon goes {'by a lane' if there.lane else 'by the stream'}, and this client does not"
+    if there.responses > here.responses:
+        return f"the daemon has sent {there.responses} answers, and {here.responses} have come"
+    if there.HasField("last_seq") and there.last_seq < here.sent:
+        return f"batch {here.sent} was sent, and {there.last_seq} is the last that came to the daemon"
+    return ""
+
+
+class Watchdog:
+    """Of one attachment. `look` says where it stands, None while nothing is waited for; `ask` what the daemon says, and
+    raises `HearthError`; `give_up` has it taken up again, for the reason given."""
+
+    def __init__(
+        self,
+        look: Callable[[], Point | None],
+        ask: Callable[[], Standing],
+        give_up: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look = look
+        self._ask = ask
+        self._give_up = give_up
+        self._clock = clock
+        self._point: Point | None = None
+        self._due = 0.0
+        self._pause = ASK_S
+        self._doubt: Point | None = None
+        """Where something seemed to be lost the last time that the daemon was asked."""
+        self._asking = self._over = False
+
+    def tick(self) -> None:
+        """Looks whether the daemon is to be asked. Called by one thread, about once a second; never waits."""
+        if self._asking or self._over:
+            return
+        point, now = self._look(), self._clock()
+        if point is None or point != self._point:
+            self._point, self._due, self._pause, self._doubt = point, now + ASK_S, ASK_S, None
+        elif now >= self._due:
+            self._asking = True
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                threading.Thread(target=self._run, args=(point,), name="hearth-watchdog", daemon=True).start()
+
+    def _run(self, point: Point) -> None:
+        try:
+            self.check(point)
+        finally:
+            self._asking = False
+
+    def check(self, point: Point) -> None:
+        """Asks the daemon, and has the attachment taken up again where something is missing, and was the last time."""
+        why = ""
+        try:
+            why = missing(point, self._ask())
+        except UnsupportedError:  # an older daemon
+            self._over = True
+        except TimeoutError:
+            pass  # it stands still, and may go on
+        except HearthError as error:
+            why = "" if error.broken else error.message  # a connection that broke ends the stream by itself
+        if why and self._doubt == point == self._look():
+            self._give_up(why)
+            why = ""
+        self._doubt = point if why else None
+        self._pause = min(MOST_S, 2 * self._pause)
+        self._due = self._clock() + (AGAIN_S if why else self._pause)

@@ -1,0 +1,4 @@
+"""Bulk transfers: the choice of a route, and the routes (gRPC streams, stripes, shared memory, pinned memory).
+
+Above: `hearth.endpoint`. Below: `hearth.session`.
+"""

@@ -1,0 +1,218 @@
+"""Upload and Download streams beside the commands, taken up again where their connection breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from hearth.errors import HearthError, TransferError
+from hearth.transfer import plan
+from hearth.transport.backoff import Patience, may_go_on
+from hearth_proto import chunks
+from hearth_proto.v1 import device_pb2
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.connection import Connection
+    from hearth.transport.base import Chunks
+    from hearth.transport.base import Upload as Sending
+
+_TOLD_BYTES = 2 << 20
+"""The attachment hears what has come of a download after so many bytes, and at its end."""
+
+
+class _Cancels(Protocol):
+    def cancel(self) -> None: ...
+
+
+_S = TypeVar("_S", bound=_Cancels)
+
+
+def give_up(connection: Connection, number: int) -> None:
+    """Tells the daemon that the transfer of this number is given up, whether or not it has begun. Does not wait."""
+    request = _about(connection, number)
+    request.give_up = True
+    connection.transport.give_up(request, connection.lease)
+
+
+def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequest:
+    return device_pb2.TransferStatusRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
+
+
+class _Stream(Generic[_S]):
+    """One stream after another, until the transfer is over or given up."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+        self._lock = threading.Lock()
+        self._stream: _S | None = None
+        self._broken: HearthError | None = None
+        """What the last stream ended with, where another is to go on for it."""
+        self._over = threading.Event()
+
+    def cancel(self) -> None:
+        """Gives the transfer up, for good: who waits for it gets an error, and the daemon is told. Does not wait."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            self._over.set()
+            stream = self._stream
+        if stream is not None:
+            stream.cancel()
+        give_up(self._connection, self._number)
+
+    def _open(self, offset: int) -> _S:
+        """Opens a stream for the bytes from `offset` on. Raises `HearthError`."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        try:
+            self._reopen(0)
+        except HearthError as error:
+            if not error.broken:
+                raise
+            self._broken = error
+
+    def _reopen(self, offset: int) -> None:
+        stream = self._open(offset)
+        with self._lock:
+            self._stream, self._broken = stream, None
+            cancelled = self._over.is_set()
+        if cancelled:
+            stream.cancel()
+
+    def _wait(self, patience: Patience, error: HearthError) -> None:
+        """Waits before another stream is opened; raises `error` where none is to be."""
+        if self._over.is_set():
+            raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
+        again = may_go_on(error) and not self._connection.transport.absent()
+        pause = patience.pause(error.retry_after or 0.0) if again else None
+        if pause is None:
+            raise error
+        self._over.wait(pause)
+        self._broken = error
+
+    @contextlib.contextmanager
+    def _given_up_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        self._over.set()
+
+
+class Upload(_Stream["Sending"]):
+    """Bytes on their way to the daemon; they must not change before `result` has returned."""
+
+    def __init__(
+        self, connection: Connection, number: int, data: memoryview, chunk: int, progress: Progress | None = None
+    ) -> None:
+        super().__init__(connection, number)
+        self._data = data
+        self._chunk = chunk
+        self._progress = progress
+        self._reported = -1
+        self._reporting = threading.Lock()
+        self._begin()
+
+    def result(self) -> int:
+        """Waits until all bytes are with the daemon; how many they were. Raises `HearthError`."""
+        with self._given_up_on_error():
+            patience, furthest = Patience(self._connection.lease), 0
+            while True:
+                try:
+                    if self._broken is not None:
+                        passed = self._passed()
+                        if passed > furthest:
+                            furthest, patience = passed, Patience(self._connection.lease)
+                        if passed == len(self._data):
+                            received = passed
+                            break
+                        self._reopen(passed)
+                    assert self._stream is not None
+                    received = self._stream.result()
+                    break
+                except HearthError as error:
+                    self._wait(patience, error)
+        if received == len(self._data):
+            self._report(received, received)  # the sending thread may come to it later
+        return received
+
+    def _passed(self) -> int:
+        """How many bytes the daemon has."""
+        answer = self._connection.transport.transfer_status(_about(self._connection, self._number))
+        return len(self._data) if answer.complete else answer.received
+
+    def _open(self, offset: int) -> Sending:
+        head = device_pb2.UploadRequest(
+            session_token=self._connection.token,
+            device=self._connection.ordinal,
+            transfer=self._number,
+            offset=offset,
+            resumable=True,
+            size=len(self._data),
+        ).SerializeToString()
+        report = self._report if self._progress is not None else None
+        return self._connection.transport.upload(plan.upload_messages(head, self._data, self._chunk, report, offset))
+
+    def _report(self, done: int, total: int) -> None:
+        if self._progress is None:
+            return
+        with self._reporting:
+            if done > self._reported:  # what is sent again is no progress
+                self._reported = done
+                self._progress(done, total)
+
+
+class Download(_Stream["Chunks"]):
+    """Bytes on their way from the daemon, cut short `timeout` seconds from now."""
+
+    def __init__(self, connection: Connection, number: int, timeout: float | None = None) -> None:
+        super().__init__(connection, number)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._begin()
+
+    def into(self, memory: memoryview, progress: Progress | None = None) -> int:
+        """Takes the download to its end; how many bytes there were. Raises `HearthError`."""
+        size, received = len(memory), 0
+        with self._given_up_on_error():
+            patience, furthest, told = Patience(self._connection.lease), 0, 0
+            while True:
+                try:
+                    if self._broken is not None:
+                        self._reopen(received)
+                    assert self._stream is not None
+                    for message in self._stream:
+                        at, data = chunks.download_response(message)
+                        memory[at : at + len(data)] = data
+                        received = at + len(data)
+                        if received - told >= _TOLD_BYTES:
+                            self._connection.arrived(self._number, received)
+                            told = received
+                        if progress is not None:
+                            progress(received, size)
+                    break
+                except HearthError as error:
+                    if received == size and error.broken:
+                        break
+                    if received > furthest:
+                        furthest, patience = received, Patience(self._connection.lease)
+                    self._wait(patience, error)
+        self._connection.arrived(self._number, received)
+        return received
+
+    def _open(self, offset: int) -> Chunks:
+        left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+        request = device_pb2.DownloadRequest(
+            session_token=self._connection.token,
+            device=self._connection.ordinal,
+            transfer=self._number,
+            offset=offset,
+            resumable=True,
+        )
+        return self._connection.transport.download(request, left)

@@ -1,0 +1,107 @@
+"""NumPy arrays in memory that devices of this host read and write themselves, by cupyx's names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+
+from hearth import shapes
+from hearth.errors import ArgumentError
+from hearth.transport import memory_segments
+from hearth.transport.segment_pool import LEAST, pool
+
+Order = Literal["C", "F"]
+OrderLike = Literal["C", "F", "A", "K"]
+
+
+def empty_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") -> np.ndarray[Any, Any]:
+    """A NumPy array with arbitrary contents that devices on this host copy from and to directly.
+
+    An ordinary array to NumPy, to remote daemons and without any connection. Between it, or a C-contiguous part of it,
+    and a device of this host (reached over the daemon's Unix socket) ``gpu.asarray(a)``, ``x.set(a)`` and
+    ``x.get(out=a)`` are one copy by the device, which page-locks the memory at its first use; so are the large inputs
+    and outputs (`out=`) of a dispatch. Uploads are then asynchronous: see `Device.asarray`. Arrays below 64 KiB, and
+    all where the system has no memfd (macOS), lie in ordinary memory.
+
+    The memory is used again for other pinned arrays when the array and all views of it are gone, and is known to every
+    daemon that it was used with. A forked child shares it, as it would any shared mapping: what either process writes
+    there the other sees. Memory of a fork's time is not used again by either.
+
+    Raises `ArgumentError` and `DtypeError` for what makes no array, MemoryError.
+    """
+    return _make(shapes.shape_of(shape), dtype, _order(order, "CF"))
+
+
+def zeros_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") -> np.ndarray[Any, Any]:
+    """As `empty_pinned`, of zeros."""
+    return _make(shapes.shape_of(shape), dtype, _order(order, "CF"), zeros=True)
+
+
+def empty_like_pinned(
+    a: Any, dtype: Any = None, order: OrderLike = "K", subok: bool | None = None, shape: shapes.Shape | None = None
+) -> np.ndarray[Any, Any]:
+    """As `empty_pinned`, with the shape and dtype of `a`, of host or device, and as far as `order` says its layout.
+
+    `subok` is there for cupyx's sake: the result is a plain `numpy.ndarray` in any case.
+    """
+    return _like(a, dtype, order, shape, zeros=False)
+
+
+def zeros_like_pinned(
+    a: Any, dtype: Any = None, order: OrderLike = "K", subok: bool | None = None, shape: shapes.Shape | None = None
+) -> np.ndarray[Any, Any]:
+    """As `empty_like_pinned`, of zeros."""
+    return _like(a, dtype, order, shape, zeros=True)
+
+
+def _like(a: Any, dtype: Any, order: str, shape: shapes.Shape | None, *, zeros: bool) -> np.ndarray[Any, Any]:
+    order = _order(order, "CFAK")
+    wanted = a.dtype if dtype is None else dtype
+    if isinstance(a, np.ndarray):
+        given = None if shape is None else shapes.shape_of(shape)
+        # NumPy knows how axes are to be ordered; it is asked for bytes, which are never touched.
+        model = np.empty_like(a, np.uint8, order, subok=False, shape=given)  # type: ignore[call-overload]
+        return _make(model.shape, wanted, "C", model.strides, zeros=zeros)
+    return _make(
+        shapes.shape_of(a.shape if shape is None else shape), wanted, "F" if order == "F" else "C", zeros=zeros
+    )
+
+
+def _make(
+    shape: tuple[int, ...],
+    dtype: Any,
+    order: str,
+    steps: tuple[SupportsIndex, ...] | None = None,
+    *,
+    zeros: bool = False,
+) -> np.ndarray[Any, Any]:
+    """`steps`: strides, were the elements bytes."""
+    shapes.dtype_of(dtype)
+    kind: np.dtype[Any] = np.dtype(dtype)
+    size = shapes.bytes_of(shape, kind)
+    strides = None if steps is None else tuple(int(step) * kind.itemsize for step in steps)
+    memory: np.ndarray[Any, Any]
+    if size < LEAST or not memory_segments.possible():
+        memory, clear = np.empty(size, np.uint8), zeros
+    else:
+        try:
+            lease = pool.lease(size)
+        except OSError:  # no descriptor left, or no memory: NumPy says so in its own way
+            memory, clear = np.empty(size, np.uint8), zeros
+        else:
+            memory, clear = np.asarray(lease)[:size], zeros and not lease.fresh
+    if clear:
+        memory.fill(0)
+    if not math.prod(shape):
+        return np.empty(shape, kind, order)  # type: ignore[call-overload,no-any-return]
+    return np.ndarray(shape, kind, memory, strides=strides, order="F" if order == "F" else "C")
+
+
+def _order(order: str, allowed: str) -> str:
+    if not isinstance(order, str) or order not in allowed or len(order) != 1:
+        raise ArgumentError(
+            f"order is {order!r}.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(map(repr, allowed))}."
+        )
+    return order

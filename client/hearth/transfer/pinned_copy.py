@@ -1,0 +1,158 @@
+"""One copy between an array and memory that is shared with its device, which is often made again: who works step by
+step copies the same arrays each time.
+
+What follows from the two, from the stream and from what is shared is kept: the command, but for its number, and the
+answer that is to come. What is left is to look whether all is as it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from threading import get_ident
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from hearth.codec.decode import DONE
+from hearth.errors import HearthError
+from hearth.session.late_errors import Whose
+from hearth.session.one_way import heard_otherwise, lost_on_the_way
+from hearth.transfer.plan import short
+from hearth.transport.spin_wait import DOWN, UP
+from hearth_proto.later import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.session.connection import Connection
+    from hearth.session.memory import Memory
+    from hearth.stream import Stream
+    from hearth.transfer.plan import Part
+    from hearth.transfer.shared_memory import Shared
+    from hearth.transport.memory_segments import Place, Segment
+
+
+class PinnedCopy:
+    """A write (`lookout.UP`) or a read (`lookout.DOWN`) of `size` bytes at `place`, which commands name by `number`. It
+    does not keep the memory; who has it copied does, and each copy that is under way."""
+
+    __slots__ = ("_attachment", "_buffer", "_command", "_connection", "_expected", "_segment", "_shared", "_way",
+                 "size", "stream")  # fmt: skip
+
+    def __init__(
+        self, way: int, connection: Connection, shared: Shared, part: Part, place: Place, number: int, size: int
+    ) -> None:
+        self.size = size
+        self._way = way
+        self._connection = connection
+        self._shared = shared
+        self._attachment = shared.attachment
+        self.stream, self._buffer = part.stream, part.buffer
+        self._segment = weakref.ref(place.segment)
+        where = commands_pb2.Shared(segment=number, offset=place.offset)
+        self._expected: tuple[bytes, commands_pb2.Result] | None = None
+        if way == UP:
+            command = part.write()
+            command.write.size = size
+            command.write.shared.CopyFrom(where)
+        else:
+            command = part.read(size)
+            command.read.shared.CopyFrom(where)
+            result = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
+            self._expected = result.SerializeToString(), result
+        self._command = command.SerializeToString()
+        shared.tell()
+
+    def again(self, memory: Memory, on: Stream | None, blocking: bool) -> bool:
+        """Whether it can be made once more just so: `memory` is the array's, `on` the stream that it is for (None: the
+        default one). The memory on this side is looked at by who has it. An error that somebody has to be told is told
+        another way."""
+        connection, attachment, shared = self._connection, self._attachment, self._shared
+        return (
+            connection._attachment is attachment
+            and attachment.alive
+            and memory.owner is attachment.space
+            and memory.handle == self._buffer
+            and connection.refusal is None
+            and not connection._deferred
+            and (shared.open if blocking else shared.alive_lately)
+            and (on is None or (not on.records and on._connection is connection))
+            and (on is None or on._handle_on(attachment) == self.stream)
+        )
+
+    def begin(self, keep: object) -> None:
+        """Has it made in the order of the stream; `keep` holds the memory until then. What goes wrong is told where the
+        connection defers it to."""
+        begun, attachment = monotonic(), self._attachment
+        attachment.lookout.begin(self._way, self.size, begun)
+        attachment.tell(self._command, _UnderWay(self, keep, begun), one_way=True)
+
+    def run(self, keep: object, timeout: float | None = None) -> bool:
+        """Has it made, and waits for it. False where what is shared was lost, so that it was not. Raises what it failed
+        with, or `TimeoutError`."""
+        begun, attachment, way, size = monotonic(), self._attachment, self._way, self.size
+        # The session keeps the memory until the answer has come, whoever waits for it no more.
+        unanswered = partial(self._unanswered, self._segment(), keep)
+        reply = attachment.ask(self._command, reports=way == DOWN, on_error=unanswered)
+        try:
+            reply.expected = self._expected
+            reply.foretold = self._expected[1] if self._expected is not None else DONE
+            attachment.lookout.begin(way, size, begun)  # now that it is on its way
+        except BaseException:  # KeyboardInterrupt: nobody will take the answer
+            reply.abandon()
+            raise
+        try:
+            result = reply.wait(timeout)
+        except HearthError as error:
+            if self._shared.lost(error):
+                return False
+            raise
+        attachment.lookout.end(way, size, begun, monotonic())
+        if way == DOWN and result.read.size != size:
+            raise short(result.read.size, size)
+        return True
+
+    def _unanswered(self, segment: Segment | None, _: object) -> None:
+        """A command with the segment failed: where its attachment ended, it may run all the same."""
+        if segment is not None and self._attachment.session.error is not None:
+            segment.spoiled = True
+
+    def ended(self, result: commands_pb2.Result | None, error: HearthError | None, begun: float, thread: int) -> None:
+        """One that was begun in that thread has ended."""
+        attachment, shared = self._attachment, self._shared
+        if self._way == DOWN and result is not None and result.read.size != self.size:
+            error = short(result.read.size, self.size)
+        if error is None:
+            attachment.lookout.end(self._way, self.size, begun, monotonic())
+            return
+        self._unanswered(self._segment(), None)
+        # What a read was skipped for is told with it, as by one that is waited for; a write's stream keeps that itself.
+        told = heard_otherwise(attachment, error) if self._way == UP else attachment.session.error is error
+        if not told:
+            whose = Whose(self.stream, self._buffer, thread)
+            self._connection.defer(lost_on_the_way(error) if shared.lost(error) else error, whose)
+
+
+class _UnderWay:
+    """One that nobody waits for: it hears how that ended, as `one_way.Ending` does, and keeps the memory until then."""
+
+    __slots__ = ("_begun", "_copy", "_keep", "_thread")
+
+    reports = abandoned = False
+
+    def __init__(self, copy: PinnedCopy, keep: Any, begun: float) -> None:
+        self._copy = copy
+        self._keep = keep
+        self._begun = begun
+        self._thread = get_ident()
+
+    @property
+    def expected(self) -> tuple[bytes, commands_pb2.Result] | None:
+        """What it will be answered with, most likely."""
+        return self._copy._expected
+
+    def set_result(self, result: commands_pb2.Result) -> None:
+        """The bytes were copied."""
+        self._copy.ended(result, None, self._begun, self._thread)
+
+    def set_error(self, error: HearthError) -> None:
+        """They were not, or nobody will know."""
+        self._copy.ended(None, error, self._begun, self._thread)

@@ -1,0 +1,149 @@
+"""Which way bytes go between host and device, and how they are cut: no I/O here.
+
+Small ones travel inside a batch, in the order of the commands; larger ones beside it, named by a transfer number: on a
+stream of their own, or cut into chunks over several connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hearth import lazy_numpy as np
+from hearth.errors import TransferError
+from hearth_proto import chunks
+from hearth_proto.later import commands_pb2
+from hearth_proto.layouts import Rows
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.send_queue import Limits
+
+STRIPED_BYTES = 8 << 20
+"""From here on bytes go over stripes where there are some: what is smaller is there before they have got going."""
+MOST_STRIPES = 8
+"""Of one connection to a device, and no more than the client has cores: each keeps one busy."""
+_BYTES_A_STRIPE = 4 << 20
+_CHUNKS_A_STRIPE = 4
+_SMALLEST_CHUNK = 1 << 20
+
+SHARED_LEAST = 64 << 10
+"""Memory that is shared with the device need not be, for smaller copies: inside a batch they are as fast."""
+_BATCH_MARGIN = 256
+"""Room for the rest of the command and the batch around inline data."""
+
+
+class Part(NamedTuple):
+    """The part of a buffer that a copy writes or reads, in the order of `stream`: from byte `offset` on, or `rows`."""
+
+    stream: int
+    buffer: int
+    offset: int
+    rows: Rows | None = None
+
+    def write(self) -> commands_pb2.Command:
+        """A write there, its bytes still to be named."""
+        command = commands_pb2.Command(stream=self.stream)
+        command.write.buffer = self.buffer
+        command.write.offset = self.offset
+        if self.rows is not None:
+            _name_rows(command.write.rows, self.rows)
+        return command
+
+    def read(self, size: int) -> commands_pb2.Command:
+        """A read of its `size` bytes, where to still to be named."""
+        command = commands_pb2.Command(stream=self.stream)
+        command.read.buffer = self.buffer
+        command.read.offset = self.offset
+        command.read.size = size
+        if self.rows is not None:
+            _name_rows(command.read.rows, self.rows)
+        return command
+
+    def behind(self, done: int) -> Part:
+        """What is left of it when the first `done` bytes have been seen to: of rows, whole ones."""
+        if self.rows is None:
+            return self._replace(offset=self.offset + done)
+        passed = done // self.rows.width
+        rows = self.rows._replace(offset=self.rows.offset + passed * self.rows.pitch, rows=self.rows.rows - passed)
+        return self._replace(offset=self.offset + passed * rows.pitch, rows=rows)
+
+
+def _name_rows(message: commands_pb2.Rows, rows: Rows) -> None:
+    message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
+
+
+def inline(size: int, limits: Limits) -> bool:
+    """Whether `size` bytes travel inside a batch."""
+    return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
+
+
+MIDDLING = 128 << 10
+"""Bytes of an ordinary array from which on the ring takes less time than a batch: a fifth of it at 1 MiB (CPU)."""
+_HABIT = 4
+"""So many copies of the kind are made before anything is shared for it, which takes as long as several: who copies once
+does without."""
+
+
+class Habit:
+    """Whether copies that might travel in a batch go through the ring."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def worth(self, size: int) -> bool:
+        """Whether this one does, of `size` bytes, where the ring has room at once. Counts it."""
+        self._seen += size >= MIDDLING
+        return self.formed(size)
+
+    def formed(self, size: int) -> bool:
+        """The same of one that has been counted."""
+        return size >= MIDDLING and self._seen > _HABIT
+
+
+def stripes(size: int, most: int) -> int:
+    """Over how many stripes `size` bytes go, where there may be so many. 0: over none."""
+    if size < STRIPED_BYTES:
+        return 0
+    return min(most, size // _BYTES_A_STRIPE)
+
+
+def stripe_chunk(size: int, count: int, most: int) -> int:
+    """Into chunks of how many bytes they are cut for `count` stripes: several for each, so that all have done at about
+    the same time; 1 MiB at least, at most what the daemon takes."""
+    share = size // (count * _CHUNKS_A_STRIPE)
+    return min(most, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
+
+
+def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of a C-contiguous array, in place; writable if the array is."""
+    if array.size == 0 or array.dtype.itemsize == 0:
+        return memoryview(b"")
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def upload_messages(
+    head: bytes, data: memoryview, chunk: int, progress: Progress | None, offset: int = 0
+) -> Iterator[bytes]:
+    """Serialized `UploadRequest` messages of the bytes from `offset` on; `head` (session, device, transfer) is in the
+    first one."""
+    total = len(data)
+    for start in range(offset, total, chunk):
+        piece = data[start : start + chunk]
+        yield chunks.upload_request(head if start == offset else b"", piece)
+        if progress is not None:
+            progress(min(start + chunk, total), total)
+
+
+def later(progress: Progress | None, done: int, total: int) -> Progress | None:
+    """For the rest of a transfer, `done` bytes of which went another way."""
+    if progress is None or not done:
+        return progress
+    return lambda more, _: progress(done + more, total)
+
+
+def short(received: int, size: int) -> TransferError:
+    """For a read of `size` bytes that brought others."""
+    return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")

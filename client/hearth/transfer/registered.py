@@ -1,0 +1,156 @@
+"""Transfers through memory that is shared with a device process of this host: the command names the transfer, and has
+its place among the others; where its bytes lie, or are to be put, is said beside it. Nothing is sent then: the device
+copies from there, or to there, and the command's answer says that it has.
+
+What lies in a segment stays where it is; other bytes are copied to memory from the pool of segments, or from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hearth.transfer.copy_threads import crew, threads
+from hearth.transport import memory_segments
+from hearth.transport.memory_segments import address_of, known
+from hearth.transport.segment_pool import pool
+from hearth_proto.frames import Kind
+
+if TYPE_CHECKING:
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.transfer.shared_memory import Shared
+
+MOST = 1 << 30
+"""Bytes of a transfer for which memory is taken from the pool; a larger one goes by another way, piece by piece."""
+_PIECE = 4 << 20
+_LEAVE_S = 5.0
+"""How long who broke off waits for those who helped to copy: each is at one piece."""
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def likely(connection: Connection, attachment: Attachment) -> bool:
+    """Whether there may be memory that is shared with the device. Does not wait."""
+    if not (connection.transport.lanes and memory_segments.possible()):
+        return False
+    return not connection.shared_memory().hopeless(attachment)
+
+
+def memory(size: int) -> memoryview | None:
+    """So many bytes that can be shared, of any contents; None: there are none to be had. Does not wait."""
+    if not 0 < size <= MOST:
+        return None
+    try:
+        return memoryview(np.asarray(pool.lease(size))[:size])  # type: ignore[arg-type]
+    except OSError:
+        return None
+
+
+def taken(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
+    """A copy of the bytes, in memory that can be shared where that may be of use."""
+    there = memory(len(data)) if likely(connection, attachment) else None
+    if there is None:
+        return memoryview(bytes(data))
+    copy(there, data)
+    return there
+
+
+def shareable(data: memoryview) -> bool:
+    """Whether they lie in memory that can be shared."""
+    return bool(data) and known.find(address_of(data), len(data)) is not None
+
+
+def upload(connection: Connection, attachment: Attachment, number: int, data: memoryview) -> memoryview | None:
+    """Has the device take the bytes of a transfer from shared memory: the memory that it takes them from, which is to
+    stay as it is until its command is answered. None: they have to go another way. Does not wait for the device."""
+    shared = _shared(connection, attachment)
+    if shared is None:
+        return None
+    if not shareable(data):
+        there = memory(len(data))
+        if there is None or not _registered(shared, there):
+            return None
+        copy(there, data)
+        data = there
+    return data if _place(shared, Kind.UPLOAD, number, data) else None
+
+
+class Landing(NamedTuple):
+    """Where the bytes of a transfer will be when its command is answered."""
+
+    memory: memoryview
+    sure: bool
+    """Else they have to be fetched another way; only where that fails, and the command does not, they are here."""
+
+
+def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> Landing | None:
+    """Has the device put the bytes of a transfer into shared memory, into `into` itself where that can be shared. None:
+    they have to come another way. Does not wait for the device."""
+    shared = _shared(connection, attachment)
+    if shared is None:
+        return None
+    there = into if shareable(into) else memory(len(into))
+    taken = there is not None and _place(shared, Kind.DOWNLOAD, number, there)
+    return None if there is None or taken is False else Landing(there, bool(taken))
+
+
+def spoil(data: memoryview) -> None:
+    """The device may still write there, and nobody will hear when it has."""
+    place = known.find(address_of(data), len(data))
+    if place is not None:
+        place.segment.spoiled = True
+
+
+def _shared(connection: Connection, attachment: Attachment) -> Shared | None:
+    """Waits while it is opened."""
+    if not likely(connection, attachment):
+        return None
+    shared = connection.shared_memory().for_attachment(attachment)
+    return shared if shared is not None and shared.transfers else None
+
+
+def _registered(shared: Shared, data: memoryview) -> bool:
+    place = known.find(address_of(data), len(data))
+    return place is not None and shared.number(place.segment) > 0
+
+
+def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | None:
+    """None: nobody knows."""
+    from hearth.transport.segments import Lost
+
+    place = known.find(address_of(data), len(data))
+    if place is None:
+        return False
+    try:
+        return shared.place(kind, number, place, len(data))
+    except Lost:
+        return None
+
+
+# ---- copies ----
+
+
+def copy(into: memoryview, since: memoryview) -> None:
+    """Copies bytes, unless they are there, by several threads where there is work for them; none of them is there any
+    more when it returns."""
+    size = len(into)
+    if address_of(into) == address_of(since):
+        return
+    to, source = np.frombuffer(into, np.uint8), np.frombuffer(since, np.uint8)
+    pieces = itertools.count(0, _PIECE)  # whose `next` is one step for all threads
+    over: list[bool] = []
+
+    def work() -> None:
+        while not over and (start := next(pieces)) < size:
+            to[start : start + _PIECE] = source[start : start + _PIECE]
+
+    helpers = crew.help(work, min(threads(), -(-size // _PIECE)) - 1)
+    try:
+        work()
+        helpers.dismiss()
+    except BaseException:  # KeyboardInterrupt
+        over.append(True)
+        helpers.dismiss(_LEAVE_S)
+        raise

@@ -1,0 +1,324 @@
+"""Copies of ordinary arrays through the ring, by several threads: while one piece is copied the device moves others.
+
+The caller works as well, and all by itself where nobody comes to help. Where the ring is held up, or its connection
+ends, the transfer stops after what it has sent, and the rest goes another way.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hearth.errors import HearthError, TimeoutError
+from hearth.session.late_errors import ours
+from hearth.session.one_way import Ending, heard_otherwise, lost_on_the_way
+from hearth.transfer.copy_threads import crew, threads
+from hearth.transfer.plan import short
+from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Cut, Piece, Slot, piece_bytes
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.connection import Connection
+    from hearth.transfer.plan import Part
+    from hearth.transfer.shared_memory import Shared
+    from hearth_proto.v1 import commands_pb2
+
+AHEAD = SLOTS - 2
+"""Pieces that a download asks for ahead: while it waits for a kernel, others go on with the slots that are left."""
+_LEAVE_S = 5.0
+"""How long who broke off waits for those who helped: each is at one piece."""
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _Transfer:
+    """What both ways have in common. The lock is never held while anything is sent or copied."""
+
+    def __init__(
+        self, connection: Connection, shared: Shared, part: Part, host: Bytes, progress: Progress | None
+    ) -> None:
+        self._connection = connection
+        self._whose = ours(part)
+        self._shared = shared
+        self._part = part
+        self._host = host
+        self._progress = progress
+        self._threads = threads()
+        width = part.rows.width if part.rows is not None else 1
+        self._pieces = Cut(len(host), piece_bytes(len(host), self._threads), width)
+        self._lock = threading.Lock()
+        self._next = 0
+        """The first piece that has not been given to anybody: all before it are sent, or will be."""
+        self._stopped = False
+        self._over = False
+        """Nobody waits for it any more."""
+        self._error: BaseException | None = None
+        self._copied = 0
+        self._reporting = threading.Lock()
+        self._reported = 0
+
+    @property
+    def _possible(self) -> bool:
+        """Whether a slot has room for a row."""
+        return self._pieces.each <= SLOT_BYTES
+
+    def _work(self) -> None:
+        """What this thread and those that help do, until there is nothing left for them."""
+        raise NotImplementedError
+
+    def _moved(self) -> int:
+        """Runs it; how many bytes were seen to, from the beginning: none where their segments were lost."""
+        if not self._possible:
+            return 0
+        try:
+            self._run(self._work)
+        except HearthError:
+            if self._lost():
+                return 0
+            raise
+        return min(self._next * self._pieces.each, len(self._host))
+
+    def _run(self, work: Callable[[], None]) -> None:
+        """`work` in this thread and in those that help; raises what went wrong in any of them."""
+        helpers = crew.help(work, min(self._threads, len(self._pieces)) - 1)
+        try:
+            work()
+            helpers.dismiss()
+        except BaseException as error:  # KeyboardInterrupt, outside of the work
+            self._stop(error)
+            helpers.dismiss(_LEAVE_S)
+            raise
+        finally:
+            with self._lock:
+                self._over, failed = True, self._error  # what fails from now on is told otherwise
+            self._shared.ring.reclaim(self)
+        if failed is not None:
+            raise failed.again() if isinstance(failed, HearthError) else failed
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        """Nothing more is sent; `error`: why."""
+        with self._lock:
+            self._stopped = True
+            if self._error is None or not isinstance(error, Exception | None):
+                self._error = error
+        self._shared.ring.wake()
+
+    def _wanted(self) -> bool:
+        return not self._stopped and self._next < len(self._pieces)
+
+    def _take_piece(self) -> Piece | None:
+        """The next piece, for who has a slot for it."""
+        with self._lock:
+            piece, last = self._pick(), not self._wanted()
+        if last:
+            self._shared.ring.wake()
+        return piece
+
+    def _pick(self) -> Piece | None:
+        if not self._wanted():
+            return None
+        self._next += 1
+        return self._pieces[self._next - 1]
+
+    def _part_of(self, piece: Piece) -> Part:
+        part = self._part.behind(piece.start)
+        if part.rows is None:
+            return part
+        return part._replace(rows=part.rows._replace(rows=piece.size // part.rows.width))
+
+    def _send(self, slot: Slot, command: commands_pb2.Command, ending: Ending, one_way: bool) -> None:
+        slot.sent = True
+        try:
+            self._shared.attachment.hear(command, ending, one_way=one_way)
+        except HearthError:  # it was not taken
+            slot.sent = False
+            raise
+        except BaseException:
+            self._shared.ring.give_up(slot)
+            raise
+
+    def _report(self, size: int) -> None:
+        with self._lock:
+            self._copied += size
+        if self._progress is None:
+            return
+        with self._reporting:
+            if self._copied > self._reported:
+                self._reported = self._copied
+                self._progress(self._reported, len(self._host))
+
+    def _lost(self) -> bool:
+        """Whether the transfer failed because the connection of its segments ended."""
+        return isinstance(self._error, HearthError) and self._shared.lost(self._error)
+
+
+class Upload(_Transfer):
+    """From `host` to a buffer; `waits`: for slots that others have."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        shared: Shared,
+        part: Part,
+        host: Bytes,
+        progress: Progress | None,
+        waits: bool = True,
+    ) -> None:
+        super().__init__(connection, shared, part, host, progress)
+        self._waits = waits
+
+    def run(self) -> int:
+        """How many bytes were taken and sent, from the beginning; what fails later is told as of one-way commands.
+        Raises what was refused before."""
+        return self._moved()
+
+    def _work(self) -> None:
+        ring = self._shared.ring
+        try:
+            while self._wanted():
+                slot = ring.take(self, wait=self._wanted if self._waits else None)
+                if slot is None:
+                    return self._stop()
+                piece = self._take_piece()
+                if piece is None:
+                    return ring.give(slot)
+                slot.segment.bytes[: piece.size] = self._host[piece.start : piece.start + piece.size]
+                command = self._part_of(piece).write()
+                command.write.size = piece.size
+                command.write.shared.segment = slot.number
+                self._send(slot, command, Ending(partial(self._ended, slot)), one_way=True)
+                self._report(piece.size)
+        except BaseException as error:
+            self._stop(error)
+
+    def _ended(self, slot: Slot, _: commands_pb2.Result | None, error: HearthError | None) -> None:
+        self._shared.ring.give(slot)
+        if error is None:
+            return
+        with self._lock:
+            first, over = self._error is None, self._over
+        self._stop(error)
+        if first and over and not heard_otherwise(self._shared.attachment, error):
+            error = lost_on_the_way(error) if self._shared.lost(error) else error
+            self._connection.defer(error, self._whose)
+
+
+class Download(_Transfer):
+    """From a buffer into `host`, within `timeout` seconds."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        shared: Shared,
+        part: Part,
+        host: Bytes,
+        progress: Progress | None,
+        timeout: float | None,
+    ) -> None:
+        super().__init__(connection, shared, part, host, progress)
+        self._timeout = timeout
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._came: SimpleQueue[tuple[Slot, Piece] | None] = SimpleQueue()
+        self._under_way = 0
+        """Pieces that were asked for and are not in their place."""
+
+    def run(self) -> int:
+        """How many bytes have come, from the beginning. Raises what failed, and `TimeoutError`."""
+        try:
+            return self._moved()
+        finally:
+            self._connection.prints.deliver()
+
+    def _work(self) -> None:
+        """Ends when all that was asked for has come, and no more will be asked for."""
+        try:
+            self._ask()
+            while (came := self._await()) is not None:
+                slot, piece = came
+                self._host[piece.start : piece.start + piece.size] = slot.segment.bytes[: piece.size]
+                self._shared.ring.give(slot)
+                self._report(piece.size)
+                with self._lock:
+                    self._under_way -= 1
+                self._ask()
+        except BaseException as error:
+            self._stop(error)
+
+    def _ask(self) -> None:
+        """Asks for as much as there are slots for; waits for one where nothing is under way."""
+        ring = self._shared.ring
+        while self._wanted() and self._under_way < AHEAD:
+            waits = not self._under_way
+            slot = ring.take(self, wait=self._alone if waits else None)
+            if slot is None:
+                with self._lock:
+                    self._stopped = self._stopped or (waits and not self._under_way)
+                break
+            piece = self._take_piece()
+            if piece is None:
+                ring.give(slot)
+                break
+            command = self._part_of(piece).read(piece.size)
+            command.read.shared.segment = slot.number
+            self._send(slot, command, Ending(partial(self._ended, slot, piece), reports=True), one_way=False)
+        with self._lock:
+            done = not self._under_way and not self._wanted()
+        if done:
+            self._dismiss()
+
+    def _alone(self) -> bool:
+        return self._wanted() and not self._under_way and time.monotonic() < self._deadline
+
+    def _take_piece(self) -> Piece | None:
+        with self._lock:
+            piece = self._pick() if self._under_way < AHEAD else None
+            self._under_way += piece is not None
+        self._shared.ring.wake()  # who is alone no more need not wait
+        return piece
+
+    def _await(self) -> tuple[Slot, Piece] | None:
+        """The next piece that has come; None: there are no more."""
+        if self._deadline == math.inf:
+            return self._came.get()
+        try:
+            return self._came.get(timeout=max(0.0, self._deadline - time.monotonic()))
+        except Empty:
+            raise TimeoutError(
+                f"no answer within {self._timeout:g} s; the work goes on.",
+                reason="DEADLINE_EXCEEDED",
+                fix="wait again, or with a longer timeout.",
+            ) from None
+
+    def _ended(self, slot: Slot, piece: Piece, result: commands_pb2.Result | None, error: HearthError | None) -> None:
+        if result is not None and result.read.size != piece.size:
+            error = short(result.read.size, piece.size)
+        with self._lock:
+            if error is None and not self._over and self._error is None:
+                slot.sent = False  # whoever does not get round to giving it back, it is reclaimed
+                return self._came.put((slot, piece))
+            told, over = self._error, self._over
+        self._shared.ring.give(slot)
+        if error is None:
+            return
+        self._stop(error)
+        if not (over or told is not None) or self._shared.attachment.session.error is error:
+            return
+        if self._shared.lost(error):
+            return  # nothing failed: what the other pieces would have brought comes another way, or nobody waits for it
+        if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
+            self._connection.defer(error, self._whose)
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        super()._stop(error)
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Whoever waits for pieces does no more."""
+        for _ in range(self._threads):
+            self._came.put(None)

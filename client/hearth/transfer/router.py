@@ -1,0 +1,250 @@
+"""Host memory to and from a device's buffer, over the best way there is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hearth.codec import encode
+from hearth.errors import HearthError, TransferError
+from hearth.session.reply import Asked, Reply
+from hearth.transfer import plan
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.transfer.pinned_copy import PinnedCopy
+    from hearth.transfer.plan import Part
+    from hearth_proto.v1 import commands_pb2
+
+_CAUSE_S = 5.0
+"""How long to wait for the command's own answer, which says why a transfer was cut short."""
+
+
+def write(
+    connection: Connection,
+    attachment: Attachment,
+    part: Part,
+    data: memoryview,
+    progress: Progress | None = None,
+    *,
+    blocking: bool = False,
+    shared: bool = True,
+) -> PinnedCopy | None:
+    """Writes `data` to `part` of a buffer. `data` is taken when this returns; but for memory that is shared with the
+    device (`hearth.empty_pinned`), which is read in the order of the stream, and then only unless `blocking`.
+    `shared`: whether it may go by shared memory. What is returned makes the same copy again.
+
+    Raises `TransferError` and what the daemon refuses of a large write; a small one is sent one way, and one of shared
+    memory unless `blocking`.
+    """
+    size = len(data)
+    if size == 0:
+        return None
+    inline = plan.inline(size, attachment.session.limits)
+    if shared and size >= plan.SHARED_LEAST and _shares(connection, inline, size):
+        from hearth.transfer import shared as shared_transfer  # small arrays do without
+
+        done, copy = shared_transfer.write(
+            connection, attachment, part, data, progress, inline=inline, blocking=blocking
+        )
+        if done == size:
+            return copy
+        part, data, progress = part.behind(done), data[done:], plan.later(progress, done, size)
+    if inline:
+        if part.rows is None:
+            attachment.submit(encode.write(part.stream, part.buffer, part.offset, data))
+        else:
+            command = part.write()
+            command.write.data = bytes(data)
+            attachment.submit(command)
+        if progress is not None:
+            progress(size, size)
+        return None
+    _upload(connection, attachment, part, data, progress)
+    return None
+
+
+def _shares(connection: Connection, inline: bool, size: int) -> bool:
+    """Whether memory that is shared with the device may come into it: for what might travel `inline`, where that is a
+    habit, or where an array of this process lies in such memory, which none does before that module is there."""
+    return not inline or connection.habit.worth(size) or "hearth.transport.memory_segments" in sys.modules
+
+
+def _upload(
+    connection: Connection, attachment: Attachment, part: Part, data: memoryview, progress: Progress | None
+) -> None:
+    """Beside the commands, on streams."""
+    reply, number = begin_upload(connection, attachment, part, len(data))
+    carry_upload(connection, attachment, reply, number, data, progress)
+
+
+def begin_upload(connection: Connection, attachment: Attachment, part: Part, size: int) -> tuple[Reply, int]:
+    """Sends a write whose `size` bytes come beside it, by the number that is returned behind its answer."""
+    number = connection.mint()
+    command = part.write()
+    command.write.transfer = number
+    command.write.size = size
+    return attachment.request(command), number
+
+
+def carry_upload(
+    connection: Connection,
+    attachment: Attachment,
+    reply: Reply,
+    number: int,
+    data: memoryview,
+    progress: Progress | None,
+) -> None:
+    """Sends the bytes of a write that was begun, and waits for its answer. Raises what it failed with."""
+    from hearth.transfer import striping  # small arrays do without
+
+    size = len(data)
+    upload = striping.upload(connection, attachment, reply, number, data, progress)
+    reply.on_error = upload.cancel
+    if reply.error is not None:
+        upload.cancel()
+    try:
+        received = upload.result()
+    except HearthError as error:
+        raise cause_of(reply, error) from None
+    except BaseException:
+        reply.abandon()
+        raise
+    reply.wait()
+    if received != size:
+        raise TransferError(
+            f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
+        )
+
+
+def read(
+    connection: Connection,
+    attachment: Attachment,
+    part: Part,
+    into: memoryview,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+    *,
+    blocking: bool = True,
+    shared: bool = True,
+) -> PinnedCopy | None:
+    """Reads `part` of a buffer, `len(into)` bytes, after the work before it on its stream. Unless `blocking`, memory
+    that is shared with the device is filled in the order of the stream, and not when this returns. What is returned
+    makes the same copy again.
+
+    Raises what failed on the stream before, `BufferLostError`, `TransferError`, or `TimeoutError`.
+    """
+    size = len(into)
+    connection.raise_deferred(part.stream, part.buffer)
+    inline = plan.inline(size, attachment.session.limits)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if shared and size >= plan.SHARED_LEAST and _shares(connection, inline, size):
+        from hearth.transfer import shared as shared_transfer  # small arrays do without
+
+        done, copy = shared_transfer.read(
+            connection, attachment, part, into, timeout, progress, inline=inline, blocking=blocking
+        )
+        if done == size:
+            return copy
+        part, into, progress = part.behind(done), into[done:], plan.later(progress, done, size)
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    if inline:
+        reading(connection, attachment, part, into, progress).wait(left)
+        return None
+    _download(connection, attachment, part, into, left, progress)
+    return None
+
+
+def reading(
+    connection: Connection, attachment: Attachment, part: Part, into: memoryview, progress: Progress | None = None
+) -> Asked[None]:
+    """Sends a read of few bytes, which come with its answer."""
+    size = len(into)
+
+    def read(result: commands_pb2.Result) -> None:
+        if len(result.read.data) != size:
+            raise plan.short(len(result.read.data), size)
+        into[:] = result.read.data
+        if progress is not None:
+            progress(size, size)
+
+    whole = part.rows is None
+    command = encode.read(part.stream, part.buffer, part.offset, size) if whole else part.read(size)
+    return connection.asking(command, read, attachment, reports=True)
+
+
+def _download(
+    connection: Connection,
+    attachment: Attachment,
+    part: Part,
+    into: memoryview,
+    timeout: float | None,
+    progress: Progress | None,
+) -> None:
+    """Beside the commands, on streams."""
+    reply, number = begin_download(connection, attachment, part, len(into))
+    carry_download(connection, attachment, reply, number, into, timeout, progress)
+
+
+def begin_download(connection: Connection, attachment: Attachment, part: Part, size: int) -> tuple[Reply, int]:
+    """Sends a read whose `size` bytes come beside its answer, by the number that is returned behind that."""
+    number = connection.mint()
+    command = part.read(size)
+    command.read.transfer = number
+    reply = attachment.request(command, reports=True)
+    if reply.on_late_error is not None:
+        reply.on_late_error = partial(_tell_late, reply.on_late_error)
+    return reply, number
+
+
+def _tell_late(tell: Callable[[HearthError], None], error: HearthError) -> None:
+    """Nobody waited for the read any more, and so it was given up: that is not worth telling, what failed before is."""
+    if error.reason != "TRANSFER_ABORTED" or error.failures:
+        tell(error)
+
+
+def carry_download(
+    connection: Connection,
+    attachment: Attachment,
+    reply: Reply,
+    number: int,
+    into: memoryview,
+    timeout: float | None,
+    progress: Progress | None,
+) -> None:
+    """Takes the bytes of a read that was begun. Raises what it failed with; nothing is written to `into` afterwards."""
+    from hearth.transfer import striping
+
+    size = len(into)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    download = striping.download(connection, attachment, reply, number, into, timeout)
+    reply.on_error = download.cancel
+    if reply.error is not None:
+        download.cancel()
+    try:
+        received = download.into(into, progress)
+    except HearthError as error:
+        raise cause_of(reply, error) from None
+    except BaseException:
+        reply.abandon()
+        raise
+    reply.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    if received != size:
+        raise plan.short(received, size)
+
+
+def cause_of(reply: Reply, error: HearthError) -> HearthError:
+    """The command's own error, where it comes soon; else the transfer's."""
+    if error.reason == "DEADLINE_EXCEEDED":
+        reply.abandon()
+        return error
+    try:
+        reply.wait(_CAUSE_S)
+    except HearthError as cause:
+        return cause if cause.reason != "DEADLINE_EXCEEDED" else error
+    return error

@@ -1,0 +1,103 @@
+"""Copies between host memory and a device process of this host: one command for what lies in a segment, the ring for
+all else. Each says how many bytes it has seen to, from the beginning, the rest goes another way; and, of what lies in a
+segment, how the same copy is made again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hearth.transfer.pinned_copy import PinnedCopy
+from hearth.transport.memory_segments import address_of, known
+from hearth.transport.spin_wait import DOWN, UP
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.transfer.plan import Part
+
+
+class Moved(NamedTuple):
+    """What was seen to."""
+
+    bytes: int = 0
+    copy: PinnedCopy | None = None
+    """Of all of them, to be made again."""
+
+
+NOTHING = Moved()
+
+
+def write(
+    connection: Connection,
+    attachment: Attachment,
+    part: Part,
+    data: memoryview,
+    progress: Progress | None,
+    *,
+    inline: bool,
+    blocking: bool,
+) -> Moved:
+    """Uploads `data`; `inline`: it may go in a batch as well, and does where nothing is shared for it yet and it is no
+    habit, or the ring is not free at once. What lies in a segment is not taken when this returns, unless `blocking`."""
+    place = known.find(address_of(data), len(data))
+    if place is None and inline and not connection.habit.formed(len(data)):
+        return NOTHING
+    shared = connection.shared_memory().for_attachment(attachment)
+    if shared is None:
+        return NOTHING
+    number = 0 if place is None else shared.number(place.segment)
+    if place is not None and number:
+        copy = PinnedCopy(UP, connection, shared, part, place, number, len(data))
+        return _pinned(copy, data, None, progress, blocking)
+    if inline and (place is not None or not shared.ring.ready):
+        return NOTHING
+    from hearth.transfer import ring_copy  # pinned arrays do without
+
+    upload = ring_copy.Upload(connection, shared, part, np.frombuffer(data, np.uint8), progress, waits=not inline)
+    return Moved(upload.run())
+
+
+def read(
+    connection: Connection,
+    attachment: Attachment,
+    part: Part,
+    into: memoryview,
+    timeout: float | None,
+    progress: Progress | None,
+    *,
+    inline: bool,
+    blocking: bool,
+) -> Moved:
+    """Downloads into `into`; see `write`. What lies in a segment is not there when this returns, unless `blocking`."""
+    place = known.find(address_of(into), len(into))
+    if place is None and inline and not connection.habit.formed(len(into)):
+        return NOTHING
+    shared = connection.shared_memory().for_attachment(attachment)
+    if shared is None:
+        return NOTHING
+    number = 0 if place is None else shared.number(place.segment)
+    if place is not None and number:
+        copy = PinnedCopy(DOWN, connection, shared, part, place, number, len(into))
+        return _pinned(copy, into, timeout, progress, blocking)
+    if inline and (place is not None or not shared.ring.ready):
+        return NOTHING
+    from hearth.transfer import ring_copy
+
+    download = ring_copy.Download(connection, shared, part, np.frombuffer(into, np.uint8), progress, timeout)
+    return Moved(download.run())
+
+
+def _pinned(
+    copy: PinnedCopy, memory: memoryview, timeout: float | None, progress: Progress | None, blocking: bool
+) -> Moved:
+    if not blocking:
+        copy.begin(memory)
+    elif not copy.run(memory, timeout):
+        return NOTHING
+    if progress is not None:
+        progress(copy.size, copy.size)
+    return Moved(copy.size, copy)

@@ -1,0 +1,257 @@
+"""What uploads and downloads over stripes have in common: chunks in any order, again over others where a stripe breaks.
+
+Where none is left, others are opened; where there are none to be had, the bytes go by Upload and Download, under the
+same number, so that their command keeps its place among the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from hearth import errors
+from hearth.errors import HearthError, TransferError
+from hearth.transfer.grpc_stream import Download, Upload, give_up
+from hearth.transport.stripe import Stripe
+from hearth_proto.frames import Kind
+from hearth_proto.stripes import Cut, announce
+from hearth_proto.v1 import status_pb2
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Reply
+    from hearth.transfer.stripe_pool import Stripes
+
+REOPENINGS = 3
+"""How often other stripes are opened without a byte of progress."""
+_LEAVE_S = 0.1
+"""How long a thread may be in the caller's memory after the end, before its stripe is closed."""
+SILENT_S = 5.0
+"""How long nothing may come of a transfer once the command stream has been taken up again: what broke that without a
+word may stand before stripes, which have no pings, as well."""
+_LOOK_S = 0.25
+"""How often that is looked at."""
+_ANSWER_S = 1.0
+"""How long the command's answer is waited for, where the daemon says that a transfer is over."""
+
+
+class Striped:
+    """What both ways have in common. `number` is the transfer's."""
+
+    def __init__(
+        self, connection: Connection, stripes: Stripes, reply: Reply, number: int, cut: Cut, kind: Kind, generation: int
+    ) -> None:
+        self.number = number
+        self._connection = connection
+        self._stripes = stripes
+        self._reply = reply
+        self._generation = generation
+        self._cut = cut
+        self._kind = kind
+        self._change = threading.Condition()
+        self._lines: dict[Stripe, int] = {}
+        """Stripes that carry it; credits of each that are not used."""
+        self._done: set[int] = set()
+        self._bytes = 0
+        self._inside: dict[Stripe, int] = {}
+        """Threads that are in the caller's memory."""
+        self._left = False
+        """Nobody may go there any more."""
+        self._over = False
+        self._error: HearthError | None = None
+        self._fallback: Upload | Download | None = None
+        self._outages = connection.outages
+        self._furthest, self._since = 0, time.monotonic()
+        self._silent = False
+        """Its stripes were given up, and no others are opened."""
+
+    def cancel(self) -> None:
+        """Gives the transfer up, for good: who waits for it gets an error, and the daemon is told. Does not wait."""
+        with self._change:
+            if self._over:
+                return
+            self._over = True
+            fallback = self._fallback
+            self._change.notify_all()
+        if fallback is not None:
+            fallback.cancel()
+            return
+        give_up(self._connection, self.number)
+
+    def begin(self, lines: Sequence[Stripe]) -> None:
+        """Announces it on these stripes."""
+        with self._change:
+            for stripe in lines:
+                self._lines[stripe] = 0
+        ended = self._stripes.carry(self.number, self, lines)
+        for stripe in lines:
+            stripe.put(announce(self._kind, self.number, self._cut.chunk))
+        for stripe in ended:
+            self.lost(stripe)
+
+    # ---- waiting ----
+
+    def _await(self, progress: Progress | None, deadline: float | None) -> bool:
+        """Waits for the end; whether it came by the stripes: else there are none left. Raises `HearthError`."""
+        told, size = 0, self._cut.size
+        while True:
+            with self._change:
+                while self._bytes == told and self._bytes < size and self._lines and not (self._over or self._error):
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise self._late()
+                    if self._fell_silent():
+                        return False
+                    self._change.wait(_LOOK_S if left is None else min(left, _LOOK_S))
+                over, error, now, lines = self._over, self._error, self._bytes, bool(self._lines)
+            if progress is not None and now > told:
+                progress(now, size)
+            told = now
+            if now == size:
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                raise self._late()
+            if over:
+                raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
+            if error is not None:
+                if self._answered(_ANSWER_S):
+                    return True
+                raise error
+            if not lines:
+                return self._answered(0.0)
+
+    def _fell_silent(self) -> bool:
+        """Whether nothing more is expected of the stripes, though none has ended; gives them up then. With the lock
+        held."""
+        now = time.monotonic()
+        if self._bytes != self._furthest or self._connection.outages == self._outages:
+            self._furthest, self._since = self._bytes, now
+        if now - self._since < SILENT_S:
+            return False
+        self._silent = True
+        for stripe in self._lines:
+            stripe.close()
+        return True
+
+    def _answered(self, seconds: float) -> bool:
+        """Whether the command says that all is well: what was on its way back when the stripes broke, was the end."""
+        deadline = time.monotonic() + seconds
+        while not self._reply.done and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self._reply.done and self._reply.error is None
+
+    def _carry_on(self, progress: Progress | None, deadline: float | None) -> bool:
+        """Waits for the end, over as many stripes as it takes; False: there are none to be had."""
+        opened, before = 0, -1
+        while not self._await(progress, deadline):
+            if self._bytes > before:
+                opened, before = 0, self._bytes
+            opened += 1
+            if not self._begin_again(opened):
+                return False
+        return True
+
+    def _begin_again(self, times: int) -> bool:
+        """Goes on over other stripes, for so many times without progress; False: there are none to be had."""
+        if self._silent or times > REOPENINGS:
+            return False
+        lines = self._stripes.open(self._generation, self._wanted)
+        if lines:
+            self.begin(lines)
+        return bool(lines)
+
+    _wanted = 1
+
+    def _fall_back(self, stream: Callable[[], Upload | Download]) -> Upload | Download:
+        """The way that is always there. Raises `TransferError` where it was given up."""
+        self._leave()
+        fallback = stream()
+        with self._change:
+            self._fallback = fallback
+            over = self._over
+        if over:
+            fallback.cancel()
+        return fallback
+
+    @contextlib.contextmanager
+    def _left_behind(self) -> Iterator[None]:
+        """Whatever happens, no thread is in the caller's memory afterwards."""
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._over = True
+            self._leave()
+
+    def _leave(self) -> None:
+        self._stripes.drop(self.number)
+        deadline = time.monotonic() + _LEAVE_S
+        with self._change:
+            self._left = True
+            while self._inside:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    for stripe in self._inside:
+                        stripe.close()
+                    left = 1.0
+                self._change.wait(left)
+
+    def _enter(self, stripe: Stripe) -> None:
+        self._inside[stripe] = self._inside.get(stripe, 0) + 1
+
+    def _exit(self, stripe: Stripe) -> None:
+        count = self._inside.pop(stripe) - 1
+        if count:
+            self._inside[stripe] = count
+        if not self._inside and self._left:
+            self._change.notify_all()
+
+    def _late(self) -> HearthError:
+        target = self._connection.transport.target
+        return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
+
+    # ---- what stripes say ----
+
+    def aborted(self, status: bytes) -> None:
+        try:
+            error = errors.from_status(status_pb2.Status.FromString(status))
+        except DecodeError:
+            error = TransferError("the daemon gave the transfer up.", reason="TRANSFER_ABORTED", fix="start it again.")
+        with self._change:
+            self._error = self._error or error
+            self._change.notify_all()
+
+    def credit(self, stripe: Stripe, chunks: int) -> None:
+        pass
+
+    def taken(self, stripe: Stripe, offset: int) -> None:
+        pass
+
+    def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
+        return None
+
+    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+        pass
+
+    def lost(self, stripe: Stripe) -> None:
+        raise NotImplementedError
+
+    def _came(self) -> None:
+        """All of it has."""
+        self._done.update(range(self._cut.count))
+        self._bytes = self._cut.size
+        self._change.notify_all()
+
+    def _count(self, index: int) -> None:
+        if index not in self._done:
+            self._done.add(index)
+            self._bytes += self._cut.span(index)[1]
+            self._change.notify_all()

@@ -1,0 +1,93 @@
+"""A download over stripes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hearth.transfer.grpc_stream import Download
+from hearth.transfer.striped import Striped
+from hearth.transport.stripe import Stripe
+from hearth_proto.frames import Kind
+from hearth_proto.stripes import Cut
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Reply
+    from hearth.transfer.stripe_pool import Stripes
+
+
+_LOOK_S = 0.25
+"""How long the answer may take before it is looked whether the stripes are there that it hangs on."""
+
+
+class StripedDownload(Striped):
+    """Bytes on their way from the daemon into `memory`, cut short `timeout` seconds from now."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stripes: Stripes,
+        reply: Reply,
+        number: int,
+        memory: memoryview,
+        lines: Sequence[Stripe],
+        chunk: int,
+        generation: int,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(connection, stripes, reply, number, Cut(len(memory), chunk), Kind.DOWNLOAD, generation)
+        self._memory = memory
+        self._wanted = len(lines)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.begin(lines)
+
+    def into(self, memory: memoryview, progress: Progress | None = None) -> int:
+        """Takes the download to its end; how many bytes there were. Raises `HearthError`."""
+        with self._left_behind():
+            if self._carry_on(progress, self._deadline) and self._bytes == len(memory) and self._heard():
+                return len(memory)
+            left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+            download = self._fall_back(lambda: Download(self._connection, self.number, left))
+            assert isinstance(download, Download)
+            return download.into(memory, progress)
+
+    def _heard(self) -> bool:
+        """Waits until the daemon answers, for it has heard that all has come. What told it may be lost with its stripe:
+        then it sends those chunks again, over the other stripes or new ones. False: there are none to be had."""
+        opened = 0
+        while True:
+            left = _LOOK_S if self._deadline is None else min(_LOOK_S, self._deadline - time.monotonic())
+            if left <= 0:
+                raise self._late()
+            if self._reply.answers_within(left):
+                return True
+            with self._change:
+                if self._over or self._error is not None:
+                    return True  # the answer says why
+                if self._lines and not self._fell_silent():
+                    continue
+            opened += 1
+            if not self._begin_again(opened):
+                return False
+
+    def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
+        with self._change:
+            self._cut.index(offset, size)
+            if self._left:
+                return None
+            self._enter(stripe)
+        return self._memory[offset : offset + size]
+
+    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+        with self._change:
+            if whole:
+                self._count(self._cut.index(offset, size))
+            self._exit(stripe)
+
+    def lost(self, stripe: Stripe) -> None:
+        with self._change:
+            self._lines.pop(stripe, None)
+            self._change.notify_all()

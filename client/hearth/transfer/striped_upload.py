@@ -1,0 +1,121 @@
+"""An upload over stripes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hearth.transfer.grpc_stream import Upload
+from hearth.transfer.striped import Striped
+from hearth.transport.stripe import Stripe
+from hearth_proto.frames import Kind
+from hearth_proto.stripes import Cut
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Reply
+    from hearth.transfer.stripe_pool import Stripes
+
+
+class StripedUpload(Striped):
+    """Bytes on their way to the daemon; they must not change before `result` has returned."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stripes: Stripes,
+        reply: Reply,
+        number: int,
+        data: memoryview,
+        lines: Sequence[Stripe],
+        chunk: int,
+        generation: int,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(connection, stripes, reply, number, Cut(len(data), chunk), Kind.UPLOAD, generation)
+        self._data = data
+        self._progress = progress
+        self._wanted = len(lines)
+        self._next = 0
+        self._again: deque[int] = deque()
+        self._sending: dict[Stripe, set[int]] = {}
+        self.begin(lines)
+
+    def result(self) -> int:
+        """Waits until all bytes are with the daemon; how many they were. Raises `HearthError`."""
+        with self._left_behind():
+            if self._carry_on(self._progress, None):
+                return len(self._data)
+            limits = self._connection.limits
+            upload = self._fall_back(
+                lambda: Upload(self._connection, self.number, self._data, limits.max_chunk_bytes, self._progress)
+            )
+            assert isinstance(upload, Upload)
+            return upload.result()
+
+    def credit(self, stripe: Stripe, chunks: int) -> None:
+        with self._change:
+            if stripe in self._lines:
+                self._lines[stripe] += chunks
+                self._hand_out(stripe)
+
+    def taken(self, stripe: Stripe, offset: int) -> None:
+        index = offset // self._cut.chunk
+        with self._change:
+            if offset == self._cut.size:
+                self._came()
+            elif index in self._sending.get(stripe, ()):
+                self._sending[stripe].discard(index)
+                self._count(index)
+
+    def lost(self, stripe: Stripe) -> None:
+        with self._change:
+            if self._lines.pop(stripe, None) is None:
+                return
+            self._again.extend(sorted(self._sending.pop(stripe, ())))
+            for other in self._lines:
+                self._hand_out(other)
+            self._change.notify_all()
+
+    def _hand_out(self, stripe: Stripe) -> None:
+        while self._lines[stripe]:
+            if self._again:
+                index = self._again.popleft()
+            elif self._next < self._cut.count:
+                index, self._next = self._next, self._next + 1
+            else:
+                return
+            self._lines[stripe] -= 1
+            self._sending.setdefault(stripe, set()).add(index)
+            stripe.put_chunk(_Part(self, stripe), index)
+
+    def lend(self, stripe: Stripe, index: int) -> tuple[int, memoryview] | None:
+        offset, size = self._cut.span(index)
+        with self._change:
+            if self._left:
+                return None
+            self._enter(stripe)
+        return offset, self._data[offset : offset + size]
+
+    def sent(self, stripe: Stripe) -> None:
+        with self._change:
+            self._exit(stripe)
+
+
+class _Part:
+    """An upload, on one stripe."""
+
+    __slots__ = ("_stripe", "_upload", "number")
+
+    def __init__(self, upload: StripedUpload, stripe: Stripe) -> None:
+        self.number = upload.number
+        self._upload = upload
+        self._stripe = stripe
+
+    def lend(self, index: int) -> tuple[int, memoryview] | None:
+        return self._upload.lend(self._stripe, index)
+
+    def sent(self) -> None:
+        self._upload.sent(self._stripe)

@@ -1,0 +1,70 @@
+"""Over stripes, where the transfer is large enough and there are some to be had; else by Upload and Download."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth.transfer import plan
+from hearth.transfer.grpc_stream import Download, Upload
+from hearth_proto.cores import cores
+
+if TYPE_CHECKING:
+    from hearth.progress import Progress
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Reply
+    from hearth.transfer.stripe_pool import Stripes
+    from hearth.transfer.striped_download import StripedDownload
+    from hearth.transfer.striped_upload import StripedUpload
+    from hearth.transport.stripe import Stripe
+
+
+def upload(
+    connection: Connection,
+    attachment: Attachment,
+    reply: Reply,
+    number: int,
+    data: memoryview,
+    progress: Progress | None = None,
+) -> Upload | StripedUpload:
+    """Begins to send `data` for the command that `reply` belongs to and that names the transfer `number`."""
+    found = _lines(connection, attachment, len(data))
+    if found is None:
+        return Upload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
+    from hearth.transfer.striped_upload import StripedUpload
+
+    stripes, lines, chunk = found
+    generation = attachment.session.generation
+    return StripedUpload(connection, stripes, reply, number, data, lines, chunk, generation, progress)
+
+
+def download(
+    connection: Connection,
+    attachment: Attachment,
+    reply: Reply,
+    number: int,
+    into: memoryview,
+    timeout: float | None = None,
+) -> Download | StripedDownload:
+    """Begins to take what the command that `reply` belongs to sends under the transfer `number`."""
+    found = _lines(connection, attachment, len(into))
+    if found is None:
+        return Download(connection, number, timeout)
+    from hearth.transfer.striped_download import StripedDownload
+
+    stripes, lines, chunk = found
+    generation = attachment.session.generation
+    return StripedDownload(connection, stripes, reply, number, into, lines, chunk, generation, timeout)
+
+
+def _lines(connection: Connection, attachment: Attachment, size: int) -> tuple[Stripes, list[Stripe], int] | None:
+    """Stripes for so many bytes, and the size of the chunks; None: by gRPC."""
+    most = connection.transport.stripes
+    count = plan.stripes(size, min(plan.MOST_STRIPES, cores()) if most is None else most)
+    if not count:
+        return None
+    stripes = connection.stripes()
+    lines = stripes.open(attachment.session.generation, count)
+    if not lines:
+        return None
+    return stripes, lines, plan.stripe_chunk(size, len(lines), min(each.max_chunk for each in lines))

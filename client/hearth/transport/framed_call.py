@@ -1,0 +1,204 @@
+"""One call as frames, on a connection of its own; see `hearth_proto.calls`.
+
+What a connection broken or a daemon gone means is one `OSError` or end of file here: everything of the call is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+
+from hearth import errors
+from hearth.errors import HearthError
+from hearth.transport.errors import unreached
+from hearth_proto import calls, frames
+from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
+
+_READ_BYTES = 1 << 20
+_BUFFER = 2 << 20
+"""Bytes that the socket holds, as far as the system lets us: a message of a transfer and the next."""
+_SMALL = 64 << 10
+_CROWDED_S = 0.002
+_FLAGS = socket.MSG_NOSIGNAL
+_open: weakref.WeakSet[Call] = weakref.WeakSet()
+
+
+class Call:
+    """One thread receives; who sends does so under a lock, for the one that receives may ask whether anybody is
+    there."""
+
+    def __init__(self, target: str, path: str, timeout: float | None) -> None:
+        """Connects; `timeout` in seconds, for the whole call. Raises `OSError`, or `ValueError` for a path that cannot
+        be one."""
+        self.left = False
+        """Whether this side has ended it."""
+        self._target = target
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._sending = threading.Lock()
+        self._frames = FrameReader(calls.MAX_MESSAGE)
+        self._came: list[Frame] = []
+        self._socket = _connect(path, self._deadline)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        _open.add(self)
+
+    # ---- out ----
+
+    def start(self, method: str, metadata: Iterable[tuple[str, str]], message: bytes, *, more: bool = False) -> None:
+        """Says what is called, with its first message; `more`: others follow. Raises `ArgumentError` for metadata that
+        cannot be sent."""
+        try:
+            head = calls.pack_head(method, metadata)
+        except FrameError as error:
+            raise errors.ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
+        end = b"" if more else frames.encode(Kind.END)
+        # In one piece: the daemon wakes once. Where it has hung up, who receives learns why.
+        with contextlib.suppress(OSError), self._sending:
+            self._socket.sendall(frames.encode(Kind.METHOD, head) + frames.encode(Kind.MESSAGE, message) + end, _FLAGS)
+
+    def send(self, requests: Iterable[bytes]) -> None:
+        """Sends the other messages, and the end; stops where the call is over, which who receives learns."""
+        with contextlib.suppress(OSError):
+            for request in requests:
+                with self._sending:
+                    if len(request) <= _SMALL:
+                        self._socket.sendall(frames.encode(Kind.MESSAGE, request), _FLAGS)
+                    else:
+                        self._socket.sendall(frames.header(Kind.MESSAGE, len(request)), _FLAGS)
+                        self._socket.sendall(request, _FLAGS)
+            with self._sending:
+                self._socket.sendall(frames.encode(Kind.END), _FLAGS)
+
+    # ---- in ----
+
+    def messages(self) -> Iterator[bytes]:
+        """The responses. Raises `HearthError` for what the daemon ended the call with, and where it broke."""
+        try:
+            while True:
+                came, self._came = self._came, []
+                for frame in came:
+                    if frame.kind == Kind.MESSAGE:
+                        yield frame.payload
+                    elif frame.kind == Kind.END:
+                        if frame.payload:
+                            raise _refusal(frame.payload)
+                        return
+                    elif frame.kind == Kind.PING:
+                        self._say(Kind.PONG)
+                    elif frame.kind != Kind.PONG:
+                        raise FrameError(f"frame {frame.kind} came in a call")
+                self._receive()
+        except HearthError:
+            raise  # some are OSErrors, too
+        except (OSError, FrameError) as error:
+            raise self._broken(error) from None
+        finally:
+            self.close()
+
+    def _receive(self) -> None:
+        """Waits for the next frames. Raises `OSError`, and `TimeoutError` of ours at the deadline."""
+        asked = False
+        while not self._came:
+            wait = calls.ANSWER_S if asked else calls.ASK_S
+            if self._deadline is not None:
+                wait = min(wait, max(0.0, self._deadline - time.monotonic()))
+            if self._poll.poll(wait * 1e3):
+                data = self._socket.recv(_READ_BYTES)
+                if not data:
+                    raise ConnectionError("it closed the connection")
+                asked = False
+                self._came = self._frames.feed(data)
+            elif self._deadline is not None and time.monotonic() >= self._deadline:
+                raise errors.TimeoutError(
+                    f"the daemon at {self._target} did not answer in time.", reason="DEADLINE_EXCEEDED"
+                )
+            elif asked:
+                raise ConnectionError("it says nothing any more")
+            else:
+                asked = self._say(Kind.PING)
+
+    def _say(self, kind: Kind) -> bool:
+        """Whether that was said. Where something is being sent that the daemon does not take just now, it is not: the
+        daemon is there, and would not read it. Where it has hung up, who receives learns why: it may have answered."""
+        if not self._sending.acquire(timeout=calls.ANSWER_S):
+            return False
+        try:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(frames.encode(kind), _FLAGS)
+        finally:
+            self._sending.release()
+        return True
+
+    def _broken(self, error: Exception) -> HearthError:
+        return unreached(self._target, getattr(error, "strerror", None) or str(error))
+
+    # ---- the end ----
+
+    def cancel(self) -> None:
+        """Ends it from any thread: the daemon gives it up, who receives or sends here is woken."""
+        self.left = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """The same, by the one that receives: the descriptor goes back once nobody sends."""
+        self.cancel()
+        if self._sending.acquire(blocking=False):
+            self._socket.close()
+            self._sending.release()
+        _open.discard(self)
+
+    def release(self) -> None:
+        """In the child of a fork: the parent's call goes on."""
+        self._socket.close()
+
+
+def _connect(path: str, deadline: float | None) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        connection.setblocking(False)
+        while True:
+            try:
+                connection.connect(path)
+                break
+            except BlockingIOError:  # more clients than the daemon has taken yet
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError("it takes no connection") from None
+                time.sleep(_CROWDED_S)
+        connection.setblocking(True)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _refusal(payload: bytes) -> HearthError:
+    from google.protobuf.message import DecodeError
+
+    from hearth_proto.v1 import status_pb2
+
+    try:
+        return errors.from_status(status_pb2.Status.FromString(payload))
+    except DecodeError as error:
+        raise FrameError(f"a call ended with what is no status: {error}") from None
+
+
+def send_beside(call: Call, requests: Iterator[bytes], name: str) -> None:
+    """Has a thread of its own send the other messages."""
+    send: Callable[[Iterator[bytes]], None] = call.send
+    threading.Thread(target=send, args=(requests,), name=name, daemon=True).start()
+
+
+def _after_fork() -> None:
+    for call in list(_open):
+        call.release()
+
+
+os.register_at_fork(after_in_child=_after_fork)

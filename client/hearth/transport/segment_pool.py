@@ -1,0 +1,203 @@
+"""Segments for arrays, used again when an array is gone: a new one has to be filled with pages, and registered with
+every device that it meets, at 0.05 s a GiB.
+
+What lay there at a fork is not used again by either process, for each may still have arrays in it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+from hearth.transport.memory_segments import Segment, known
+
+LEAST = 64 << 10
+"""Smaller arrays are no better off in a segment: their bytes travel inside a command."""
+SLAB = 4 << 20
+SLABBED = 1 << 20
+"""Blocks up to this size share segments of `SLAB` bytes: a process has only so many descriptors."""
+_STEP_MAX = 16 << 20
+CACHE = 1 << 30
+"""Bytes that wait to be used again."""
+
+
+class Block(NamedTuple):
+    """A part of a segment for one array at a time. `forks`: how many the process had seen when that was made."""
+
+    segment: Segment
+    offset: int
+    size: int
+    forks: int
+
+
+def size_class(size: int) -> int:
+    """The size of the block for so many bytes: at most twice as much for small ones, 12.5 % more for others."""
+    if size <= SLABBED:
+        return max(LEAST, 1 << (size - 1).bit_length())
+    step = min(1 << ((size - 1).bit_length() - 4), _STEP_MAX)
+    return -(-size // step) * step
+
+
+class FreeBlocks:
+    """Blocks that wait to be used again, the one last used first. No I/O; not safe for threads."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.bytes = 0
+        self._by_size: dict[int, list[Block]] = {}
+        self._order: dict[int, Block] = {}  # by id, the oldest first
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def put(self, block: Block) -> list[Block]:
+        """Takes one in; returns what is given up for it, the oldest first."""
+        self._by_size.setdefault(block.size, []).append(block)
+        self._order[id(block)] = block
+        self.bytes += block.size
+        return self.trim(self.most)
+
+    def take(self, size: int) -> Block | None:
+        """One of this size."""
+        same = self._by_size.get(size)
+        if not same:
+            return None
+        block = same.pop()
+        self._leave(block)
+        return block
+
+    def trim(self, most: int) -> list[Block]:
+        """Gives up the oldest until there are no more bytes than `most`."""
+        gone = []
+        while self.bytes > most:
+            block = next(iter(self._order.values()))
+            same = self._by_size[block.size]
+            del same[next(index for index, each in enumerate(same) if each is block)]
+            self._leave(block)
+            gone.append(block)
+        return gone
+
+    def _leave(self, block: Block) -> None:
+        del self._order[id(block)]
+        self.bytes -= block.size
+        if not self._by_size[block.size]:
+            del self._by_size[block.size]
+
+
+class Lease:
+    """Holds a block for an array: whatever refers to the array's memory refers to this (NumPy's array interface)."""
+
+    __slots__ = ("__weakref__", "_block", "_pool", "fresh")
+
+    def __init__(self, pool: SegmentPool, block: Block, fresh: bool) -> None:
+        self._pool = pool
+        self._block = block
+        self.fresh = fresh
+        """Whether the memory was never used, so that it is zeros."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        block = self._block
+        address = block.segment.address + block.offset
+        return {"data": (address, False), "shape": (block.size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        block = getattr(self, "_block", None)
+        if block is not None:
+            self._pool.back(block)
+
+
+class SegmentPool:
+    """The blocks of this process. Safe from any thread; `back` also from the garbage collector."""
+
+    def __init__(self, cache: int = CACHE) -> None:
+        self._lock = threading.Lock()
+        self._free = FreeBlocks(cache)
+        self._unused: dict[int, list[Block]] = {}  # of slabs, by size
+        self._back: deque[Block] = deque()
+        self._forks = 0
+
+    def lease(self, size: int) -> Lease:
+        """Memory for `size` bytes, at the start of a page. Raises OSError where the system gives none."""
+        kind = size_class(size)
+        with self._lock:
+            gone = self._settle()
+            block = self._free.take(kind)
+            fresh = block is None
+            if block is None:
+                unused = self._unused.get(kind)
+                block = unused.pop() if unused else self._make(kind)
+        del gone
+        self._sweep()
+        return Lease(self, block._replace(forks=self._forks), fresh)
+
+    def back(self, block: Block) -> None:
+        """The array is gone."""
+        self._back.append(block)
+        self._sweep()
+
+    def trim(self) -> None:
+        """Gives up all memory that waits to be used again."""
+        with self._lock:
+            gone = self._settle() + self._free.trim(0)
+            self._unused.clear()
+        del gone
+
+    @property
+    def cached(self) -> int:
+        """Bytes that wait to be used again."""
+        self._sweep()
+        return self._free.bytes
+
+    def forking(self) -> None:
+        """A child is about to begin, which will have all that there is now."""
+        self._forks += 1
+
+    def forked(self) -> None:
+        """In the child: what waits belongs to the parent."""
+        self._lock = threading.Lock()
+        self._free = FreeBlocks(self._free.most)
+        self._unused = {}
+        self._back.clear()
+
+    def _make(self, kind: int) -> Block:
+        slab = kind <= SLABBED
+        segment = Segment(SLAB if slab else kind)
+        known.add(segment)
+        if slab:
+            offsets = range(kind, SLAB, kind)
+            self._unused[kind] = [Block(segment, offset, kind, self._forks) for offset in reversed(offsets)]
+        return Block(segment, 0, kind, self._forks)
+
+    def _sweep(self) -> None:
+        """Takes back what came while another thread had the lock."""
+        while self._back and self._lock.acquire(blocking=False):
+            try:
+                gone = self._settle()
+            finally:
+                self._lock.release()
+            del gone  # segments end here, without the lock
+
+    def _settle(self) -> list[Block]:
+        gone: list[Block] = []
+        while self._back:
+            block = self._back.popleft()
+            if block.segment.spoiled or block.forks != self._forks:
+                gone.append(block)
+            else:
+                gone += self._free.put(block)
+        return gone
+
+
+pool = SegmentPool()
+"""Of this process."""
+
+
+def _after_fork() -> None:
+    known.forked()
+    pool.forked()
+
+
+os.register_at_fork(before=pool.forking, after_in_child=_after_fork)

@@ -1,0 +1,296 @@
+"""A connection to a device process on which segments of memory are shared with it: frames, with descriptors.
+
+It belongs to one attachment. Commands name a segment once the device process has said, here, that they may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from hearth.errors import from_status
+from hearth_proto import frames
+from hearth_proto.frames import PLACE, FrameError, FrameReader, Kind
+from hearth_proto.v1.status_pb2 import Status
+
+if TYPE_CHECKING:
+    from hearth.transport.memory_segments import Segment
+    from hearth_proto.frames import Frame
+
+LIVE_S = 2.0
+"""So long it may take to come to life."""
+REGISTER_S = 10.0
+REGISTER_GIB_S = 1.0
+"""So long the answer to a segment may take, and so much longer for each GiB of it."""
+LOOKED_S = 10e-3
+"""So long a look lasts for who copies the same again and again. It ends with one of the two processes, and of that the
+lane tells as well; what was sent meanwhile fails, as what was under way does."""
+_FULL = "QUOTA_EXCEEDED"
+_READ_BYTES = 64 << 10
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT  # each time it is made costs 1 us
+
+
+class Lost(OSError):
+    """The device process, or the connection to it, is gone."""
+
+
+def open_segments(
+    path: str, ticket: bytes, most: int, mint: Callable[[], int], seconds: float = LIVE_S
+) -> SegmentConnection:
+    """Connects to a Unix socket, shows the ticket and waits for the device process's first frame; `most`: bytes that
+    may be registered; `mint` gives numbers that the session has not used. Raises OSError."""
+    deadline = time.monotonic() + seconds
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(seconds)
+        connection.connect(path)
+        connection.sendall(frames.encode(Kind.TICKET, ticket))
+        opened = SegmentConnection(connection, most, mint)
+        first = opened.receive(deadline)
+        if first[0].kind != Kind.LIVE:
+            raise Lost(f"it began with frame {first[0].kind}")
+        connection.settimeout(None)  # with a timeout of Python's own, MSG_DONTWAIT waits
+    except (FrameError, ValueError) as error:  # no frames, or a path that is none
+        connection.close()
+        raise Lost(str(error)) from None
+    except BaseException:
+        connection.close()
+        raise
+    return opened
+
+
+class _Sent(NamedTuple):
+    """A segment that the device process was given, and has not been told to let go of."""
+
+    number: int
+    size: int
+    held: weakref.ref[Segment]
+
+
+class SegmentConnection:
+    """The client's end. Nothing comes over it but what was asked for, so that who asks also receives."""
+
+    def __init__(self, connection: socket.socket, most: int, mint: Callable[[], int]) -> None:
+        self.most = most
+        """Bytes that may be registered, all together."""
+        self.registered_bytes = 0
+        self.fruitful = False
+        """Whether a segment was ever taken."""
+        self._connection = connection
+        self._mint = mint
+        self._reader = FrameReader()
+        self._lock = threading.Lock()
+        self._named: dict[int, int] = {}
+        """What commands may name: segment -> its number here."""
+        self._sent: dict[int, _Sent] = {}
+        self._refused: set[int] = set()
+        self._asked: dict[int, bool | None] = {}
+        """Transfers that were placed, and what was said of it; None: nothing yet."""
+        self._gone: deque[int] = deque()
+        """Segments of `_sent` that nobody has any more."""
+        self.closed = False
+        """Nothing more is shared on it: known without a look."""
+        self._looked = -LOOKED_S
+
+    # ---- state ----
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used; looks."""
+        if self.closed:
+            return False
+        self._looked = time.monotonic()
+        try:
+            data = self._connection.recv(1, _PEEK)
+        except BlockingIOError:
+            return True
+        except (OSError, ValueError):
+            data = b""
+        if not data:
+            self.close()
+        return bool(data)
+
+    @property
+    def alive_lately(self) -> bool:
+        """The same; it is as good for a moment."""
+        return not self.closed and (time.monotonic() - self._looked < LOOKED_S or self.alive)
+
+    def close(self) -> None:
+        """Ends it for both sides."""
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """The same, and gives the descriptor back when nobody uses it any more."""
+        self.close()
+        with self._lock:
+            self._connection.close()
+
+    def forked(self) -> None:
+        """In the child of a fork, where another thread may have held the lock; the parent's connection goes on."""
+        self.closed = True
+        self._connection.close()
+
+    # ---- segments ----
+
+    def number(self, segment: Segment) -> int:
+        """What commands name it by; 0: they may not."""
+        return 0 if self.closed else self._named.get(segment.number, 0)
+
+    def register(self, segment: Segment, *, signals: bool = False) -> int:
+        """Has the device process map the segment, and waits for that; what commands name it by, or 0 where it, or the
+        bound on all of them, does not allow it. `signals`: it is for those (`hearth.transfer.copy_signals`). Raises
+        `Lost`."""
+        ident = segment.number
+        if ident in self._named and not self.closed:
+            return self._named[ident]
+        with self._lock:
+            self._release_gone()
+            if self.closed:
+                raise Lost("the connection was closed")
+            if ident in self._named:
+                return self._named[ident]
+            if ident in self._refused:
+                return 0
+            try:
+                sent = self._sent.get(ident)  # an earlier wait for its answer was broken off
+                if sent is None:
+                    if self.registered_bytes + segment.size > self.most:
+                        return 0
+                    sent = self._send(segment, signals)
+                return sent.number if self._answered(sent) else 0
+            except (OSError, FrameError, ValueError) as error:
+                self.close()
+                raise Lost(str(error)) from None
+
+    def place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
+        """Has the device process copy the bytes of a transfer from there (`Kind.UPLOAD`) or to there
+        (`Kind.DOWNLOAD`), and waits for its word that it will, now or when their command has its turn, whatever becomes
+        of this connection. False: not so. Raises `Lost`, which leaves open whether it will."""
+        with self._lock:
+            self._release_gone()
+            number = self.number(segment)
+            if not number:
+                return False
+            try:
+                frame = frames.encode(kind, PLACE.pack(number, offset, size), id=transfer)
+                self._asked[transfer] = None
+                self._put(frame, [], time.monotonic() + REGISTER_S)
+                deadline = time.monotonic() + REGISTER_S
+                while (said := self._asked[transfer]) is None:
+                    self._take(deadline)
+                del self._asked[transfer]
+                return said
+            except (OSError, FrameError, ValueError) as error:
+                self.close()
+                raise Lost(str(error)) from None
+
+    def _send(self, segment: Segment, signals: bool) -> _Sent:
+        ident = segment.number
+        sent = _Sent(self._mint(), segment.size, weakref.ref(segment, lambda _: self._ended(ident)))
+        body: dict[str, int] = {"size": segment.size}
+        if signals:
+            body["signals"] = True
+        frame = frames.encode(Kind.SEGMENT, json.dumps(body).encode(), id=sent.number)
+        self._put(frame, [segment.descriptor], time.monotonic() + REGISTER_S)
+        self._sent[ident] = sent
+        self.registered_bytes += segment.size
+        return sent
+
+    def _put(self, frame: bytes, descriptors: list[int], deadline: float) -> None:
+        try:
+            self._wait(select.POLLOUT, deadline)
+            taken = 0
+            if descriptors:
+                taken = socket.send_fds(self._connection, [frame], descriptors, _FLAGS)
+            while taken < len(frame):
+                self._wait(select.POLLOUT, deadline)
+                taken += self._connection.send(frame[taken:], _FLAGS)
+        except BaseException:  # KeyboardInterrupt: a part of the frame may have gone out
+            self.close()
+            raise
+
+    def _answered(self, sent: _Sent) -> bool:
+        """Waits for the answer: whether it may be named."""
+        deadline = time.monotonic() + REGISTER_S + REGISTER_GIB_S * sent.size / (1 << 30)
+        ident = next(ident for ident, each in self._sent.items() if each is sent)
+        while ident not in self._named:
+            if self._sent.get(ident) is not sent:
+                return False
+            self._take(deadline)
+        return True
+
+    def _take(self, deadline: float) -> None:
+        """Waits for the next answers, to whatever was asked; who was to hear them may have broken off."""
+        for frame in self.receive(deadline):
+            ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
+            if ident is not None and frame.kind == Kind.SEGMENT:
+                self._named[ident] = frame.id
+                self.fruitful = True
+            elif ident is not None and frame.kind == Kind.ABORT:
+                self.registered_bytes -= self._sent.pop(ident).size
+                if from_status(Status.FromString(frame.payload)).reason != _FULL:
+                    self._refused.add(ident)
+            elif frame.id in self._asked and frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.ABORT):
+                self._asked[frame.id] = frame.kind != Kind.ABORT
+            else:
+                raise FrameError(f"frame {frame.kind} came about {frame.id}")
+
+    def receive(self, deadline: float) -> list[Frame]:
+        """Waits for the next frames, until then. Raises OSError, `FrameError`."""
+        came: list[Frame] = []
+        while not came:
+            self._wait(select.POLLIN, deadline)
+            data = self._connection.recv(_READ_BYTES)
+            if not data:
+                raise Lost("the daemon closed it")
+            came = self._reader.feed(data)
+        return came
+
+    def _wait(self, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._connection, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+            raise Lost("no answer in time")
+
+    # ---- the end of segments ----
+
+    def _ended(self, ident: int) -> None:
+        """Nobody has the segment any more. Called by the garbage collector, perhaps in a thread that holds the lock."""
+        self._gone.append(ident)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._release_gone()
+            finally:
+                self._lock.release()
+
+    def _release_gone(self) -> None:
+        """Tells the device process what is named no more; never waits."""
+        while self._gone and not self.closed:
+            ident = self._gone[0]
+            sent = self._sent.get(ident)
+            if sent is not None:
+                frame = frames.encode(Kind.RELEASE, id=sent.number)
+                try:
+                    self._connection.send(frame, _FLAGS)
+                except BlockingIOError:
+                    return
+                except OSError:
+                    self.close()
+                    return
+                del self._sent[ident]
+                self.registered_bytes -= sent.size
+            self._gone.popleft()
+            self._named.pop(ident, None)
+            self._refused.discard(ident)

@@ -1,0 +1,239 @@
+"""What the daemon says of nodes, devices, sessions and memory, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hearth_proto.v1 import commands_pb2, node_pb2
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """Names and meanings are those of ``cudaDeviceProp``; sizes in bytes."""
+
+    name: str
+    backend: str
+    """``"cuda"`` or ``"cpu"``."""
+    uuid: str
+    compute_capability: tuple[int, int]
+    total_memory: int
+    multiprocessor_count: int
+    warp_size: int
+    max_threads_per_block: int
+    max_block_dim: tuple[int, ...]
+    max_grid_dim: tuple[int, ...]
+    shared_mem_per_block: int
+    shared_mem_per_block_optin: int
+    max_threads_per_multiprocessor: int
+    max_blocks_per_multiprocessor: int
+    registers_per_block: int
+    l2_cache_bytes: int
+    clock_rate_khz: int
+    driver_version: str
+    runtime_version: str
+    features: frozenset[str]
+    memory_alignment: int
+    """Of every buffer."""
+    confinement: str = ""
+    """How the kernel confines the device's processes, e.g. ``"landlock 7, seccomp"``; empty: not at all."""
+
+    @classmethod
+    def of(cls, message: node_pb2.DeviceProperties) -> DeviceProperties:
+        """From the wire."""
+        return cls(
+            name=message.name,
+            backend=message.backend,
+            uuid=message.uuid,
+            compute_capability=(message.compute_capability_major, message.compute_capability_minor),
+            total_memory=message.total_memory,
+            multiprocessor_count=message.multiprocessor_count,
+            warp_size=message.warp_size,
+            max_threads_per_block=message.max_threads_per_block,
+            max_block_dim=tuple(message.max_block_dim),
+            max_grid_dim=tuple(message.max_grid_dim),
+            shared_mem_per_block=message.shared_mem_per_block,
+            shared_mem_per_block_optin=message.shared_mem_per_block_optin,
+            max_threads_per_multiprocessor=message.max_threads_per_multiprocessor,
+            max_blocks_per_multiprocessor=message.max_blocks_per_multiprocessor,
+            registers_per_block=message.registers_per_block,
+            l2_cache_bytes=message.l2_cache_bytes,
+            clock_rate_khz=message.clock_rate_khz,
+            driver_version=message.driver_version,
+            runtime_version=message.runtime_version,
+            features=frozenset(message.features),
+            memory_alignment=message.memory_alignment,
+            confinement=message.confinement,
+        )
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """One process that serves a device, to one tenant or to one session alone."""
+
+    pid: int
+    generation: int
+    state: str
+    tenant: str
+    """Empty: shared by all."""
+    session_id: str
+    """Dedicated to it; empty: to none."""
+    memory_granted: int
+    """Bytes that it may hold on the device."""
+    memory_held: int
+    """Bytes that it holds, as it last said."""
+
+    @classmethod
+    def of(cls, message: node_pb2.DeviceProcess) -> ProcessInfo:
+        """From the wire."""
+        return cls(
+            pid=message.pid,
+            generation=message.generation,
+            state=_STATES.get(int(message.state), "unknown"),
+            tenant=message.tenant,
+            session_id=message.session_id,
+            memory_granted=message.memory_granted,
+            memory_held=message.memory_held,
+        )
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device as the node describes it."""
+
+    ordinal: int
+    state: str
+    """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``."""
+    generation: int
+    """Counts its processes; arrays of an older one are lost."""
+    properties: DeviceProperties
+    pid: int
+    detail: str
+    """Why it is not serving."""
+    processes: tuple[ProcessInfo, ...] = ()
+    """Those that this client may see."""
+
+    @classmethod
+    def of(cls, message: node_pb2.Device) -> DeviceInfo:
+        """From the wire."""
+        return cls(
+            ordinal=message.ordinal,
+            state=_STATES.get(int(message.state), "unknown"),
+            generation=message.generation,
+            properties=DeviceProperties.of(message.properties),
+            pid=message.pid,
+            detail=message.detail,
+            processes=tuple(ProcessInfo.of(process) for process in message.processes),
+        )
+
+
+_DEDICATED = 2
+"""``ISOLATION_DEDICATED``."""
+_STATES = {1: "starting", 2: "serving", 3: "lost", 4: "fenced", 5: "stalled"}
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """A node as it describes itself."""
+
+    name: str
+    server_version: str
+    protocol: tuple[int, int]
+    """The oldest and the newest version that it speaks."""
+    devices: tuple[DeviceInfo, ...]
+    features: frozenset[str]
+    draining: bool
+
+    @classmethod
+    def of(cls, message: node_pb2.DescribeResponse) -> NodeInfo:
+        """From the wire."""
+        return cls(
+            name=message.node,
+            server_version=message.server_version,
+            protocol=(message.protocol.min, message.protocol.max),
+            devices=tuple(DeviceInfo.of(device) for device in message.devices),
+            features=frozenset(message.features),
+            draining=message.draining,
+        )
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session on a node."""
+
+    session_id: str
+    client_name: str
+    opened: float
+    """Seconds since 1970."""
+    connected: bool
+    lease_left: float
+    """Seconds, while it is not connected."""
+    devices: tuple[int, ...]
+    tenant: str = ""
+    isolation: str = "shared"
+    device_seconds: float = 0.0
+    """Time of devices that it has used."""
+
+    @classmethod
+    def of(cls, message: node_pb2.SessionInfo) -> SessionInfo:
+        """From the wire."""
+        return cls(
+            session_id=message.session_id,
+            client_name=message.client_name,
+            opened=message.opened_unix_ns / 1e9,
+            connected=message.connected,
+            lease_left=message.lease_left_ns / 1e9,
+            devices=tuple(message.devices),
+            tenant=message.tenant,
+            isolation="dedicated" if message.isolation == _DEDICATED else "shared",
+            device_seconds=message.device_ns / 1e9,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryUsage:
+    """Memory of a device; sizes in bytes."""
+
+    allocations: int
+    """Live ones of this session."""
+    bytes_in_use: int
+    """As requested, of this session."""
+    bytes_padding: int
+    """Rounding of those to the pool's granularity."""
+    bytes_reserved: int
+    """Held by the device process's pool, for all sessions."""
+    device_free: int
+    device_total: int
+    bytes_pinned: int = 0
+    """Page-locked host memory that the device process has for copies, for all sessions."""
+    bytes_pinned_in_use: int = 0
+    """Of it, by this session's copies under way."""
+    bytes_persistent: int = 0
+    """Freed, and kept for this session: see `Device.persistent_memory`."""
+    bytes_peak: int = 0
+    """The most that this session has had in use."""
+    bytes_durable: int = 0
+    """Host memory of the daemon for copies of this session's durable arrays."""
+
+    def _repr_html_(self) -> str:
+        from hearth import html_repr
+
+        return html_repr.memory(self)
+
+    @classmethod
+    def of(cls, message: commands_pb2.MemoryUsageResult) -> MemoryUsage:
+        """From the wire."""
+        return cls(
+            allocations=message.allocations,
+            bytes_in_use=message.bytes_in_use,
+            bytes_padding=message.bytes_padding,
+            bytes_reserved=message.bytes_reserved,
+            device_free=message.device_free,
+            device_total=message.device_total,
+            bytes_pinned=message.bytes_pinned,
+            bytes_pinned_in_use=message.bytes_pinned_in_use,
+            bytes_persistent=message.bytes_persistent,
+            bytes_peak=message.bytes_peak,
+            bytes_durable=message.bytes_durable,
+        )
