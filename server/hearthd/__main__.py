@@ -1,6 +1,6 @@
 """`python -m hearthd`."""
 
-from hearthd.cli import main
+from hearthd.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from multiprocessing.connection import Connection
 
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 
 def device_main(
@@ -19,6 +19,6 @@ def device_main(
 ) -> None:
     """Entry point of a device process; `link` is its end of the socket pair, `descriptors` of the one beside it,
     `lifeline` of a pipe whose other end closes with the front."""
-    from hearthd.device.main import main
+    from hearthd.device.process.main import main
 
     main(link, spec, descriptors, lifeline)

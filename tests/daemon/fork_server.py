@@ -29,14 +29,14 @@ from typing import Any
 from hearth_proto import polling
 
 MODULES = (
-    "hearthd.cli", "hearthd.hangup", "hearthd.front.forkserver", "inspect", "typer", "hearthd.audit_commands",
-    "hearthd.health_check", "hearthd.config", "hearthd.log", "pydantic.type_adapter", "typer._adapters",
+    "hearthd.cli.main", "hearthd.shared.sighup", "hearthd.front.forkserver", "inspect", "typer", "hearthd.cli.audit",
+    "hearthd.cli.health_check", "hearthd.config", "hearthd.shared.log", "pydantic.type_adapter", "typer._adapters",
     "hearthd.front.start", "uvloop", "hearthd.front.spans", "hearthd.front.daemon", "hearthd.front.http.server",
     "hearthd.front.listen", "hearthd.front.orphans", "multiprocessing.popen_forkserver",
 )  # fmt: skip
 """Modules that `hearthd serve` imports."""
 
-PRELOADED = ("hearthd.device.main", "hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment")
+PRELOADED = ("hearthd.device.process.main", "hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment")
 """Modules that its own forkserver imports; without the one whose import closes the process to others."""
 
 _BEYOND = 1 << 16

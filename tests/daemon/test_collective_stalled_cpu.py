@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.communicators import VERDICT_S
+from hearthd.device.collectives.communicators import VERDICT_S
 
 from .collective_ranks import A, B, Ranks, collective, operation, several
 from .harness import on_cpu, wait_until

@@ -321,7 +321,7 @@ import errno, sys
 from hearthd.confinement import seccomp, syscalls
 syscalls._NUMBERS["landlock_create_ruleset"] = (444, 444)
 seccomp.install(seccomp.assemble([seccomp.Rule("landlock_create_ruleset", error=errno.ENOSYS)]))
-from hearthd.cli import main
+from hearthd.cli.main import main
 sys.argv[0] = "hearthd"
 main()
 """

@@ -17,7 +17,7 @@ from .kernels import common, gated, saxpy_works
 from .raw import Raw
 
 MAX_KEPT = 32
-"""Failures that a stream lists; see hearthd.device.policy.errors."""
+"""Failures that a stream lists; see hearthd.device.streams.stream_errors."""
 
 
 def spoil(gpu: hearth.Device, x: hearth.DeviceArray, stream: hearth.Stream | None = None) -> None:

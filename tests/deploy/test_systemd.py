@@ -215,6 +215,6 @@ def test_both_units_let_the_same_calls_through() -> None:
 
 def under_unit_lacks() -> str:
     """What compilers lack on this host whatever the unit says."""
-    from hearthd.device.sandbox import landlock_version
+    from hearthd.device.platform.sandbox import landlock_version
 
     return "" if landlock_version() else "landlock"

@@ -39,7 +39,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[CudaServer]:
     from hearthd.device.cuda.server import CudaServer
-    from hearthd.spec import DeviceSpec
+    from hearthd.shared.device_spec import DeviceSpec
 
     made = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))
     yield made

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Image, Source
-from hearthd.device.exchange import Exchange
-from hearthd.device.server import ComputeServer
-from hearthd.spec import DeviceSpec
+from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.compiler import Image, Source
+from hearthd.device.backend.server import ComputeServer
+from hearthd.shared.device_spec import DeviceSpec
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.launch import Function
@@ -610,9 +610,9 @@ def test_launch_rate(server: CudaServer, stream: Stream, record_property: Any) -
 FAULT = r"""
 import struct, sys, time
 from hearthd.device.cuda.server import CudaServer
-from hearthd.device.server import DeviceFault
-from hearthd.device.compilation import Source
-from hearthd.spec import DeviceSpec
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.backend.compiler import Source
+from hearthd.shared.device_spec import DeviceSpec
 
 server = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))
 stream = server.create_stream()

@@ -12,8 +12,8 @@ import pytest
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.grants import Grants
-from hearthd.spec import DeviceSpec
+from hearthd.device.resources.grants import Grants
+from hearthd.shared.device_spec import DeviceSpec
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer

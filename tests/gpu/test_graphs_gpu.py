@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Source
-from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes
-from hearthd.device.replay import replay
-from hearthd.device.tracks import WINDOW, WINDOWS
+from hearthd.device.backend.compiler import Source
+from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes
+from hearthd.device.graphs.replay import replay
+from hearthd.device.streams.stream_pool import WINDOW, WINDOWS
 from tests.gpu.settling import finish
 
 if TYPE_CHECKING:

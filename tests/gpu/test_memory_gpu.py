@@ -15,8 +15,8 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.compilation import Source
-from hearthd.spec import DeviceSpec
+from hearthd.device.backend.compiler import Source
+from hearthd.shared.device_spec import DeviceSpec
 from tests.gpu.settling import finish
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Assembly, Image, Source
-from hearthd.device.compile_limits import CompileLimits
-from hearthd.device.compile_pool import CompileWorkers
-from hearthd.device.policy import device_code
+from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.compiler import image_headers
+from hearthd.device.compiler.limits import CompileLimits
+from hearthd.device.compiler.pool import CompileWorkers
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -102,7 +102,7 @@ def cubin_for(name: str) -> bytes:
 
 def test_source_compiled_by_a_worker_runs(server: CudaServer, pool: CompileWorkers, stream: Stream) -> None:
     image = pool.run(Source(PUT))
-    assert device_code.read_cubin(image.code).architecture == 10 * server.capability[0] + server.capability[1]
+    assert image_headers.read_cubin(image.code).architecture == 10 * server.capability[0] + server.capability[1]
     puts(server, image, stream)
 
 
@@ -113,7 +113,7 @@ def test_ptx_assembled_by_a_worker_runs(server: CudaServer, pool: CompileWorkers
         pytest.skip(refusal.message)
     assert server.compiler.assembly(PTX) == Assembly(PTX)
     image = pool.run(Assembly(PTX))
-    assert image.code.startswith(device_code.ELF_MAGIC)
+    assert image.code.startswith(image_headers.ELF_MAGIC)
     puts(server, image, stream)
 
 
@@ -153,8 +153,8 @@ DAMAGED = r"""
 import random, sys
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cuda.server import CudaServer
-from hearthd.device.compilation import Image, Source
-from hearthd.spec import DeviceSpec
+from hearthd.device.backend.compiler import Image, Source
+from hearthd.shared.device_spec import DeviceSpec
 
 server = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))
 code = server.compiler.compile(Source(sys.argv[1])).code
@@ -196,7 +196,7 @@ def test_a_module_comes_with_its_kernels_loaded(server: CudaServer, pool: Compil
 def test_the_first_use_of_a_kernel_does_not_wait_for_what_is_running(
     server: CudaServer, pool: CompileWorkers, stream: Stream
 ) -> None:
-    """A load does wait (see `hearthd.device.quiet`), so that all of a module is loaded at once."""
+    """A load does wait (see `hearthd.device.resources.idle_work`), so that all of a module is loaded at once."""
     spin = server.load(pool.run(Source(SPIN))).function("spin")
     module, other = server.load(pool.run(Source(PUT + "// beside it"))), server.create_stream()
     memory = server.allocate(4, other)

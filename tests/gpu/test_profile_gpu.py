@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import hearth
-from hearthd.device.compilation import Image, Source
-from hearthd.device.output import prints
+from hearthd.device.backend.compiler import Image, Source
+from hearthd.device.printf_capture import prints
 from tests.daemon.harness import environment
 
 if TYPE_CHECKING:

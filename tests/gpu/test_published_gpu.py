@@ -28,8 +28,8 @@ import os, sys, time
 import numpy as np
 from hearth_proto.reasons import Refusal
 from hearthd.device.cuda.server import CudaServer
-from hearthd.device.server import DeviceFault
-from hearthd.spec import DeviceSpec
+from hearthd.device.backend.server import DeviceFault
+from hearthd.shared.device_spec import DeviceSpec
 file, size, write = map(int, sys.argv[1:])
 server = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))
 stream = server.create_stream()
@@ -68,7 +68,7 @@ server.close()
 EXPORT = """
 import socket, sys, time
 from hearthd.device.cuda.server import CudaServer
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 server = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))
 stream = server.create_stream()
 memory = server.create_shared(int(sys.argv[2]))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Source
-from hearthd.device.policy.tensor_map import Im2col, TensorMapSpec, Tile, check
+from hearthd.device.backend.compiler import Source
+from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec, Tile, check
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.launch import Function

@@ -140,7 +140,7 @@ def test_what_it_says_of_itself(wheel: Path) -> None:
         (path,) = (each for each in files.namelist() if each.endswith(".dist-info/entry_points.txt"))
         assert files.read(path).decode().split("\n")[1:3] == [
             "hearth = hearth.cli.main:main",
-            "hearthd = hearthd.cli:main",
+            "hearthd = hearthd.cli.main:main",
         ]
     assert metadata(wheel, "WHEEL")["Root-Is-Purelib"] == "true"
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import disk
-from hearthd.device import compile_cache, compile_messages
+from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.broker.images import CachedImages
-from hearthd.device.compilation import Image, Source
-from hearthd.device.compile_cache import CompileCache
-from hearthd.device.compile_pool import _not_started
-from hearthd.device.compiler import Compiled, CompileService
+from hearthd.device.compiler import cache as compile_cache
+from hearthd.device.compiler import protocol
+from hearthd.device.compiler.cache import CompileCache
+from hearthd.device.compiler.pool import _not_started
+from hearthd.device.compiler.service import Compiled, CompileService
+from hearthd.shared import disk
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -35,7 +36,7 @@ def test_what_says_that_a_disk_is_full() -> None:
 
 
 def test_a_worker_s_refusal_comes_as_it_was() -> None:
-    refusal = compile_messages.unpack_refusal(compile_messages.pack_refusal(disk.temporary("/tmp/x")))
+    refusal = protocol.unpack_refusal(protocol.pack_refusal(disk.temporary("/tmp/x")))
     assert refusal.reason is Reason.DISK_FULL and refusal.retryable and refusal.details["path"] == "/tmp/x"
 
 

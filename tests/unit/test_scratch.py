@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hearthd.scratch import Scratch
+from hearthd.shared.scratch_dir import Scratch
 
 
 def test_one_that_is_cleared_away_before_it_is_held_is_made_again(

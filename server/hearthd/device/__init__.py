@@ -1,3 +1,3 @@
 """One device process; imports nothing of `front/`."""
 
-from hearthd import plain_logs  # noqa: F401 - before anything imports structlog
+from hearthd.shared import plain_logs  # noqa: F401 - before anything imports structlog

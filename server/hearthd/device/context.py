@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hearthd.device.compiler import CompileService
-from hearthd.device.grants import Grants
-from hearthd.device.observer import Record
+from hearthd.device.backend.launch_limits import Limits
+from hearthd.device.backend.server import ComputeServer
+from hearthd.device.compiler.service import CompileService
 from hearthd.device.outbox import Outbox
-from hearthd.device.output import Output
-from hearthd.device.policy.geometry import Limits
-from hearthd.device.policy.launch_plan import Plan
-from hearthd.device.quiet import Quiet
-from hearthd.device.server import ComputeServer
-from hearthd.device.session import Session
-from hearthd.device.staging import Staging
-from hearthd.device.stream import LogicalStream
-from hearthd.device.telemetry import Telemetry
-from hearthd.device.tracks import Track, Tracks
-from hearthd.spec import DeviceSpec
+from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.printf_capture import Output
+from hearthd.device.resources.grants import Grants
+from hearthd.device.resources.idle_work import Quiet
+from hearthd.device.resources.staging import Staging
+from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.observer import Record
+from hearthd.device.session.session import Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.shared.device_spec import DeviceSpec
 
 
 @dataclass

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
-from hearthd.device.buffer import Buffer
-from hearthd.device.policy.errors import Failure, poisoned, skipped
-from hearthd.device.server import DeviceFault
-from hearthd.device.session import BatchEntry, Session
-from hearthd.device.stream import LogicalStream
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_errors import Failure, poisoned, skipped
 
 
 class Replies(Protocol):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth_proto.frames import HEADER, SLOT, Flag, Kind, header
-from hearthd.device.policy.sleep import sooner
+from hearthd.device.platform.sleep import sooner
 
 if TYPE_CHECKING:
-    from hearthd.device.lane import Lane
+    from hearthd.device.channels.lane import Lane
 
 MAX_VECTORS = 64
 

@@ -7,11 +7,11 @@ import sys
 
 import structlog
 
-from hearthd import secret_file
 from hearthd.config import Config, ConfigError, check_exposure
 from hearthd.confinement.support import support
 from hearthd.front import nvml
-from hearthd.spec import Backend, Confinement, DeviceSpec
+from hearthd.shared import secret_file
+from hearthd.shared.device_spec import Backend, Confinement, DeviceSpec
 
 log = structlog.get_logger("hearthd.backends")
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
-from hearthd import log
 from hearthd.config import Config
 from hearthd.front import refusals
 from hearthd.front.access import Access
@@ -28,7 +27,8 @@ from hearthd.front.reload_plan import Plan
 from hearthd.front.sessions import End, Session, SessionTable
 from hearthd.front.supervisor import Policy, Supervisor
 from hearthd.front.tenants import Caller, Directory
-from hearthd.spec import DeviceSpec
+from hearthd.shared import log
+from hearthd.shared.device_spec import DeviceSpec
 
 _FIX = "Open a new session with a credential that is good, which the daemon's operator gives you"
 _TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")

@@ -1,4 +1,4 @@
-"""Memory that one device process shares with the front, for chunks of downloads (see `hearthd.chunk_slots`): the
+"""Memory that one device process shares with the front, for chunks of downloads (see `hearthd.shared.chunk_ring`): the
 message to the client is made from where the device copied its data to."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 import structlog
 
 from hearth_proto.frames import SLOT
-from hearthd import chunk_slots, sealed_memory
-from hearthd.chunk_slots import Layout
 from hearthd.front.descriptors import Descriptors
+from hearthd.shared import chunk_ring, sealed_memory
+from hearthd.shared.chunk_ring import Layout
 
 log = structlog.get_logger("hearthd.link")
 
@@ -21,7 +21,7 @@ class ChunkMemory:
     """The front's end, or none. What is in it was written by a process that runs anybody's kernels, which may write on
     while it is read: it is nothing but data for a client of that process."""
 
-    def __init__(self, layout: Layout = chunk_slots.NONE, memory: mmap.mmap | None = None) -> None:
+    def __init__(self, layout: Layout = chunk_ring.NONE, memory: mmap.mmap | None = None) -> None:
         self._layout = layout
         self._memory = memory
 
@@ -29,14 +29,14 @@ class ChunkMemory:
     def of(cls, chunk_bytes: int, descriptors: Descriptors | None, device: int) -> ChunkMemory:
         """A new one for chunks of up to so many bytes, handed to the device process. No page of it is there before that
         has use for it. Where it cannot be had, chunks go through the socket, and that is all."""
-        layout = chunk_slots.layout(chunk_bytes)
+        layout = chunk_ring.layout(chunk_bytes)
         if descriptors is None or not layout.slots:
             return cls()
         file = -1
         try:
             file = sealed_memory.make("hearth-chunk-slots", layout.bytes)
             memory = mmap.mmap(file, layout.bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-            descriptors.send(chunk_slots.FILE, chunk_slots.to_message(layout), [file])
+            descriptors.send(chunk_ring.FILE, chunk_ring.to_message(layout), [file])
             return cls(layout, memory)
         except OSError as error:
             log.warning("chunk_slots", device=device, error=str(error))

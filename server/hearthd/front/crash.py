@@ -1,5 +1,5 @@
 """What a device process of the CPU backend was doing when it ended: the record that it leaves behind (see
-`hearthd.crash_record`), and what that says of the cause."""
+`hearthd.shared.crash_record`), and what that says of the cause."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 
 import structlog
 
-from hearthd import crash_record
-from hearthd.crash_record import Crash, LastMoments, Running
 from hearthd.front.link import DeviceLink
 from hearthd.front.loss import INTENDED, Cause, signal_name
+from hearthd.shared import crash_record
+from hearthd.shared.crash_record import Crash, LastMoments, Running
 
 log = structlog.get_logger("hearthd.supervisor")
 

@@ -1,15 +1,17 @@
 """Processes that share a device take turns on it, each as long as its credit lasts.
 
 A GPU gives its processes slices of time without asking for weights. So the front lets them through, by deficit round
-robin (`hearthd.fair`) over the time in which they had work on the device: tenants by their weights, the processes of
-one tenant alike. A process is told when it may give the device work (`TURN`), and says what it has (`BUSY`).
+robin (`hearthd.shared.deficit_round_robin`) over the time in which they had work on the device: tenants by their
+weights, the processes of one tenant alike. A process is told when it may give the device work (`TURN`), and says what
+it has (`BUSY`).
 
 - Who has nothing to do may begin at once when it has, as long as it has credit, and may go on for `BESIDE_S` beside
   whoever has the turn: who launches and waits notices nothing of turns. After that it has to have the turn itself.
 - A turn begins when the work of the one before is off the device, or has kept others waiting for `PATIENCE_S`: a long
   kernel overruns, and is charged. As it is charged as much as it is given while that runs, it is let through for a
   moment every `PATIENCE_S`: what its kernel waits for may be behind it.
-- Collectives go whenever all their ranks are there, whoever has the turn (`hearthd.device.sharing`), so that no two
+- Collectives go whenever all their ranks are there, whoever has the turn (`hearthd.device.scheduler.fair_share`), so
+that no two
   devices wait for each other's turns.
 
 A process that is alone on its device is told nothing and says nothing.
@@ -23,9 +25,9 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from hearth_proto.frames import Frame, Kind
-from hearthd.fair import Fair
 from hearthd.front.link import DeviceLink
 from hearthd.front.sessions import Session
+from hearthd.shared.deficit_round_robin import Fair
 
 QUANTUM_S = 0.010
 """What a process of average weight gets each round."""

@@ -23,9 +23,9 @@ from hearthd.front.sessions import End
 from hearthd.front.summary import summary
 from hearthd.front.tenancy import exposure
 from hearthd.front.thrift import Thrift
-from hearthd.hangup import Hangup
-from hearthd.malloc import give_back
-from hearthd.spec import Backend
+from hearthd.shared.device_spec import Backend
+from hearthd.shared.malloc import give_back
+from hearthd.shared.sighup import Hangup
 
 log = structlog.get_logger("hearthd")
 

@@ -33,7 +33,7 @@ from hearthd.front.tenant_memory import TenantMemory
 from hearthd.front.tenants import Quotas
 from hearthd.front.totals import Totals
 from hearthd.front.worker import Worker
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
 

@@ -18,9 +18,9 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from hearthd.scratch import Scratch
+from hearthd.shared.scratch_dir import Scratch
 
-PRELOAD = ("hearthd.confinement.at_import", "hearthd.device.main")
+PRELOAD = ("hearthd.confinement.at_import", "hearthd.device.process.main")
 PRELOAD_OF = {
     "cuda": ("cupy", "hearthd.device.cuda.server"),
     "cpu": ("hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment"),

@@ -11,7 +11,7 @@ from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.loss import Cause
 from hearthd.front.process import Process
 from hearthd.front.sessions import Session
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 if TYPE_CHECKING:
     from hearthd.front.worker import Worker

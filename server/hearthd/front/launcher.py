@@ -29,7 +29,7 @@ import structlog
 from hearth_proto import descriptors
 from hearthd.entry import device_main
 from hearthd.front import forkserver
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
 

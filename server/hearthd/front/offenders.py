@@ -1,8 +1,8 @@
 """Which session a lost device process is put down to, and who has done that too often to share one. Pure.
 
 A process that gives up its device names the sessions whose kernels were in flight. One that crashes leaves behind whose
-kernel did it, or whose kernels ran (`hearthd.crash_record`); where it does not, those may have done it that had work
-there. Only where that leaves a single session is anybody blamed: the others share its fate, not its guilt.
+kernel did it, or whose kernels ran (`hearthd.shared.crash_record`); where it does not, those may have done it that had
+work there. Only where that leaves a single session is anybody blamed: the others share its fate, not its guilt.
 """
 
 from __future__ import annotations

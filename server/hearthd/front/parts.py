@@ -38,8 +38,8 @@ from hearthd.front.sessions import SessionTable
 from hearthd.front.status import NodeStatus
 from hearthd.front.stripe_port import StripePort
 from hearthd.front.supervisor import Policy, Supervisor
-from hearthd.malloc import give_back
-from hearthd.spec import Backend
+from hearthd.shared.device_spec import Backend
+from hearthd.shared.malloc import give_back
 
 
 class Parts:

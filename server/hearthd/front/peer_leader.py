@@ -30,7 +30,7 @@ log = structlog.get_logger("hearthd.peers")
 
 MAX_PRESENTED = 8192
 """Operations, those of batches counted one by one, that one remote rank may have presented without an answer; a device
-process presents fewer (`hearthd.device.presented`)."""
+process presents fewer (`hearthd.device.collectives.negotiation`)."""
 
 
 class Router(Protocol):

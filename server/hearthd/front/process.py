@@ -19,7 +19,7 @@ from hearthd.front.forkserver import state_of
 from hearthd.front.launcher import DeviceProcess, Launcher
 from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.loss import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
 

@@ -12,7 +12,7 @@ from hearthd.front.link import DeviceLink
 from hearthd.front.roster import Roster
 from hearthd.front.tenants import Tenant
 from hearthd.front.worker import Worker
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 
 class Standing:

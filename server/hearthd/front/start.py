@@ -15,8 +15,8 @@ from hearthd.config import Config, ConfigError, tenants
 from hearthd.confinement import attributes
 from hearthd.front import backends, forkserver
 from hearthd.front.launcher import ForkServerLauncher
-from hearthd.hangup import Hangup
-from hearthd.malloc import keep_freed_memory
+from hearthd.shared.malloc import keep_freed_memory
+from hearthd.shared.sighup import Hangup
 
 _KEEP_BYTES = 64 << 20
 """Freed memory that the front keeps for the next chunks: a few transfers' worth."""

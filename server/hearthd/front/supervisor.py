@@ -16,7 +16,7 @@ from hearthd.front.link import CollectiveSink, DeviceLink
 from hearthd.front.offenders import Offenders
 from hearthd.front.sessions import Session
 from hearthd.front.tenants import EVERYONE, Tenant
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Policy", "Supervisor"]
 

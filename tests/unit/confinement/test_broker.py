@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.compiler import Image
 from hearthd.device.broker.segments import Segments
-from hearthd.device.compilation import Image
-from hearthd.device.compile_cache import CompileCache
+from hearthd.device.compiler.cache import CompileCache
 
 PROGRAM = """
 import os, sys
 import structlog
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 from hearth_proto.reasons import Refusal
-from hearthd import secret_file
+from hearthd.shared import secret_file
 from hearthd.device.broker import main
-from hearthd.device.compilation import Source
-from hearthd.spec import DeviceSpec
+from hearthd.device.backend.compiler import Source
+from hearthd.shared.device_spec import DeviceSpec
 folder = sys.argv[1]
 secret_file.ensure(folder + "/key")
 spec = DeviceSpec(0, "cpu", 0, cache_dir=folder + "/cache", cache_key=folder + "/key", cache_divided=True)
@@ -231,7 +231,7 @@ def test_entry_of_another_key_name_or_tenant_is_a_miss(tmp_path: Path) -> None:
 
 def test_refusals_of_a_broker_keep_their_reason() -> None:
     from hearthd.device.broker.client import _refusal
-    from hearthd.device.compile_messages import pack_refusal
+    from hearthd.device.compiler.protocol import pack_refusal
 
     for reason in (Reason.COMPILE_FAILED, Reason.COMPILE_LIMIT, Reason.NO_COMPILER, Reason.CANCELLED):
         assert _refusal(pack_refusal(Refusal(reason, "why"))).reason is reason

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hearthd import secret_file
+from hearthd.shared import secret_file
 
 
 def test_key_is_made_once_by_many(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-from hearthd.device.exchange import Exchange
 
 ARENA = 48 << 20
 TIMEOUT_S = 60.0

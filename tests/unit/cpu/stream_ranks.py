@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
-from hearthd.device.exchange import Exchange
 
 WAIT_S = 30.0
 

@@ -12,10 +12,10 @@ from stream_ranks import WAIT_S, Rank, pair_of
 
 from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective.communicators import CpuCommunicator, CpuCommunicators
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
 from hearthd.device.cpu.toolchain import find_toolchain
-from hearthd.device.exchange import Exchange
 
 BARRIER = Exchange("barrier")
 

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.launch import LaunchOperations, LoadedFunction
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import find_toolchain
-from hearthd.device.nodes import LaunchAttributes
 
 SOURCE = r"""
 #include <cooperative_groups.h>

@@ -15,8 +15,8 @@ from cpu_kernels import Kernels
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd import crash_record
-from hearthd.crash_record import Crash, LastMoments, Running
+from hearthd.shared import crash_record
+from hearthd.shared.crash_record import Crash, LastMoments, Running
 
 SOURCE = r"""
 #include <cassert>
@@ -59,7 +59,7 @@ def record() -> Iterator[int]:
 SCRIPT = """
 import os, pathlib, struct, sys, threading, time
 import numpy as np
-from hearthd import crash_record
+from hearthd.shared import crash_record
 from hearthd.device.cpu.crash_keeping import CrashKeeping
 from hearthd.device.cpu.module import CpuModule
 crashes = CrashKeeping()

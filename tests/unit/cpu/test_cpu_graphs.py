@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hearthd.device.compilation import Source
+from hearthd.device.backend.compiler import Source
+from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
+from hearthd.device.backend.resources import Function
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.nodes import CopyNode, FillNode, GraphNode, KernelNode
-from hearthd.device.resources import Function
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 SOURCE = """
 extern "C" __global__ void mix(const unsigned* x, unsigned* y, unsigned factor) {

@@ -12,9 +12,9 @@ import pytest
 from cpu_ranks import Array, address
 from stream_ranks import WAIT_S, pair_of
 
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
-from hearthd.device.exchange import Exchange
 from tests.held_compiler import HeldCompiler
 
 

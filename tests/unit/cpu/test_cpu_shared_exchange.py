@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.collectives import REDUCING, ROOTED
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.cpu.exchange_kinds import DTYPES, OPS
-from hearthd.device.exchange import Exchange
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-from hearthd.device.exchange import Exchange
 
 BARRIER = Exchange("barrier")
 MANY = 2_000_000

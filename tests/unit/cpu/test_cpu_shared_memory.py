@@ -16,7 +16,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.server import CpuServer
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 LIMIT = 4 << 20
 SIZE = 100_001
@@ -24,7 +24,7 @@ SIZE = 100_001
 ATTACH = """
 import ctypes, sys
 from hearthd.device.cpu.server import CpuServer
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 file, size, write = map(int, sys.argv[1:])
 server = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0))
 memory = server.import_shared(file, size)
@@ -44,7 +44,7 @@ server.release_shared(memory)
 EXPORT = """
 import ctypes, socket, sys
 from hearthd.device.cpu.server import CpuServer
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 server = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0))
 memory = server.create_shared(int(sys.argv[2]))
 ctypes.memset(memory.address, 120, memory.size)

@@ -11,7 +11,7 @@ from cpu_ranks import Array, Ranks, address, communicator, reduced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hearthd.device.exchange import Exchange
+from hearthd.device.backend.communicator import Exchange
 
 RING = 256 * 1024
 RANKS = 4

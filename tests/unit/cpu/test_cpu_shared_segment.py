@@ -15,10 +15,10 @@ import pytest
 from cpu_ranks import address
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.broker.segments import Segments
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-from hearthd.device.exchange import Exchange
 
 
 def test_nothing_stays_open() -> None:
@@ -47,7 +47,7 @@ def test_a_process_that_is_no_relative_joins() -> None:
     program = """
         import sys, numpy
         from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-        from hearthd.device.exchange import Exchange
+        from hearthd.device.backend.communicator import Exchange
         end = SharedExchange.attach(sys.argv[1].encode(), 1, 2)
         x = numpy.full(300_000, 2, numpy.int64)
         end.exchange([Exchange("all_reduce", x.ctypes.data, x.ctypes.data, x.size, "int64", "prod")], 60.0)

@@ -7,11 +7,11 @@ import threading
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import HostInfo
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.host_pool import HostBuffer, HostPool
-from hearthd.device.resources import HostInfo
-from hearthd.spec import DeviceSpec
+from hearthd.device.resources.host_pool import HostBuffer, HostPool
+from hearthd.shared.device_spec import DeviceSpec
 
 
 class Host:

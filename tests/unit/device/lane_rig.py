@@ -15,8 +15,8 @@ from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process import DeviceProcess
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.shared.device_spec import DeviceSpec
 
 KIB = 1 << 10
 LIMITS = {

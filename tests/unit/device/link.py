@@ -11,7 +11,7 @@ from typing import Any
 from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.entry import device_main
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 Command = commands_pb2.Command
 

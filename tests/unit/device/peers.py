@@ -14,10 +14,10 @@ from rig import Rig
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.exchange import Exchange
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 WRITTEN = 0x77
 """What an exchange leaves in its destinations, whatever it is."""

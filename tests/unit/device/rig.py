@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.device.process import DeviceProcess
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.shared.device_spec import DeviceSpec
 
 Command = commands_pb2.Command
 S = TypeVar("S")

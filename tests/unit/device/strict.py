@@ -10,7 +10,7 @@ from rig import Rig
 
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 SOURCE = b'extern "C" __global__ void add_one(int* x) { *x += 1; }'
 

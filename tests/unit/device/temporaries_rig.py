@@ -18,7 +18,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.memory import CpuMemory
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
-from hearthd.device.session import Session
+from hearthd.device.session.session import Session
 
 COUNTED = ("allocations", "allocated_bytes", "frees", "freed_bytes", "persistent_hits", "fills", "filled_bytes",
            "upload_inline_bytes", "host_to_device_bytes", "host_to_device_operations", "launched",

@@ -6,7 +6,7 @@ from rig import Rig
 
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 MIB = 1 << 20
 

@@ -14,8 +14,9 @@ from strict import Strict, launch, load, prepare, ready
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device import giving_up, quiet
-from hearthd.spec import DeviceSpec
+from hearthd.device.collectives import abort
+from hearthd.device.resources import idle_work
+from hearthd.shared.device_spec import DeviceSpec
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_one_that_cannot_even_be_stopped_is_aborted(peers: PeerRig, capfd: pytes
 
 
 def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving_up, "ABORT_S", 0.05)
+    monkeypatch.setattr(abort, "ABORT_S", 0.05)
     gate = threading.Event()
     busy, _ = busy_beside_a_kernel(peers, stops=True, stop=lambda: gate.wait(30))
     peers.abort(comm="a-1")
@@ -201,7 +202,7 @@ def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkey
 def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(
     peers: PeerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quiet, "BESIDE_S", 0.1)
+    monkeypatch.setattr(idle_work, "BESIDE_S", 0.1)
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
     idle = peers.join("a-1")

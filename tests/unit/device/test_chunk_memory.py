@@ -18,10 +18,10 @@ from hearth_proto import descriptors
 from hearth_proto.chunks import download_response
 from hearth_proto.frames import SLOT, Flag, Kind
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd import chunk_slots, sealed_memory
-from hearthd.chunk_slots import SMALLEST, Layout
-from hearthd.device.process import DeviceProcess
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.shared import chunk_ring, sealed_memory
+from hearthd.shared.chunk_ring import SMALLEST, Layout
+from hearthd.shared.device_spec import DeviceSpec
 
 CHUNK = SMALLEST
 SLOTS = Layout(4, CHUNK)
@@ -69,8 +69,8 @@ class Fronted(Rig[Server]):
     def hand_over(self, body: dict[str, Any] | None = None) -> None:
         file = sealed_memory.make("test-chunk-slots", self.layout.bytes)
         self.memory = mmap.mmap(file, self.layout.bytes, prot=mmap.PROT_READ)
-        message = chunk_slots.to_message(self.layout) if body is None else body
-        descriptors.send(self.files, {"kind": chunk_slots.FILE, **message}, [file])
+        message = chunk_ring.to_message(self.layout) if body is None else body
+        descriptors.send(self.files, {"kind": chunk_ring.FILE, **message}, [file])
         os.close(file)
 
     def share(self) -> None:
@@ -268,7 +268,7 @@ def test_a_copy_that_the_driver_refuses_leaves_its_slot(start: Start) -> None:
 def test_what_is_no_memory_for_chunks_is_not_used(start: Start, body: dict[str, Any]) -> None:
     rig = start()
     rig.hand_over(body)
-    descriptors.send(rig.files, {"kind": chunk_slots.FILE, **chunk_slots.to_message(SLOTS)}, [])
+    descriptors.send(rig.files, {"kind": chunk_ring.FILE, **chunk_ring.to_message(SLOTS)}, [])
     assert rig.fetch(1, 2 * CHUNK) == [None, None]
     assert rig.gauges()["chunk_slots"] == 0
     rig.share()

@@ -12,9 +12,9 @@ from rig import Rig
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.clearance import FEW, PIECE, STRETCH_S, Clearance
 from hearthd.device.cpu.server import CpuServer
-from hearthd.spec import DeviceSpec
+from hearthd.device.memory.deferred_free import FEW, PIECE, STRETCH_S, Clearance
+from hearthd.shared.device_spec import DeviceSpec
 
 MANY = 5_000
 LIMIT = MANY * 512

@@ -13,8 +13,8 @@ from peers import WRITTEN, PeerRig, collective, encode, operation
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, from_text
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collective_lane import MOST_LAUNCHED
-from hearthd.device.presented import REFILL
+from hearthd.device.collectives.launch_order import MOST_LAUNCHED
+from hearthd.device.collectives.negotiation import REFILL
 
 ALL_GATHER = c.COLLECTIVE_KIND_ALL_GATHER
 BARRIER = c.COLLECTIVE_KIND_BARRIER

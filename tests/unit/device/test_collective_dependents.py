@@ -17,7 +17,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import status_pb2
-from hearthd.device.process import DeviceProcess
+from hearthd.device.process.device_process import DeviceProcess
 
 SOURCE = b'extern "C" __global__ void take(const int* a, int* b) { b[threadIdx.x] = a[threadIdx.x]; }'
 LOST = Refusal(Reason.COMMUNICATOR_FAILED, "device 1 was lost")

@@ -11,7 +11,7 @@ from peers import WRITTEN, FakeCommunicator, PeerRig, collective, encode, operat
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device import communicators, giving_up
+from hearthd.device.collectives import abort, communicators
 
 LOST = Refusal(Reason.COMMUNICATOR_FAILED, "device 1 was lost", details={"recorder": "1: all_reduce"})
 GROUP = bytes(range(16))
@@ -274,7 +274,7 @@ def test_a_source_that_failed_after_it_was_presented(rig: PeerRig) -> None:
 
 
 def test_an_abort_that_hangs(rig: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving_up, "ABORT_S", 0.1)
+    monkeypatch.setattr(abort, "ABORT_S", 0.1)
     two_streams(rig)
     peer = launched(rig)
     peer.abort_blocks.clear()

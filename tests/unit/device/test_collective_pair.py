@@ -13,7 +13,7 @@ from link import DeviceLink
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 LOST = Refusal(Reason.COLLECTIVE_TIMEOUT, "rank 1 did not finish")
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hearth_proto.collectives import ITEM_SIZES, SHAPES
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.buffer import Buffer, ReadOnly
-from hearthd.device.collective_parsing import MAX_OPERATIONS, parse
-from hearthd.device.collective_parts import locate
-from hearthd.device.handle_table import Table
-from hearthd.device.policy.flights import PROGRESS_S, Flights
-from hearthd.device.policy.recall import Recall
+from hearthd.device.collectives.flight_policy import PROGRESS_S, Flights
+from hearthd.device.collectives.parts import locate
+from hearthd.device.collectives.request import MAX_OPERATIONS, parse
+from hearthd.device.session.buffer import Buffer, ReadOnly
+from hearthd.device.session.handle_table import Table
+from hearthd.device.session.replay_cache import Recall
 
 STEPS = st.lists(
     st.one_of(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.collective_pending import Key, Pending
-from hearthd.device.collective_rows import KEEP_S, MOST_KEPT, UNANSWERED, Rows
+from hearthd.device.collectives.outgoing import KEEP_S, MOST_KEPT, UNANSWERED, Rows
+from hearthd.device.collectives.pending import Key, Pending
 
 SAME = [{"kind": "all_reduce"}]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearthd.device.collector import DUE, FORCED, QUIET_S, Collector
+from hearthd.device.process.gc_policy import DUE, FORCED, QUIET_S, Collector
 
 
 class Node:

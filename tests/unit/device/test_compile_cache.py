@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearthd.device.backend.compiler import Assembly, Image, Job, Source
 from hearthd.device.broker.images import CachedImages
-from hearthd.device.compilation import Assembly, Image, Job, Source
-from hearthd.device.compile_cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
-from hearthd.device.compiler import Compiled, CompileService
+from hearthd.device.compiler.cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
+from hearthd.device.compiler.service import Compiled, CompileService
 from tests.privileges import obeying
 
 IMAGE = Image(code=b"\x7fELF" + bytes(range(256)), names={"f<int>": "_Z1fIiE"}, log="a warning")
@@ -110,10 +110,10 @@ def test_an_entry_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 def test_a_directory_without_rights_is_no_failure(tmp_path: Path, mode: int) -> None:
     script = """
 import sys, threading
-from hearthd.device.compile_cache import CompileCache
+from hearthd.device.compiler.cache import CompileCache
 from hearthd.device.broker.images import CachedImages
-from hearthd.device.compiler import CompileService
-from hearthd.device.compilation import Image, Source
+from hearthd.device.compiler.service import CompileService
+from hearthd.device.backend.compiler import Image, Source
 class Runner:
     ready = rest = close = cancel = lambda *_: None
     identity = lambda self, job: b"i"
@@ -178,10 +178,10 @@ def test_two_processes_compile_once(tmp_path: Path) -> None:
     script = """
 import sys, threading, time
 from pathlib import Path
-from hearthd.device.compile_cache import CompileCache
+from hearthd.device.compiler.cache import CompileCache
 from hearthd.device.broker.images import CachedImages
-from hearthd.device.compiler import CompileService
-from hearthd.device.compilation import Image, Source
+from hearthd.device.compiler.service import CompileService
+from hearthd.device.backend.compiler import Image, Source
 folder = Path(sys.argv[1])
 class Runner:
     ready = rest = close = cancel = lambda *_: None

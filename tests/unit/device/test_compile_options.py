@@ -7,9 +7,9 @@ import importlib.util
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device import compile_options
-from hearthd.device.compilation import Source
-from hearthd.device.compile_options import ALLOWED, parse
+from hearthd.device.backend.compiler import Source
+from hearthd.device.compiler import options as compile_options
+from hearthd.device.compiler.options import ALLOWED, parse
 from hearthd.device.cpu import options as cpu_options
 
 # Option, how NVRTC gets it ("" where it does not), and "ignored" where the CPU backend's log says so.

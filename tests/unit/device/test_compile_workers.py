@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Assembly, Image, Source
-from hearthd.device.compile_limits import CompileLimits
-from hearthd.device.compile_pool import CompileWorkers
+from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.compiler.limits import CompileLimits
+from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.cpu.toolchain import find_toolchain
-from hearthd.device.sandbox import PR_SET_CHILD_SUBREAPER, adopt_orphans
+from hearthd.device.platform.sandbox import PR_SET_CHILD_SUBREAPER, adopt_orphans
 from tests.steady import LATE
 
 FINE = Source('extern "C" __global__ void f(int* x) { *x = 1; }')
@@ -330,9 +330,9 @@ def test_the_sandbox_alone_keeps_the_compiler_from_the_hosts_files(tmp_path: Pat
     script = """
 import os, sys, tempfile
 from hearth_proto.reasons import Refusal
-from hearthd.device import compile_worker, sandbox
+from hearthd.device.compiler import worker_main as compile_worker; from hearthd.device.platform import sandbox
 from hearthd.device.cpu.compiler import CpuCompiler
-from hearthd.device.compilation import Source
+from hearthd.device.backend.compiler import Source
 secret, scratch = sys.argv[1:]
 tempfile.tempdir = os.environ["TMPDIR"] = scratch
 compiler = CpuCompiler()
@@ -369,10 +369,10 @@ def test_workers_end_with_their_process_however_it_ends(start: str, tmp_path: Pa
     mark = uuid.uuid4().hex
     script = f"""
 import os, sys, threading, time
-from hearthd.device import compile_pool
-from hearthd.device.compile_limits import CompileLimits
+from hearthd.device.compiler import pool as compile_pool
+from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.cpu.compiler import CpuCompiler
-from hearthd.device.compilation import Source
+from hearthd.device.backend.compiler import Source
 pool = compile_pool.CompileWorkers("cpu", CompileLimits(60, 1 << 30))
 pool.warm(compile_pool.{start})
 pool.serve(CpuCompiler())
@@ -417,6 +417,6 @@ def test_a_killed_process_leaves_no_files_for_long(tmp_path: Path, monkeypatch: 
 
 
 def _landlock() -> int:
-    from hearthd.device.sandbox import landlock_version
+    from hearthd.device.platform.sandbox import landlock_version
 
     return landlock_version()

@@ -16,8 +16,8 @@ from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process import DeviceProcess
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.shared.device_spec import DeviceSpec
 
 SOURCE = b"""
 extern "C" __global__ void add(const unsigned char* a, const unsigned char* b, unsigned char* sum, int n) {

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.doubts import Doubts
-from hearthd.device.policy.ordering import Usage
+from hearthd.device.streams.ordering import Usage
+from hearthd.device.streams.pending_outcomes import Doubts
 
 BUFFERS, ROWS = 4, 2
 

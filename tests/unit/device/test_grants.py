@@ -10,13 +10,13 @@ import pytest
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.grants import Grants, Plea
-from hearthd.device.policy.budget import over_quota
-from hearthd.device.resources import MemoryInfo
-from hearthd.device.session import Session
-from hearthd.device.staging import Staging
-from hearthd.device.watchdog import shorter
-from hearthd.spec import DeviceSpec
+from hearthd.device.backend.resources import MemoryInfo
+from hearthd.device.launch.watchdog import shorter
+from hearthd.device.resources.budget import over_quota
+from hearthd.device.resources.grants import Grants, Plea
+from hearthd.device.resources.staging import Staging
+from hearthd.device.session.session import Session
+from hearthd.shared.device_spec import DeviceSpec
 
 GRAIN = 10
 TOTAL = 1000

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hearthd.device.handle import DeviceHandle, HandleClosed, HandleFull, TaskErrors, ThreadHandle
-from hearthd.device.process_handle import ProcessHandle
+from hearthd.device.process.child_handle import ProcessHandle
+from hearthd.device.process.device_handle import DeviceHandle, HandleClosed, HandleFull, TaskErrors, ThreadHandle
 
 
 class Service:

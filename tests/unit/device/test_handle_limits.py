@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.handle_table import Table
-from hearthd.device.limits.handles import HandleLimits
+from hearthd.device.session.handle_limit import HandleLimits
+from hearthd.device.session.handle_table import Table
 
 
 class World:

@@ -8,10 +8,10 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.buffer import Buffer
-from hearthd.device.holdings import Holdings, Keepers, Summary, Uses
-from hearthd.device.module import ModuleEntry
-from hearthd.device.session import Session
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.holdings import Holdings, Keepers, Summary, Uses
+from hearthd.device.session.module import ModuleEntry
+from hearthd.device.session.session import Session
 
 
 class Keeper:

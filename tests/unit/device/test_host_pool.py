@@ -8,7 +8,7 @@ import threading
 import pytest
 from host_memory import Host
 
-from hearthd.device.host_pool import LARGEST_SMALL, PAGE, RETRY_S, SMALLEST_SLAB, HostBuffer, HostPool
+from hearthd.device.resources.host_pool import LARGEST_SMALL, PAGE, RETRY_S, SMALLEST_SLAB, HostBuffer, HostPool
 
 MIB = 1 << 20
 

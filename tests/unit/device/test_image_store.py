@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.compilation import Assembly, Image, Job, Source
-from hearthd.device.image_store import ImageStore
+from hearthd.device.backend.compiler import Assembly, Image, Job, Source
+from hearthd.device.compiler.image_store import ImageStore
 
 
 def test_the_one_used_longest_ago_goes() -> None:

@@ -21,7 +21,7 @@ from hearth_proto import descriptors
 from hearth_proto.frames import HEADER, Flag, Kind, encode
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device import lanes
+from hearthd.device.channels import lanes
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.late_allocation import LateAllocation, may_wait
+from hearthd.device.memory.deferred_allocation import LateAllocation, may_wait
 
 NOT_NOW = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "not now"})
 NEVER = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "never"})

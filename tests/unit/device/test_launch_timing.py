@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hearthd.device.launch_timing import LaunchTiming
-from hearthd.device.track import TIME_NEXT, TIMED, Track
+from hearthd.device.streams.launch_timing import LaunchTiming
+from hearthd.device.streams.track import TIME_NEXT, TIMED, Track
 
 
 @pytest.fixture

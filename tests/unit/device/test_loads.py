@@ -15,8 +15,8 @@ from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device import quiet
-from hearthd.spec import DeviceSpec
+from hearthd.device.resources import idle_work
+from hearthd.shared.device_spec import DeviceSpec
 
 LIMIT = 0.1
 LONG = 3600.0
@@ -128,7 +128,7 @@ def test_what_needs_the_module_fails_with_the_refusal(start: Start) -> None:
 
 
 def test_who_asks_again_later_waits_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "AGAIN_S", 2 * LIMIT)
+    monkeypatch.setattr(idle_work, "AGAIN_S", 2 * LIMIT)
     rig = start(LIMIT)
     endless(rig)
     load(rig, 2, b"another")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearthd.device.loop import Loop
-from hearthd.device.policy.spinning import Spinning
+from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.spin_policy import Spinning
 
 
 class Napping:

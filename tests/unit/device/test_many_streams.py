@@ -14,11 +14,11 @@ from rig import Rig
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.policy.errors import Failure
-from hearthd.device.policy.recall import Recall
-from hearthd.device.stream import LogicalStream
-from hearthd.device.stream_table import StreamTable
-from hearthd.spec import DeviceSpec
+from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.session.stream_table import StreamTable
+from hearthd.device.streams.stream_errors import Failure
+from hearthd.shared.device_spec import DeviceSpec
 
 STREAMS = 300
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.frames import Kind
-from hearthd.device.meter import TELL_S, Meter
-from hearthd.device.telemetry import Telemetry
+from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.scheduler.device_time import TELL_S, Meter
 
 
 @dataclass(eq=False)

@@ -10,9 +10,9 @@ from rig import Rig
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.handle_table import REFUSED, Table
-from hearthd.device.policy.recall import Recall
-from hearthd.spec import DeviceSpec
+from hearthd.device.session.handle_table import REFUSED, Table
+from hearthd.device.session.replay_cache import Recall
+from hearthd.shared.device_spec import DeviceSpec
 
 FULL = "no more streams"
 

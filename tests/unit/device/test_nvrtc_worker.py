@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Assembly, Source
-from hearthd.device.compile_limits import CompileLimits
-from hearthd.device.compile_pool import CompileWorkers
-from hearthd.device.policy import device_code
-from hearthd.device.sandbox import landlock_version
+from hearthd.device.backend.compiler import Assembly, Source
+from hearthd.device.compiler import image_headers
+from hearthd.device.compiler.limits import CompileLimits
+from hearthd.device.compiler.pool import CompileWorkers
+from hearthd.device.platform.sandbox import landlock_version
 
 if importlib.util.find_spec("cuda") is None:
     pytest.skip("the package cuda-bindings is not installed (extras cuda12, cuda13)", allow_module_level=True)
@@ -76,7 +76,7 @@ def refusal(pool: CompileWorkers, job: Source | Assembly) -> Refusal:
 
 def test_source_becomes_cubin_for_the_device(pool: CompileWorkers) -> None:
     image = pool.run(FINE)
-    assert device_code.read_cubin(image.code).architecture == 90
+    assert image_headers.read_cubin(image.code).architecture == 90
     assert (pool.confined or "").startswith("landlock") == bool(landlock_version())
     assert b"sm_90a" in pool.identity(FINE)
 
@@ -161,9 +161,9 @@ def test_the_sandbox_alone_keeps_nvrtc_from_the_hosts_files(tmp_path: Path) -> N
     script = """
 import os, sys
 from hearth_proto.reasons import Refusal
-from hearthd.device import compile_worker, sandbox
+from hearthd.device.compiler import worker_main as compile_worker; from hearthd.device.platform import sandbox
 from hearthd.device.cuda.compiler import CudaCompiler
-from hearthd.device.compilation import Source
+from hearthd.device.backend.compiler import Source
 secret, scratch = sys.argv[1:]
 os.chdir(os.path.dirname(secret))
 compiler = CudaCompiler((9, 0), (12, 4))
@@ -206,7 +206,7 @@ def test_ptx_becomes_cubin(pool: CompileWorkers, assembler: bytes) -> None:
     assert b"sm_90a" in assembler
     for code in (PTX, PTX + b"\0", PTX.replace(b"sm_80", b"sm_90a")):
         image = pool.run(Assembly(code))
-        assert device_code.read_cubin(image.code).architecture == 90 and b".text.f" in image.code
+        assert image_headers.read_cubin(image.code).architecture == 90 and b".text.f" in image.code
 
 
 def test_ptx_of_a_version_to_come(pool: CompileWorkers, assembler: bytes) -> None:
@@ -236,8 +236,10 @@ def test_a_fatbin_of_ptx(pool: CompileWorkers, assembler: bytes) -> None:
     entry = PTX + b"\0" * (-len(PTX) % 8)
     head = (1).to_bytes(2, "little") + b"\x01\x01" + (64).to_bytes(4, "little") + len(entry).to_bytes(8, "little")
     head += bytes(8) + b"\0\0\x08\0" + (80).to_bytes(4, "little") + bytes(8) + (0x11).to_bytes(8, "little") + bytes(16)
-    fatbin = device_code.FATBIN_MAGIC + b"\x01\0\x10\0" + (len(head) + len(entry)).to_bytes(8, "little") + head + entry
-    assert device_code.check(fatbin, HOPPER) is True
+    fatbin = (
+        image_headers.FATBIN_MAGIC + b"\x01\0\x10\0" + (len(head) + len(entry)).to_bytes(8, "little") + head + entry
+    )
+    assert image_headers.check(fatbin, HOPPER) is True
     assert b".text.f" in pool.run(Assembly(fatbin)).code
 
 
@@ -255,7 +257,7 @@ def test_ptxas_serves_where_there_is_no_nvjitlink(monkeypatch: pytest.MonkeyPatc
         assert caught.value.reason is Reason.MODULE_INVALID and "gloobal" in caught.value.details["log"]
         assert "/tmp" not in caught.value.details["log"]
         with pytest.raises(Refusal) as caught:
-            made.assemble(Assembly(device_code.FATBIN_MAGIC + bytes(60)))
+            made.assemble(Assembly(image_headers.FATBIN_MAGIC + bytes(60)))
         assert caught.value.reason is Reason.NO_COMPILER
     finally:
         assembling._tool.cache_clear()

@@ -14,10 +14,10 @@ import pytest
 from hearth_proto.frames import FrameReader, Kind, encode
 from hearth_proto.launches import LaunchFlag, Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.device.backend.server import ComputeServer
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process import DeviceProcess
-from hearthd.device.server import ComputeServer
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.shared.device_spec import DeviceSpec
 
 SOURCE = b'extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }'
 

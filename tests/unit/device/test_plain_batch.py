@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hearth_proto.chunks import varint
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device.policy import plain_batch
+from hearthd.device.fast_path import plain_batch
 
 NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1))
 

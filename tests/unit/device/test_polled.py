@@ -15,9 +15,9 @@ from hearth_proto.frames import Frame, FrameReader, Kind, encode
 from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.haste import HASTY
-from hearthd.device.process import DeviceProcess
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.device.process.idle_policy import HASTY
+from hearthd.shared.device_spec import DeviceSpec
 
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
 RECORD = pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8)))

@@ -12,16 +12,16 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device import recording
 from hearthd.device.context import Device
-from hearthd.device.marking import KernelSeen
 from hearthd.device.operation import Operation, Origin, submit
-from hearthd.device.profile import ProfileCommands
-from hearthd.device.session import BatchEntry, Session
-from hearthd.device.stream import LogicalStream
-from hearthd.device.telemetry import Telemetry
-from hearthd.device.trace import TraceCommands
-from hearthd.device.tracks import Tracks
+from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.profiling import recorder
+from hearthd.device.profiling.annotations import KernelSeen
+from hearthd.device.profiling.profile import ProfileCommands
+from hearthd.device.profiling.trace import TraceCommands
+from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_pool import Tracks
 
 
 class Event:
@@ -290,7 +290,7 @@ def test_times_bytes_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_reference_is_renewed_and_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "RENEW_NS", 1000)
+    monkeypatch.setattr(recorder, "RENEW_NS", 1000)
     rig = Rig()
     rig.trace()
     for _ in range(20):
@@ -310,7 +310,7 @@ def test_full_traces_count_and_closed_ones_give_back(monkeypatch: pytest.MonkeyP
         rig.work("launch a", 1)
     result = rig.end_trace()
     assert len(result.events) == 3 and result.dropped == 7 and rig.leaked() == 0
-    monkeypatch.setattr(recording, "MAX_BYTES", 1000)
+    monkeypatch.setattr(recorder, "MAX_BYTES", 1000)
     rig.trace()
     for _ in range(20):
         rig.work("launch " + "k" * 500, 1)

@@ -13,9 +13,9 @@ from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
-from hearthd.device.memory import MemoryCommands
-from hearthd.device.session import Session
-from hearthd.spec import DeviceSpec
+from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.session.session import Session
+from hearthd.shared.device_spec import DeviceSpec
 
 T = TypeVar("T")
 

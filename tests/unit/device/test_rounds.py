@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.buffer import Buffer
 from hearthd.device.context import Device
-from hearthd.device.holdings import Holdings, Keepers, Uses
-from hearthd.device.rounds import TURN, Program, Rounds, check_count
-from hearthd.device.session import Session
-from hearthd.device.stream import LogicalStream
-from hearthd.device.tracks import WINDOW, WINDOWS, Track, Tracks
-from hearthd.device.watchdog import Watchdog
+from hearthd.device.graphs.repeat import TURN, Program, Rounds, check_count
+from hearthd.device.launch.watchdog import Watchdog
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.holdings import Holdings, Keepers, Uses
+from hearthd.device.session.session import Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, Track, Tracks
 
 
 class Event:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hearthd.device import sandbox
+from hearthd.device.platform import sandbox
 
 needs_landlock = pytest.mark.skipif(sandbox.landlock_version() == 0, reason="this kernel has no Landlock")
 
@@ -29,7 +29,7 @@ def refused(script: str, *arguments: object) -> str:
 CONFINED = """
 import os, socket, subprocess, sys
 from pathlib import Path
-from hearthd.device import sandbox
+from hearthd.device.platform import sandbox
 secret, readable, scratch, *python = sys.argv[1:]
 held = open(secret)
 in_force = sandbox.confine([readable, *python, "/no/such/path"], [scratch, "/dev/null"])
@@ -117,7 +117,7 @@ child.kill(); child.wait()
 def test_limits_of_one_job() -> None:
     script = """
 import resource, signal, time
-from hearthd.device import sandbox
+from hearthd.device.platform import sandbox
 sandbox.limit(file_bytes=1000, files=20)
 assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
 assert resource.getrlimit(resource.RLIMIT_FSIZE) == (1000, 1000)

@@ -23,16 +23,16 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import status_pb2
-from hearthd.device import segment_connection
+from hearthd.device.channels import segment_channel
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.policy.segments import PART
-from hearthd.device.process import DeviceProcess
-from hearthd.device.segment import Segment
-from hearthd.device.segment_mapper import PAUSE_S
-from hearthd.device.segments import RETIRED
-from hearthd.device.shared_moves import DOWN, UP
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.device.session.segment import Segment
+from hearthd.device.session.segment_policy import PART
+from hearthd.device.transfers.registered import DOWN, UP
+from hearthd.device.transfers.segment_mapper import PAUSE_S
+from hearthd.device.transfers.segments import RETIRED
+from hearthd.shared.device_spec import DeviceSpec
 
 MIB = 1 << 20
 SOURCE = b'extern "C" __global__ void add_one(int* x) { *x += 1; }'
@@ -488,9 +488,9 @@ def test_files_that_keep_waiting_who_closes_them(start: Start, monkeypatch: pyte
         closed.append(file)
         os.close(file)
 
-    monkeypatch.setattr(segment_connection, "os", SimpleNamespace(close=close))
+    monkeypatch.setattr(segment_channel, "os", SimpleNamespace(close=close))
     pipe = os.pipe()
-    for ident in range(1, segment_connection.MAX_STRANGE + 1):
+    for ident in range(1, segment_channel.MAX_STRANGE + 1):
         client.send(ident, 4096, pipe[0])
         assert client.next().kind == Kind.ABORT
     good.share(1, 4096).close()
@@ -500,7 +500,7 @@ def test_files_that_keep_waiting_who_closes_them(start: Start, monkeypatch: pyte
         while client.next().kind == Kind.ABORT:
             pass
     answers.set()
-    while len(closed) < segment_connection.MAX_STRANGE + 1:
+    while len(closed) < segment_channel.MAX_STRANGE + 1:
         pass
     for end in pipe:
         os.close(end)

@@ -24,8 +24,8 @@ from hearth_proto.stripes import announce
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.process import DeviceProcess
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.shared.device_spec import DeviceSpec
 
 CHANNEL = 7_000_001
 HANDLE = 7_100_001

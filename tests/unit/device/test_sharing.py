@@ -18,7 +18,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 from tests.steady import steady
 
 MAY, ALONE, AWAITED = 1, 2, 4

@@ -18,9 +18,9 @@ from hearth_proto import descriptors
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.process import DeviceProcess
+from hearthd.device.process.device_process import DeviceProcess
 from hearthd.front.shelf import Shelf
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 MIB = 1 << 20
 F_ADD_SEALS = 1033

@@ -17,8 +17,8 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.policy import standstill
-from hearthd.device.track import WHOLE_WINDOW, WINDOW
+from hearthd.device.scheduler import standstill
+from hearthd.device.streams.track import WHOLE_WINDOW, WINDOW
 
 LONG = 3600.0
 FLOOD = 3 * WHOLE_WINDOW

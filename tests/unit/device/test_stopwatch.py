@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hearthd.device.stopwatch import Stopwatch
+from hearthd.device.profiling.stopwatch import Stopwatch
 
 
 class Clock:

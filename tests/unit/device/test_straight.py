@@ -21,10 +21,12 @@ from hearth_proto.frames import Kind, encode
 from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device import haste, loop, process, straight
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.policy.spinning import Spinning
-from hearthd.device.straight import Straight
+from hearthd.device.fast_path import inline_batch as straight
+from hearthd.device.fast_path.inline_batch import Straight
+from hearthd.device.platform import event_loop
+from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.process import device_process, idle_policy
 
 
 @pytest.fixture(params=[CpuServer, Polled])
@@ -310,8 +312,8 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 @pytest.fixture
 def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
     """On many cores, where a next step is looked for long; and what counts how often all has been looked after."""
-    monkeypatch.setattr(process, "cores", lambda: 8)
-    monkeypatch.setattr(loop, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(device_process, "cores", lambda: 8)
+    monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
     rig.prepare()
     quiet = rig.process._device.quiet
@@ -343,11 +345,11 @@ def test_the_next_step_comes_before_what_nobody_waits_for(
 ) -> None:
     rig, rounds = lingering
     client = rig.lane()
-    monkeypatch.setattr(haste, "ROUND_S", 0.0)
+    monkeypatch.setattr(idle_policy, "ROUND_S", 0.0)
     client.batch(sync(1))
     client.response()
     rig.barrier()
-    monkeypatch.setattr(haste, "ROUND_S", 60.0)
+    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
     client.batch(sync(2))
     client.response()
     rig.barrier()  # by way of the front, which is looked after at once: a round that lasts
@@ -356,7 +358,7 @@ def test_the_next_step_comes_before_what_nobody_waits_for(
         client.batch(sync(number))
         assert client.response().result.request == number
     assert not taken(rounds)
-    monkeypatch.setattr(loop, "EXPECTED_S", 1e-3)
+    monkeypatch.setattr(event_loop, "EXPECTED_S", 1e-3)
     client.batch(sync(60))
     client.response()
     client.batch(sync(61))
@@ -368,7 +370,7 @@ def test_it_is_not_put_off_for_ever(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, rounds = lingering
-    monkeypatch.setattr(haste, "ROUND_S", 1e-4)
+    monkeypatch.setattr(idle_policy, "ROUND_S", 1e-4)
     client = rig.lane()
     begun, number = time.perf_counter(), 0
     while time.perf_counter() < begun + 0.2 or number < 50:
@@ -383,7 +385,7 @@ def test_others_are_heard_meanwhile(
 ) -> None:
     """The front, tasks of other threads, and another session's lane."""
     rig, _ = lingering
-    monkeypatch.setattr(haste, "ROUND_S", 60.0)
+    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
     rig.send(Kind.OPEN, b"{}", channel=2)
     client, other = rig.lane(), rig.lane(2)
     for number in range(1, 60):
@@ -477,8 +479,8 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(
     asked_for_long(rig)
     executor, tracks = rig.process._executor, rig.process._device.tracks
     client = rig.lane()
-    monkeypatch.setattr(haste, "EXPECTED_S", 30.0)
-    monkeypatch.setattr(haste, "ROUND_S", 60.0)
+    monkeypatch.setattr(idle_policy, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
     within = 0
     for number in range(1, 20):
         gate = threading.Event()

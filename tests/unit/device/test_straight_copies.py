@@ -21,10 +21,11 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device import shared_moves, straight_copies
-from hearthd.device.buffer import ReadOnly
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.policy import segments as segments_policy
+from hearthd.device.fast_path import copies as straight_copies
+from hearthd.device.session import segment_policy as segments_policy
+from hearthd.device.session.buffer import ReadOnly
+from hearthd.device.transfers import registered
 
 SIZE = 256
 """Bytes of the buffer; the segment has twice as many."""
@@ -116,7 +117,7 @@ def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(straight_copies, "PART", PART)
         patch.setattr(straight_copies, "step", step)
-        patch.setattr(shared_moves, "step", step)
+        patch.setattr(registered, "step", step)
         yield
 
 

@@ -19,9 +19,9 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device import straight_reads
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.policy import mixed_batch
+from hearthd.device.fast_path import mixed_batch
+from hearthd.device.fast_path import reads as straight_reads
 
 
 @pytest.fixture(params=[CpuServer, Polled])

@@ -15,7 +15,7 @@ from rig import Rig
 from hearth_proto.frames import HEADER, STRIPE_OFFSET, Kind
 from hearth_proto.stripes import Cut, announce, chunk_head, taken
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 CHUNK = 64 << 10
 SIZE = 20 * CHUNK + 333
@@ -133,7 +133,7 @@ def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
 
 def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory that waits for it is taken back, and its transfer goes on over another stripe."""
-    monkeypatch.setattr("hearthd.device.stripe.STALL_S", 0.2)
+    monkeypatch.setattr("hearthd.device.channels.stripe.STALL_S", 0.2)
     rig = make(64 << 20, 64 << 20)
     data = bytearray(os.urandom(SIZE))
     still = Client(rig, bytearray(SIZE))

@@ -16,9 +16,9 @@ from link import Command, DeviceLink
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.policy.tensor_map import Im2col, TensorMapSpec
+from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec
 from hearthd.entry import device_main
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 SIZE = 64 * 32 * 4
 

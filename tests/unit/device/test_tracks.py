@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.buffer import Buffer
-from hearthd.device.grants import Grants
-from hearthd.device.policy.ordering import Usage
-from hearthd.device.reservations import Reservations
-from hearthd.device.session import Session
-from hearthd.device.telemetry import Telemetry
-from hearthd.device.track import RESTS
-from hearthd.device.tracks import WINDOW, WINDOWS, Track, Tracks
-from hearthd.spec import DeviceSpec
+from hearthd.device.memory.reservations import Reservations
+from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.resources.grants import Grants
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.ordering import Usage
+from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, Track, Tracks
+from hearthd.device.streams.track import RESTS
+from hearthd.shared.device_spec import DeviceSpec
 
 
 class FakeEvent:
@@ -436,7 +436,7 @@ def test_folded_streams_that_go_one_by_one(rig: Rig) -> None:
 def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(streams=1)
     tracks, now = rig.tracks, [0.0]
-    monkeypatch.setattr("hearthd.device.tracks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hearthd.device.streams.stream_pool.time.monotonic", lambda: now[0])
     first = rig.track[0]
     first.launched.append((1, "endless", "s"))
     rig.use(first, [rig.allocate(first)])
@@ -463,7 +463,7 @@ def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work_that_does_not_end_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(streams=2)
     tracks, now = rig.tracks, [0.0]
-    monkeypatch.setattr("hearthd.device.tracks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hearthd.device.streams.stream_pool.time.monotonic", lambda: now[0])
     lost = rig.track[1]
     rig.use(lost, [rig.allocate(lost)])
     tracks.release(lost)
@@ -483,7 +483,7 @@ class Timed(Rig):
         super().__init__(1)
         self.now = 0
         self.told: list[int] = []
-        monkeypatch.setattr("hearthd.device.tracks.time.perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr("hearthd.device.streams.stream_pool.time.perf_counter_ns", lambda: self.now)
         self.tracks.timing.on_done = self.told.append
         self.only = self.track[0]
         self.buffer = self.allocate(self.only)

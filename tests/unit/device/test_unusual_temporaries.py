@@ -15,7 +15,7 @@ from hearth_proto.frames import Flag, Kind
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device.buffer import Buffer, ReadOnly
+from hearthd.device.session.buffer import Buffer, ReadOnly
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy.quiet import FIRST_S, LONGEST_S, PATIENCE_S
-from hearthd.device.policy.rest_line import TELL_S
-from hearthd.device.quiet import BESIDE_S, Quiet, Waiting
-from hearthd.device.running import AGAIN_S
-from hearthd.device.tracks import Track, Tracks
+from hearthd.device.resources.idle_queue import TELL_S
+from hearthd.device.resources.idle_turns import FIRST_S, LONGEST_S, PATIENCE_S
+from hearthd.device.resources.idle_work import BESIDE_S, Quiet, Waiting
+from hearthd.device.resources.running import AGAIN_S
+from hearthd.device.streams.stream_pool import Track, Tracks
 
 LIMIT = 30.0
 

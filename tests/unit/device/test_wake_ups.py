@@ -15,8 +15,8 @@ from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent
-from hearthd.device.rounds import TURN
-from hearthd.spec import DeviceSpec
+from hearthd.device.graphs.repeat import TURN
+from hearthd.shared.device_spec import DeviceSpec
 
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
 RECORD = pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8)))

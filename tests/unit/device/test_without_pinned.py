@@ -15,7 +15,7 @@ from rig import Command, Rig
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 MIB = 1 << 20
 Start = Callable[[int], Rig[LockingServer]]

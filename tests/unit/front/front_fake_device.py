@@ -14,7 +14,7 @@ from hearth_proto import frames
 from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 ANSWERS: dict[str, Callable[[], commands_pb2.Result]] = {
     "query_event": lambda: commands_pb2.Result(event=commands_pb2.EventResult(done=True)),

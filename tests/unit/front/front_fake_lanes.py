@@ -16,8 +16,8 @@ from front_fake_device import FakeDevice, FakeLauncher
 from hearth_proto import descriptors, frames
 from hearth_proto.frames import HEADER, Flag, Frame, Kind
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd import chunk_slots, crash_record
-from hearthd.spec import DeviceSpec
+from hearthd.shared import chunk_ring, crash_record
+from hearthd.shared.device_spec import DeviceSpec
 
 
 class LaneDevice(FakeDevice):
@@ -76,7 +76,7 @@ class LaneDevice(FakeDevice):
     def _take_files(self) -> None:
         while (message := descriptors.receive(self._files)) is not None:
             body, [file] = message
-            if body["kind"] in (crash_record.FILE, chunk_slots.FILE):
+            if body["kind"] in (crash_record.FILE, chunk_ring.FILE):
                 os.close(file)
                 continue
             connection = socket.socket(fileno=file)

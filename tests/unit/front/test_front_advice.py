@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from hearthd.advice import SOON_S, advise
+from hearthd.cli.config_lint import SOON_S, advise
+from hearthd.cli.print_config import as_json, as_toml
 from hearthd.config import Config, ConfigError, load, settings
 from hearthd.front.reload_plan import RELOADABLE
 from hearthd.front.tenant_settings import QuotaSettings, TenantSettings
-from hearthd.show import as_json, as_toml
 
 REFERENCE = Path(__file__).parents[3] / "deploy" / "hearth.toml"
 HASH = "sha256:" + "e" * 63

@@ -19,11 +19,11 @@ from hearth_proto import descriptors, frames
 from hearth_proto.chunks import download_head, download_response
 from hearth_proto.frames import SLOT, Flag, Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import chunk_slots
-from hearthd.chunk_slots import Layout
 from hearthd.front.channel import Channel
 from hearthd.front.descriptors import Descriptors
 from hearthd.front.link import DeviceLink
+from hearthd.shared import chunk_ring
+from hearthd.shared.chunk_ring import Layout
 
 CHUNK = 64 << 10
 LOSS = Refusal(Reason.DEVICE_LOST, "gone")
@@ -43,10 +43,10 @@ class End(NamedTuple):
         message = descriptors.receive(self.files)
         assert message is not None
         body, [file] = message
-        assert body["kind"] == chunk_slots.FILE
+        assert body["kind"] == chunk_ring.FILE
         seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
         assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        layout = chunk_slots.from_message(body)
+        layout = chunk_ring.from_message(body)
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(file, layout.bytes // 2)
         memory = mmap.mmap(file, layout.bytes)

@@ -191,9 +191,7 @@ def test_command_line(tmp_path: Path) -> None:
 
 def test_the_entry_points_stay_light() -> None:
     """Device processes import the main module again, and must not get the front with it."""
-    code = (
-        "import sys, hearthd.cli, hearthd.__main__; print([m for m in sys.modules if m.split('.')[0] in %r or m == %r])"
-    )
+    code = "import sys, hearthd.cli.main, hearthd.__main__; print([m for m in sys.modules if m.split('.')[0] in %r or m == %r])"
     heavy = ["grpc", "typer", "aiohttp", "pydantic", "structlog", "uvloop", "google"]
     path = ":".join(str(ROOT / part) for part in ("proto", "server"))
     out = subprocess.run(

@@ -9,13 +9,13 @@ import signal
 import pytest
 
 from hearth_proto import descriptors
-from hearthd import crash_record
-from hearthd.crash_record import Crash, LastMoments, Running
 from hearthd.front.crash import CrashFile, explain
 from hearthd.front.descriptors import Descriptors
 from hearthd.front.link import DeviceLink
 from hearthd.front.loss import LABELS, Cause, signal_name
 from hearthd.front.offenders import culprit
+from hearthd.shared import crash_record
+from hearthd.shared.crash_record import Crash, LastMoments, Running
 
 SEGV = Cause("signal", "its process was killed by SIGSEGV", details=(("signal", "SIGSEGV"),))
 A, B = Running("wild", "a"), Running("endless", "b")

@@ -103,7 +103,7 @@ def test_a_call_that_is_refused_goes_at_once(tmp_path: Path) -> None:
 
 HEAPS = """
 import ctypes, threading
-from hearthd.malloc import keep_freed_memory
+from hearthd.shared.malloc import keep_freed_memory
 keep_freed_memory(1 << 20, arenas=1)
 libc = ctypes.CDLL(None)
 threads = [threading.Thread(target=libc.malloc, args=(100_000,)) for _ in range(8)]

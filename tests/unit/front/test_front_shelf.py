@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy.snapshots import Areas
+from hearthd.device.durable.snapshot_policy import Areas
 from hearthd.front.shelf import PAGE, Shelf, Use, charge, check, span_of
 
 

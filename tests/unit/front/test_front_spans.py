@@ -144,7 +144,10 @@ def test_without_traces_nothing_is_done() -> None:
     ("modules", "environ"),
     [
         ("hearthd.front.daemon", {}),
-        ("hearthd.device.main, hearthd.device.cpu.server, hearthd.device.process", {"OTEL_TRACES_EXPORTER": "otlp"}),
+        (
+            "hearthd.device.process.main, hearthd.device.cpu.server, hearthd.device.process.device_process",
+            {"OTEL_TRACES_EXPORTER": "otlp"},
+        ),
     ],
 )
 def test_nothing_is_loaded_where_it_is_not_used(modules: str, environ: dict[str, str]) -> None:

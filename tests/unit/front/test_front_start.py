@@ -96,7 +96,7 @@ def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str
 
 
 def test_structlog_is_imported_without_what_it_does_not_need() -> None:
-    for start in ("hearthd.front.start", "hearthd.device.process", "hearthd.log"):
+    for start in ("hearthd.front.start", "hearthd.device.process.device_process", "hearthd.shared.log"):
         found = run(f"import sys, {start}; print([name in sys.modules for name in ('structlog', 'rich', 'pygments')])")
         assert found == "[True, False, False]", start
 
@@ -109,8 +109,8 @@ for name in {(*PRELOAD, *PRELOAD_OF["cpu"])}:
     importlib.import_module(name)
 before = set(sys.modules)
 from hearthd.device.broker import main
-from hearthd.device.process import make_server
-from hearthd.spec import DeviceSpec
+from hearthd.device.process.device_process import make_server
+from hearthd.shared.device_spec import DeviceSpec
 spec = DeviceSpec(0, "cpu", 0, cache_dir={str(tmp_path)!r})
 broker = main.start(spec)
 make_server(spec, broker).close()

@@ -170,7 +170,7 @@ def test_no_family_twice() -> None:
 
 
 def test_every_counter_of_a_device_process_is_described() -> None:
-    from hearthd.device.telemetry import Telemetry
+    from hearthd.device.platform.telemetry import Telemetry
 
     telemetry = Telemetry()
     telemetry.know(["read"])

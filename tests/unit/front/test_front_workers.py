@@ -20,7 +20,7 @@ from hearthd.front.link import DeviceLink
 from hearthd.front.sessions import Session, SessionTable
 from hearthd.front.supervisor import Supervisor
 from hearthd.front.tenants import Right, Tenant
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 PATIENT = Policy(idle_timeout=0, ping_interval=0.05)
 BY_TENANT = dataclasses.replace(PATIENT, by_tenant=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from hearthd import log
+from hearthd.shared import log
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy.budget import available, budget, ceiling, check_budget, out_of_memory, rounded
-from hearthd.device.resources import MemoryInfo
+from hearthd.device.backend.resources import MemoryInfo
+from hearthd.device.resources.budget import available, budget, ceiling, check_budget, out_of_memory, rounded
 
 
 def info(free: int, total: int, reserved: int = 0, in_use: int = 0) -> MemoryInfo:

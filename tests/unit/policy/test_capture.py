@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.policy.capture import BESIDE, REASONS, RECORDED, TRANSITIONS, CaptureOrder
+from hearthd.device.graphs.capture_policy import BESIDE, REASONS, RECORDED, TRANSITIONS, CaptureOrder
 
 KINDS = tuple(field.name for field in commands_pb2.Command.DESCRIPTOR.oneofs_by_name["kind"].fields)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.chunk_slots import MOST, MOST_BYTES, NONE, SMALLEST, Layout, from_message, layout, to_message
-from hearthd.device.policy.chunk_slots import ChunkSlots
+from hearthd.device.transfers.chunk_slots import ChunkSlots
+from hearthd.shared.chunk_ring import MOST, MOST_BYTES, NONE, SMALLEST, Layout, from_message, layout, to_message
 
 steps = st.lists(st.tuples(st.sampled_from(["keep", "drop", "send kept", "send", "returned"]), st.integers(0, 20)))
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.compile_queue import CompileQueue
+from hearthd.device.compiler.queue import CompileQueue
 
 
 def drain(queue: CompileQueue[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.device.policy.deferral import Deferred
+from hearthd.device.session.deferred import Deferred
 
 
 class Command:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.device_clock import DeviceClock
+from hearthd.device.profiling.device_clock import DeviceClock
 
 MOMENTS = st.integers(min_value=0, max_value=10**9)
 

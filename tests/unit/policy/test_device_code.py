@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy import device_code
-from hearthd.device.policy.device_code import Cubin, Fatbin, Ptx
+from hearthd.device.compiler import image_headers
+from hearthd.device.compiler.image_headers import Cubin, Fatbin, Ptx
 
 HOPPER = (9, 0)
 FILES = Path(__file__).parent / "device_code"
@@ -34,7 +34,7 @@ PTX = b"""//
 
 def refused(code: bytes, capability: tuple[int, int] = HOPPER) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        device_code.check(code, capability)
+        image_headers.check(code, capability)
     assert caught.value.reason is Reason.MODULE_INVALID
     return caught.value
 
@@ -50,9 +50,9 @@ def elf(flags: int = 0x5A04, abi: int = 65, machine: int = 190, kind: int = 2) -
 
 
 def test_a_real_cubin() -> None:
-    assert device_code.read_cubin(CUBIN) == Cubin(90, False)
-    assert device_code.check(CUBIN, HOPPER) is False
-    assert device_code.check(CUBIN + b"\0" * 8, HOPPER) is False
+    assert image_headers.read_cubin(CUBIN) == Cubin(90, False)
+    assert image_headers.check(CUBIN, HOPPER) is False
+    assert image_headers.check(CUBIN + b"\0" * 8, HOPPER) is False
 
 
 @pytest.mark.parametrize("image", [CUBIN, FATBIN], ids=["cubin", "fatbin"])
@@ -62,10 +62,10 @@ def test_cut_anywhere_it_is_refused(image: bytes) -> None:
 
 
 def test_both_places_of_the_architecture() -> None:
-    assert device_code.read_cubin(elf(0x06005A04, abi=65)).architecture == 90
-    assert device_code.read_cubin(elf(0x00500550, abi=51)).architecture == 80
-    assert device_code.read_cubin(elf(0x1234, abi=0)).architecture is None
-    assert device_code.check(elf(0x1234, abi=0), HOPPER) is False, "of an unknown kind, it is the driver's to judge"
+    assert image_headers.read_cubin(elf(0x06005A04, abi=65)).architecture == 90
+    assert image_headers.read_cubin(elf(0x00500550, abi=51)).architecture == 80
+    assert image_headers.read_cubin(elf(0x1234, abi=0)).architecture is None
+    assert image_headers.check(elf(0x1234, abi=0), HOPPER) is False, "of an unknown kind, it is the driver's to judge"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_both_places_of_the_architecture() -> None:
 def test_which_device_runs_what(architecture: int, capability: tuple[int, int], runs: bool) -> None:
     code = elf(architecture << 8)
     if runs:
-        assert device_code.check(code, capability) is False
+        assert image_headers.check(code, capability) is False
     else:
         error = refused(code, capability)
         major, minor = capability
@@ -119,7 +119,7 @@ def test_nothing_but_a_refusal_comes_of_damage(tail: bytes, at: int, patch: byte
         FATBIN[:at] + patch + FATBIN[at + 8 :],
     ):
         try:
-            device_code.check(code, HOPPER)
+            image_headers.check(code, HOPPER)
         except Refusal as refusal:
             assert refusal.reason is Reason.MODULE_INVALID
 
@@ -128,10 +128,10 @@ def test_nothing_but_a_refusal_comes_of_damage(tail: bytes, at: int, patch: byte
 
 
 def test_a_real_fatbin() -> None:
-    assert device_code.read_fatbin(FATBIN) == Fatbin((80, 90), (90,), True)
-    assert device_code.check(FATBIN, (9, 0)) is False, "it has code for this device"
-    assert device_code.check(FATBIN, (8, 6)) is False
-    assert device_code.check(FATBIN, (10, 0)) is True, "only its PTX will do"
+    assert image_headers.read_fatbin(FATBIN) == Fatbin((80, 90), (90,), True)
+    assert image_headers.check(FATBIN, (9, 0)) is False, "it has code for this device"
+    assert image_headers.check(FATBIN, (8, 6)) is False
+    assert image_headers.check(FATBIN, (10, 0)) is True, "only its PTX will do"
     assert "sm_80, sm_90, PTX for compute_90" in refused(FATBIN, (7, 5)).message
 
 
@@ -142,7 +142,7 @@ def test_entries_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_version_that_is_not_known_is_the_drivers() -> None:
-    assert device_code.check(FATBIN[:4] + b"\x02\x00" + FATBIN[6:], HOPPER) is False
+    assert image_headers.check(FATBIN[:4] + b"\x02\x00" + FATBIN[6:], HOPPER) is False
 
 
 def test_the_wrapper_is_no_fatbin() -> None:
@@ -153,9 +153,9 @@ def test_the_wrapper_is_no_fatbin() -> None:
 
 
 def test_ptx_by_its_head() -> None:
-    assert device_code.read_ptx(PTX) == Ptx((8, 0), 80, "")
-    assert device_code.read_ptx(b"/* a\n b */ .version 9.1 .target sm_100f, debug\n") == Ptx((9, 1), 100, "f")
-    assert device_code.check(PTX, HOPPER) is True
+    assert image_headers.read_ptx(PTX) == Ptx((8, 0), 80, "")
+    assert image_headers.read_ptx(b"/* a\n b */ .version 9.1 .target sm_100f, debug\n") == Ptx((9, 1), 100, "f")
+    assert image_headers.check(PTX, HOPPER) is True
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_ptx_by_its_head() -> None:
 def test_which_device_runs_which_ptx(target: str, capability: tuple[int, int], runs: bool) -> None:
     code = PTX.replace(b"sm_80", target.encode())
     if runs:
-        assert device_code.check(code, capability) is True
+        assert image_headers.check(code, capability) is True
     else:
         error = refused(code, capability)
         major, minor = capability

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.policy import dispatch_plan
-from hearthd.device.policy.dispatch_plan import DispatchPlan, Failure, named_transfers, read_bindings, refuse
+from hearthd.device.dispatch import plan as dispatch_plan
+from hearthd.device.dispatch.plan import DispatchPlan, Failure, named_transfers, read_bindings, refuse
 
 B = c.Binding
 INLINE = 1000

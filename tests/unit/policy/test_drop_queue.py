@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.drop_queue import DropPolicy, DropQueue
+from hearthd.device.resources.drop_queue import DropPolicy, DropQueue
 
 
 def test_below_both_thresholds_nothing_is_due() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, from_status, stream_failures
-from hearthd.device.policy.errors import MAX_KEPT, Failure, StreamErrors, poisoned, skipped, surface
+from hearthd.device.streams.stream_errors import MAX_KEPT, Failure, StreamErrors, poisoned, skipped, surface
 
 
 def failure(seq: int, index: int = 0, root: Failure | None = None) -> Failure:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.extents import Extents
+from hearthd.device.resources.extents import Extents
 
 steps = st.lists(st.one_of(st.integers(1, 40), st.tuples(st.integers(0, 20))), max_size=80)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.fair import LEAST, Fair, Ring
+from hearthd.shared.deficit_round_robin import LEAST, Fair, Ring
 
 QUANTUM = 3.0
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.forecast import LEAST, MOST, SHORT_S, Forecast
+from hearthd.device.streams.completion_forecast import LEAST, MOST, SHORT_S, Forecast
 
 RATE = 50e9
 SIZES = st.integers(LEAST, 1 << 31)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy import includes
+from hearthd.device.compiler import includes
 
 SECRET = "/etc/passwd"
 

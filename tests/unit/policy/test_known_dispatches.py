@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hearth_proto.launches import unpack_layout
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.policy import known_dispatches
-from hearthd.device.policy.dispatch_plan import read_bindings
-from hearthd.device.policy.known_dispatches import KnownDispatch, KnownDispatches
+from hearthd.device.dispatch import cache
+from hearthd.device.dispatch.cache import KnownDispatch, KnownDispatches
+from hearthd.device.dispatch.plan import read_bindings
 
 B = c.Binding
 A = c.Argument
@@ -121,11 +121,11 @@ def test_transfers_are_not_learned_for_they_have_another_number_each_time() -> N
 
 
 def test_no_more_is_kept_than_so_many_nor_longer_ones_nor_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_dispatches, "MOST", 4)
+    monkeypatch.setattr(cache, "MOST", 4)
     known = KnownDispatches()
     for number in range(1, 40):
         assert seen(known, [sound(timeout_ns=number)] * 2) == [False, True]
         assert len(known._known) <= 4
         assert all(not each.plan.arguments for each in known._known.values()), "they keep the whole command"
-    long = sound(value=bytes(known_dispatches.LONGEST))
+    long = sound(value=bytes(cache.LONGEST))
     assert seen(known, [long, long]) == [False, False]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy.layout import check_apart, check_pitch, check_rows, pieces
+from hearthd.device.transfers.layout import check_apart, check_pitch, check_rows, pieces
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 5), st.lists(st.integers(1, 30), max_size=12))

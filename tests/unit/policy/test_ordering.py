@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.device.policy.ordering import Ordering, Usage
+from hearthd.device.streams.ordering import Ordering, Usage
 
 TRACKS = 4
 BUFFERS = 4

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy.persistent import PersistentBlocks
+from hearthd.device.session.persistent import PersistentBlocks
 
 
 def test_windows_nest() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.device.policy.recall import MOST, PATIENCE, PAUSE, Recall
+from hearthd.device.session.replay_cache import MOST, PATIENCE, PAUSE, Recall
 
 
 def test_what_was_remembered_is_known_until_it_is_forgotten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.red_zones import ALIGNMENT, LARGEST, PATTERN, SMALLEST, Damage, damage, pattern, shadow
+from hearthd.device.launch.red_zones import ALIGNMENT, LARGEST, PATTERN, SMALLEST, Damage, damage, pattern, shadow
 
 
 @given(st.integers(0, 64 << 20))

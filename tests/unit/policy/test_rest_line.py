@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.rest_line import PATIENT_MOST, TELL_S, RestLine
+from hearthd.device.resources.idle_queue import PATIENT_MOST, TELL_S, RestLine
 
 
 def test_in_order_and_since_the_first_that_matters() -> None:

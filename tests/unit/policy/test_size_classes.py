@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.size_classes import Block, SizeClasses
+from hearthd.device.resources.size_classes import Block, SizeClasses
 
 PAGE, SMALLEST, LARGEST = 256, 16, 64
 

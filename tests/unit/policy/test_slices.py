@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.slices import AHEAD, FIRST, MOST, SLICE_S, Pace
+from hearthd.device.scheduler.pace import AHEAD, FIRST, MOST, SLICE_S, Pace
 
 
 def known(seconds: float) -> Pace:

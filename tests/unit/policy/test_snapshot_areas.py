@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.snapshots import CHUNK, Allowance, Areas
+from hearthd.device.durable.snapshot_policy import CHUNK, Allowance, Areas
 
 
 def test_the_areas_take_turns_and_the_last_complete_copy_is_left_alone() -> None:

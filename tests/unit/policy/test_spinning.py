@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.spinning import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, Spinning
+from hearthd.device.platform.spin_policy import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, Spinning
 
 
 def test_a_short_wait_is_spent_asking() -> None:

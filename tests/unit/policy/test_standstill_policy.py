@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.standstill import PATIENCE_S, Standstill
+from hearthd.device.scheduler.standstill import PATIENCE_S, Standstill
 
 
 def test_as_long_as_something_is_done() -> None:

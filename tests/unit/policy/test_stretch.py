@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.policy.errors import Failure
-from hearthd.device.policy.stretch import MAX_KEPT, Place, Stretch
+from hearthd.device.session.stretch import MAX_KEPT, Place, Stretch
+from hearthd.device.streams.stream_errors import Failure
 
 PLACES = st.tuples(st.integers(1, 5), st.integers(0, 5))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy.tally import FULL, Tally, read, weigh
+from hearthd.device.platform.tally import FULL, Tally, read, weigh
 
 launches = st.tuples(
     st.integers(min_value=1, max_value=(2**31 - 1) * 65535 * 65535 * 1024), st.none() | st.integers(0, FULL)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
-from hearthd.device.policy.tensor_map import (
+from hearthd.device.backend.tensor_map import (
     CORNERS,
     Im2col,
     TensorMapSpec,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.policy import track_choice
-from hearthd.device.policy.track_choice import MOST, PATIENCE_S
+from hearthd.device.streams import track_choice
+from hearthd.device.streams.track_choice import MOST, PATIENCE_S
 
 NOW = 100.0
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device import compile_messages as messages
-from hearthd.device.compilation import Image, Job
+from hearthd.device.backend.compiler import Image, Job
+from hearthd.device.compiler import protocol as messages
 
 _END_S = 3.0
 """Seconds for a broker to stop its workers and to clear up after them."""

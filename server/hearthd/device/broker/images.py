@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hearthd import disk
-from hearthd.device.compilation import Image, Job
-from hearthd.device.compile_cache import CompileCache, key
+from hearthd.device.backend.compiler import Image, Job
+from hearthd.device.compiler.cache import CompileCache, key
+from hearthd.shared import disk
 
 
 class Runner(Protocol):
-    """Compiles: `hearthd.device.compile_pool.CompileWorkers`. Called on compile threads, but for the last two."""
+    """Compiles: `hearthd.device.compiler.pool.CompileWorkers`. Called on compile threads, but for the last two."""
 
     def ready(self) -> None:
         """Prepares for the first job."""

@@ -22,19 +22,19 @@ from typing import Any, NoReturn
 
 from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import secret_file
 from hearthd.confinement import attributes
-from hearthd.device import compile_messages as messages
+from hearthd.device.backend.compiler import Compiler, Job
 from hearthd.device.broker.client import Broker
 from hearthd.device.broker.images import CachedImages
 from hearthd.device.broker.segments import Segments
-from hearthd.device.compilation import Compiler, Job
-from hearthd.device.compile_cache import CompileCache, cache_directory
-from hearthd.device.compile_limits import CompileLimits
-from hearthd.device.compile_pool import CompileWorkers, forked
-from hearthd.device.journal import Journal
-from hearthd.device.sandbox import adopt_orphans
-from hearthd.spec import DeviceSpec
+from hearthd.device.compiler import protocol as messages
+from hearthd.device.compiler.cache import CompileCache, cache_directory
+from hearthd.device.compiler.limits import CompileLimits
+from hearthd.device.compiler.pool import CompileWorkers, forked
+from hearthd.device.platform.log import Journal
+from hearthd.device.platform.sandbox import adopt_orphans
+from hearthd.shared import secret_file
+from hearthd.shared.device_spec import DeviceSpec
 
 _PR_SET_PDEATHSIG = 1
 _DELAY_S = 0.05

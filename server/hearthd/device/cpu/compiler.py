@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import disk
-from hearthd.device.compilation import Assembly, Image, Source
+from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.compiler.includes import check_name
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
@@ -39,7 +39,7 @@ from hearthd.device.cpu.translation.messages import (
 from hearthd.device.cpu.translation.mistakes import explain, place
 from hearthd.device.cpu.translation.source import translate
 from hearthd.device.cpu.translation.unsupported import MARK, refuse
-from hearthd.device.policy.includes import check_name
+from hearthd.shared import disk
 
 _CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)
 
@@ -139,7 +139,7 @@ def compile_image(
     Args:
         toolchain: The C++ compiler.
         source: CUDA C++.
-        options: NVRTC's options; `hearthd.device.compile_options` has the list.
+        options: NVRTC's options; `hearthd.device.compiler.options` has the list.
         name_expressions: Kernels and variables to be known by these C++ names.
         headers: Text by name, as the source includes them.
         timeout_s: Seconds after which the compiler is stopped.

@@ -6,9 +6,9 @@ import ctypes
 from typing import Any
 
 from hearth_proto.reasons import Refusal
+from hearthd.device.backend.resources import HostInfo
 from hearthd.device.cpu.memory import CpuHostBuffer, HostPool, fill_with
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.resources import HostInfo
 
 
 class CopyOperations:

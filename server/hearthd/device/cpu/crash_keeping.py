@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 
-from hearthd import crash_record
+from hearthd.shared import crash_record
 
 
 class CrashKeeping:

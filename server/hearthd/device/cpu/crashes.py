@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from hearthd.device.compile_limits import CompilerEnded
+from hearthd.device.compiler.limits import CompilerEnded
 from hearthd.device.cpu.toolchain import Completed
 
 # gcc's driver, and the compiler proper in its last words, name the signal as strsignal(3) does; clang's driver, too.

@@ -10,15 +10,16 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Image
+from hearthd.device.backend import tensor_map
+from hearthd.device.backend.compiler import Image
+from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
+from hearthd.device.backend.resources import Function, FunctionAttributes, Module
+from hearthd.device.compiler import image_headers
 from hearthd.device.cpu import occupancy, racecheck
 from hearthd.device.cpu.crash_keeping import CrashKeeping
 from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.nodes import Dim, LaunchAttributes
-from hearthd.device.policy import device_code, tensor_map
-from hearthd.device.resources import Function, FunctionAttributes, Module
 
 _STDOUT = 1
 _log = logging.getLogger("hearthd.racecheck")
@@ -76,7 +77,8 @@ class LaunchOperations:
         self._multiprocessors = multiprocessors
         self._crashes = CrashKeeping()
 
-    # ---- what is known of a kernel that takes the process with it (`hearthd.device.server.KeepsCrashRecord`) ----
+    # ---- what is known of a kernel that takes the process with it (`hearthd.device.backend.server.KeepsCrashRecord`)
+    # ----
 
     def keep_crash_record(self, file: int) -> None:
         self._crashes.take(file)
@@ -105,7 +107,7 @@ class LaunchOperations:
         pass
 
     def load(self, image: Image) -> Module:
-        if not image.code.startswith(device_code.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
+        if not image.code.startswith(image_headers.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
             raise _foreign(image.code)
         module = LoadedModule(CpuModule(image.code, self._toolchain()))
         self._crashes.know(module.runtime)
@@ -155,7 +157,7 @@ class LaunchOperations:
         stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters, cooperative))
 
     def race_refusal(self, stream: CpuStream) -> Callable[[], Refusal | None]:
-        """`hearthd.device.server.ChecksRaces`."""
+        """`hearthd.device.backend.server.ChecksRaces`."""
         found: list[racecheck.Race] = []
         stream.submit(lambda: found.extend(stream.races))
         return lambda: racecheck.refusal(found) if found else None
@@ -214,7 +216,7 @@ def _no_clusters(kernel: str) -> Refusal:
 
 def _foreign(code: bytes) -> Refusal:
     """The refusal of code that the CPU backend has not compiled, by what it is."""
-    what = device_code.describe(code)
+    what = image_headers.describe(code)
     return Refusal(
         Reason.UNSUPPORTED,
         f"the code is {what}; the CPU backend runs CUDA C++ source only",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from hearthd.device.policy.budget import out_of_memory, rounded
-from hearthd.device.resources import MemoryInfo
+from hearthd.device.backend.resources import MemoryInfo
+from hearthd.device.resources.budget import out_of_memory, rounded
 
 ALIGNMENT = 256
 

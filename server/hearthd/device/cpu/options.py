@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hearthd.device import compile_options
+from hearthd.device.compiler import options as compile_options
 
 ARCHITECTURE = 700
 """`__CUDA_ARCH__`: independent thread scheduling, but none of the paths for later architectures, which are mostly

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hearth_proto.v1 import node_pb2
+from hearthd.device.backend.resources import MemoryInfo
+from hearthd.device.backend.server import DeviceFault
 from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.compiler import CpuCompiler
@@ -20,10 +22,8 @@ from hearthd.device.cpu.memory import CpuMemory, Heap, HostPool
 from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
 from hearthd.device.cpu.shared_memory import SharedMemoryOperations
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
-from hearthd.device.policy.budget import GRANULARITY
-from hearthd.device.resources import MemoryInfo
-from hearthd.device.server import DeviceFault
-from hearthd.spec import DeviceSpec
+from hearthd.device.resources.budget import GRANULARITY
+from hearthd.shared.device_spec import DeviceSpec
 
 ALIGNMENT = 256
 MAX_THREADS = occupancy.MAX_BLOCK

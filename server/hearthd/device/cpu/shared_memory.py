@@ -14,7 +14,7 @@ import os
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.memory import Heap
-from hearthd.device.policy.budget import out_of_memory
+from hearthd.device.resources.budget import out_of_memory
 
 F_ADD_SEALS = 1033
 F_GET_SEALS = 1034

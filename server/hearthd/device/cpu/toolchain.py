@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import disk
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
 from hearthd.device.cpu.translation.collisions import PreludeNames
+from hearthd.shared import disk
 
 INCLUDE = Path(__file__).parent / "include"
 RUNTIME = Path(__file__).parent / "runtime"
@@ -326,7 +326,7 @@ def _own_files() -> bytes:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    files += [*here.rglob("*.py"), here.parent / "compile_options.py"]
+    files += [*here.rglob("*.py"), here.parent / "compiler" / "options.py"]
     for path in sorted(files):
         digest.update(str(path.relative_to(here.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()

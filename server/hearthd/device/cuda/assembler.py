@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Assembly, Image
-from hearthd.device.policy import device_code
+from hearthd.device.backend.compiler import Assembly, Image
+from hearthd.device.compiler import image_headers
 
 _UNKNOWN_VERSION = re.compile(r"Unsupported \.version (\d+\.\d+); current version is '(\d+\.\d+)'")
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")
@@ -60,7 +60,7 @@ class PtxAssembler:
     def assemble(self, assembly: Assembly) -> Image:
         """Raises Refusal(MODULE_INVALID) with the log, Refusal(NO_COMPILER)."""
         tool = self._found()
-        fatbin = assembly.code.startswith(device_code.FATBIN_MAGIC)
+        fatbin = assembly.code.startswith(image_headers.FATBIN_MAGIC)
         if fatbin and not tool.fatbins:
             raise _unavailable(f"{tool.name} takes no fatbin")
         try:
@@ -132,7 +132,7 @@ def _link(code: bytes, target: str) -> bytes:
     from cuda.bindings import nvjitlink
 
     kinds = nvjitlink.InputType
-    kind = kinds.FATBIN if code.startswith(device_code.FATBIN_MAGIC) else kinds.PTX
+    kind = kinds.FATBIN if code.startswith(image_headers.FATBIN_MAGIC) else kinds.PTX
     try:
         handle = nvjitlink.create(1, [f"-arch={target}"])
     except nvjitlink.nvJitLinkError as error:

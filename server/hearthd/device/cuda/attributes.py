@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from cuda.bindings import driver
 
+from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
+from hearthd.device.backend.residency import PORTABLE_CLUSTER, product
 from hearthd.device.cuda.errors import checked
-from hearthd.device.nodes import Dim, LaunchAttributes
-from hearthd.device.policy.residency import PORTABLE_CLUSTER, product
 
 
 def driver_attributes(attributes: LaunchAttributes) -> list[driver.CUlaunchAttribute]:

@@ -12,10 +12,10 @@ from typing import Any
 from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.compilation import Assembly, Image, Source
+from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.compiler import image_headers
 from hearthd.device.cuda.assembler import PtxAssembler
 from hearthd.device.cuda.nvrtc import NvrtcCompiler
-from hearthd.device.policy import device_code
 
 
 class CudaCompiler:
@@ -67,7 +67,7 @@ class CudaCompiler:
         return self._nvrtc.compile(source)
 
     def assembly(self, code: bytes) -> Assembly | None:
-        return Assembly(code) if device_code.check(code, self._capability) else None
+        return Assembly(code) if image_headers.check(code, self._capability) else None
 
     def assembler(self) -> bytes:
         return self._assembler.identity()

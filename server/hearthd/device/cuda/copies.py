@@ -12,11 +12,11 @@ from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Refusal
+from hearthd.device.backend.resources import HostInfo
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.fill import fill
 from hearthd.device.cuda.host import HostBuffer, HostPool
 from hearthd.device.cuda.streams import Stream
-from hearthd.device.resources import HostInfo
 
 MAX_ROWS = 1 << 20
 """Rows of one 2-D copy. The driver refuses very tall ones without documenting where it begins to."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hearthd.device.marking import KernelSeen
+from hearthd.device.profiling.annotations import KernelSeen
 
 BUFFER_BYTES = 8 << 20
 """Of one buffer of records, as in NVIDIA's samples; CUPTI asks for more when it has filled one."""
@@ -26,7 +26,7 @@ MAX_KERNELS = 1_000_000
 
 
 class KernelActivity:
-    """`hearthd.device.marking.Activity` by CUPTI. CUPTI calls back on a thread of its own."""
+    """`hearthd.device.profiling.annotations.Activity` by CUPTI. CUPTI calls back on a thread of its own."""
 
     def __init__(self, cupti: Any, warn: Callable[[str], None]) -> None:
         self._cupti = cupti

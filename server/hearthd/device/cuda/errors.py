@@ -13,7 +13,7 @@ from cupy_backends.cuda.api import driver as cu
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.server import DeviceFault
+from hearthd.device.backend.server import DeviceFault
 
 CudaError: tuple[type[RuntimeError], ...] = (runtime.CUDARuntimeError, cu.CUDADriverError)
 """What CuPy raises where a call fails; both have `status`, the code."""

@@ -18,10 +18,10 @@ from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import graphLaunch
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.graph_nodes import GraphNode, KernelNode
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.streams import Stream
-from hearthd.device.nodes import GraphNode, KernelNode
-from hearthd.device.replay import Enqueues, replay
+from hearthd.device.graphs.replay import Enqueues, replay
 
 
 class Graph:

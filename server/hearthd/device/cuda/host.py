@@ -1,4 +1,4 @@
-"""Page-locked host memory by CUDA, for `hearthd.device.host_pool`."""
+"""Page-locked host memory by CUDA, for `hearthd.device.resources.host_pool`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 
 from cupy_backends.cuda.api import runtime
 
-from hearthd.device import host_pool
-from hearthd.device.host_pool import SLAB, HostBuffer, Lock
+from hearthd.device.resources import host_pool
+from hearthd.device.resources.host_pool import SLAB, HostBuffer, Lock
 
 __all__ = ["HostBuffer", "HostPool", "lock_pages"]
 

@@ -13,13 +13,13 @@ from cupy_backends.cuda.api.driver import launchKernel
 
 from hearth_proto.launches import MAX_PARAMETER_BYTES
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compilation import Image
+from hearthd.device.backend.compiler import Image
+from hearthd.device.backend.graph_nodes import LaunchAttributes
+from hearthd.device.backend.resources import FunctionAttributes
+from hearthd.device.compiler import image_headers
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
 from hearthd.device.cuda.streams import Stream
-from hearthd.device.nodes import LaunchAttributes
-from hearthd.device.policy import device_code
-from hearthd.device.resources import FunctionAttributes
 
 _LOG_BYTES = 16 << 10
 _LISTED = 16
@@ -186,7 +186,7 @@ class LaunchOperations:
         """With all its kernels: the driver would put off each until it is first asked for, and wait then for whatever
         is running (CUDA Programming Guide, "Lazy Loading": concurrent execution), where the caller of this has seen to
         it that nothing is. Not by CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""
-        device_code.check(image.code, self.capability)
+        image_headers.check(image.code, self.capability)
         pointer = 0
         try:
             pointer = cu.moduleLoadData(bytes(image.code))

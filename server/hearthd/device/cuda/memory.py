@@ -16,11 +16,11 @@ import cupy
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import MemoryInfo
 from hearthd.device.cuda.copies import CopyOperations
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 from hearthd.device.cuda.streams import Stream
-from hearthd.device.policy.budget import out_of_memory, rounded
-from hearthd.device.resources import MemoryInfo
+from hearthd.device.resources.budget import out_of_memory, rounded
 
 GRAIN = 32 << 20
 """Bytes; a memory pool of the driver grows by multiples of this (`cudaMemPoolAttrReservedMemCurrent`)."""

@@ -14,11 +14,11 @@ from cupy.cuda import nccl
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cuda import nccl_revoke
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
 from hearthd.device.cuda.nccl_operations import BYTES, Call, calls, check, named, reducible
 from hearthd.device.cuda.streams import Stream
-from hearthd.device.exchange import Exchange
 
 _UNHANDLED_CUDA_ERROR = 1
 _IN_PROGRESS = 7
@@ -37,7 +37,7 @@ _SETTINGS = {
     # wait for a peer. With 0 it connects what collectives use in `join`, on a helper thread.
     "NCCL_RUNTIME_CONNECT": "0",
     # What a large group asks of the kernels goes through a ring buffer, and the call waits for the device where that is
-    # full. 1,024 operations (hearthd.device.collective_parsing) of about 100 bytes for each of 100 ranks fit 16 MiB.
+    # full. 1,024 operations (hearthd.device.collectives.request) of about 100 bytes for each of 100 ranks fit 16 MiB.
     "NCCL_WORK_FIFO_BYTES": str(16 << 20),
     # NVLink multicast: programs that use it have put GPUs out of service that others share. Who owns the machine may
     # set it in the daemon's environment (1, or 2 for where NCCL finds it); NCCL's own files of settings come second.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hearth_proto.collectives import PEERED, REDUCING
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.exchange import Exchange
+from hearthd.device.backend.communicator import Exchange
 
 # nccl.h: ncclDataType_t and ncclRedOp_t. CuPy hands these numbers on as they are.
 DTYPES = {

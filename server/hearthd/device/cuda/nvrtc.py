@@ -13,8 +13,8 @@ from typing import Any
 from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device import compile_options
-from hearthd.device.compilation import Image, Source
+from hearthd.device.backend.compiler import Image, Source
+from hearthd.device.compiler import options as compile_options
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)

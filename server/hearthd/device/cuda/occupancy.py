@@ -5,10 +5,10 @@ from __future__ import annotations
 from cuda.bindings import driver
 
 from hearth_proto.reasons import Reason
+from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.launch import Function
-from hearthd.device.nodes import Dim, LaunchAttributes
 
 INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 

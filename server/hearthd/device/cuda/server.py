@@ -21,7 +21,7 @@ from hearthd.device.cuda.occupancy import OccupancyOperations
 from hearthd.device.cuda.shared_memory import SharedMemoryOperations
 from hearthd.device.cuda.streams import StreamOperations
 from hearthd.device.cuda.tensor_maps import TensorMapOperations
-from hearthd.spec import DeviceSpec
+from hearthd.shared.device_spec import DeviceSpec
 
 _OLDEST_DRIVER = 12040
 """CUDA 12.4 (driver 550): cuFuncGetParamInfo and cuModuleEnumerateFunctions, on which launch checks rest."""

@@ -12,9 +12,9 @@ from cuda.bindings import driver
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
+from hearthd.device.backend import tensor_map
+from hearthd.device.backend.tensor_map import TensorMapSpec, Tile
 from hearthd.device.cuda.errors import CudaError, checked, is_fatal, translate
-from hearthd.device.policy import tensor_map
-from hearthd.device.policy.tensor_map import TensorMapSpec, Tile
 
 _ALIGNMENT = 128
 """alignof(CUtensorMap), cuda.h of CUDA 13; the driver asks for 64."""

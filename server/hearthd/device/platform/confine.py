@@ -18,8 +18,8 @@ import hearthd
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.confinement import attributes, profiles, seccomp
 from hearthd.confinement.support import support
-from hearthd.device import sandbox
-from hearthd.spec import DeviceSpec
+from hearthd.device.platform import sandbox
+from hearthd.shared.device_spec import DeviceSpec
 
 _SYSTEM_READS = (
     "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache",

@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from hearthd.front.tenancy.seldom import Seldom
-from hearthd.malloc import give_back
+from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.admission")
 

@@ -22,7 +22,7 @@ from hearthd.front.overload import readings
 from hearthd.front.overload.policy import Level, Recent, Trigger, highest, refused
 from hearthd.front.overload.settings import OverloadSettings
 from hearthd.front.tenancy.seldom import Seldom
-from hearthd.malloc import give_back
+from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.overload")
 

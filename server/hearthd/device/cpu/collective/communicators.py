@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.exchange import Exchange
 
 TIMEOUT_S = 600.0
 """The last resort, for a wait in which nothing moves; the front's own limit ends an operation whose rank is missing

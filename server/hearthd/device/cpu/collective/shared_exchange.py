@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from hearth_proto.collectives import NUMBERS, PEERED, REDUCING, ROOTED
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
 from hearthd.device.cpu.libraries import LibraryMaker
-from hearthd.device.exchange import Exchange
 
 _TIMED_OUT, _ABORTED, _MISMATCH = 1, 2, 3
 _LIMIT = 1 << 63

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd import sealed_memory
 from hearthd.device.broker.segments import Segments
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.libraries import LibraryMaker
+from hearthd.shared import sealed_memory
 
 MAX_RANKS = 128
 

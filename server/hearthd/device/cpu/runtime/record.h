@@ -1,5 +1,5 @@
 // What this process's kernels are doing, in a memory that somebody else can read when it has died of one of them: the
-// front, which made it (hearthd/crash_record.py has the same layout). Nothing here is needed to run kernels.
+// front, which made it (hearthd/shared/crash_record.py has the same layout). Nothing here is needed to run kernels.
 #pragma once
 #include <signal.h>
 #include <stddef.h>

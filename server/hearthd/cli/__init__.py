@@ -1,0 +1,1 @@
+"""The command `hearthd`: serve, demo, check-config, audit and health checks."""

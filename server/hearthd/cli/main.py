@@ -1,0 +1,248 @@
+"""`hearthd` on the command line.
+
+Device processes import the main module again, so nothing heavy is imported here before `main` runs; and because typer
+reads annotations at run time, they are not postponed in this file.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+RUNTIME_ERROR = 1
+USAGE_ERROR = 2
+
+_hangup: Any = None
+"""Of `hearthd serve`: a `hearthd.shared.sighup.Hangup`."""
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    print(text, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _not_served() -> None:
+    """Ends what `main` began."""
+    if "hearthd.front.forkserver" in sys.modules:
+        from hearthd.front import forkserver
+
+        forkserver.abandon()
+
+
+def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, dict[tuple[str, ...], str]]:
+    from hearthd.config import ConfigError, load
+
+    try:
+        return load(path, flags=flags)
+    except ConfigError as error:
+        _not_served()
+        _fail(f"hearthd: {error}", USAGE_ERROR)
+
+
+def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
+    config, _ = _load(path, flags)
+    from hearthd.config import load
+    from hearthd.shared import log
+
+    log.configure(config.log.level, config.log.format)
+    from hearthd.front.start import serve
+
+    raise SystemExit(serve(config, read=lambda: load(path, flags=flags)[0], hangup=_hangup))
+
+
+def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool, strict: bool) -> None:
+    """Says whether the daemon would start, and what may not be meant."""
+    import json
+
+    from hearthd.cli.config_lint import advise
+    from hearthd.config import ConfigError, config_path, load, tenants
+    from hearthd.shared import log
+
+    log.configure("error", "console")
+    error, advice = "", []
+    try:
+        config, _ = load(path, flags=flags)
+        tenants(config)
+        advice = advise(config, config_path(path))
+    except ConfigError as wrong:
+        error = str(wrong)
+    if as_json:
+        warnings = [{"setting": each.setting, "warning": each.text} for each in advice]
+        print(json.dumps({"ok": not error, "error": error or None, "warnings": warnings}, indent=2))
+    for each in () if as_json else advice:
+        print(f"warning: {each}")
+    if error:
+        if as_json:
+            raise SystemExit(USAGE_ERROR)
+        _fail(f"hearthd: {error}", USAGE_ERROR)
+    if not as_json:
+        print("ok" + (f", {len(advice)} warning{'s' * (len(advice) > 1)}" if advice else ""))
+    if strict and advice:
+        raise SystemExit(RUNTIME_ERROR)
+
+
+def _print_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool) -> None:
+    from hearthd.cli import print_config as show
+
+    config, origins = _load(path, flags)
+    print(show.as_json(config, origins) if as_json else show.as_toml(config, origins), end="\n" if as_json else "")
+
+
+def _print_token(name: str, expires: str | None) -> None:
+    """A token of 256 random bits, and what the configuration keeps of it."""
+    import hashlib
+
+    from pydantic import ValidationError
+
+    from hearthd.cli.print_config import inline
+    from hearthd.front.tenancy import tokens
+    from hearthd.front.tenant_settings import TokenSettings
+
+    token = tokens.make()
+    entry = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"}
+    entry |= {"name": name} if name else {}
+    entry |= {"expires": expires} if expires else {}
+    try:
+        TokenSettings.model_validate(entry)
+    except ValidationError as error:
+        _fail(f"hearthd: {error.errors()[0]['msg'].removeprefix('Value error, ')}", USAGE_ERROR)
+    print("# The token, for the client (HEARTH_TOKEN); it is shown this once and kept nowhere:")
+    print(token)
+    print("# For the daemon, an entry of `tokens` of a tenant in its configuration:")
+    print(inline(entry))
+
+
+FLAGS: dict[str, tuple[tuple[str, ...], type, str]] = {
+    "grpc": (("listen", "grpc"), str, 'Address for gRPC, "host:port"; empty: none.'),
+    "http": (("listen", "http"), str, 'Address for HTTP, "host:port"; empty: none.'),
+    "unix": (("listen", "unix"), str, "Path of the Unix socket; empty: none."),
+    "lanes": (("listen", "lanes"), str, 'Address for bulk data over TCP, "host:port"; empty: none.'),
+    "backend": (("devices", "backend"), str, "auto, cuda or cpu."),
+    "cpu_count": (("devices", "cpu_count"), int, "Virtual devices of the CPU backend."),
+    "log_level": (("log", "level"), str, "debug, info, warning or error."),
+    "log_format": (("log", "format"), str, "json, console or auto."),
+    "insecure": (("insecure",), bool, "Allow addresses that other hosts reach."),
+}
+"""Settings that the command line has a flag for: path, type, help."""
+
+
+def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes `FLAGS`, too, and gets them as `flags`, by path."""
+    import inspect
+
+    import typer
+
+    def run(**given: Any) -> None:
+        command(flags={path: given.pop(name) for name, (path, _, _) in FLAGS.items()}, **given)
+
+    parameters = [each for each in inspect.signature(command).parameters.values() if each.name != "flags"]
+    for name, (_, kind, text) in FLAGS.items():
+        names = ("--insecure/--secure",) if name == "insecure" else (f"--{name.replace('_', '-')}",)
+        annotation: Any = Annotated[Optional[kind], typer.Option(*names, help=text, show_default=False)]  # noqa: UP045
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def build_app() -> Any:
+    """The typer application."""
+    import typer
+
+    from hearthd.cli import audit, health_check
+
+    app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
+    File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
+    Named = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)]  # noqa: UP045
+    Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+    def option(text: str) -> Any:
+        return typer.Option(help=text, show_default=False)
+
+    def either(named: Path | None, config: Path | None) -> Path | None:
+        if named is not None and config is not None and named != config:
+            _fail(f"hearthd: two files are named, {named} and {config}; name one", USAGE_ERROR)
+        return named if named is not None else config
+
+    @app.command()
+    @_with_flags
+    def serve(flags: Any, config: File = None) -> None:
+        """Serve this node's devices."""
+        _serve(config, flags)
+
+    @app.command("check-config")
+    @_with_flags
+    def check_config(
+        flags: Any,
+        file: Named = None,
+        config: File = None,
+        json: Json = False,
+        strict: Annotated[bool, typer.Option("--strict", help="End with 1 where there are warnings.")] = False,
+    ) -> None:
+        """Say whether the daemon would start with this file, environment and flags, and what may not be meant."""
+        _check_config(either(file, config), flags, json, strict)
+
+    @app.command("print-config")
+    @_with_flags
+    def print_config(flags: Any, file: Named = None, config: File = None, json: Json = False) -> None:
+        """Print the configuration that would be used, and where each value comes from."""
+        _print_config(either(file, config), flags, json)
+
+    @app.command()
+    def token(
+        name: Annotated[str, option("What the audit log calls it.")] = "",
+        expires: Annotated[str | None, option("The last day on which it is good, YYYY-MM-DD.")] = None,
+    ) -> None:
+        """Make a token, and its hash for the configuration."""
+        _print_token(name, expires)
+
+    health_check.add_to(app)
+
+    audit.add_to(app)
+
+    @app.command()
+    def version() -> None:
+        """Print the version."""
+        import hearthd
+
+        print(f"hearthd {hearthd.version()}")
+
+    @app.command()
+    def demo() -> None:
+        """Run the demonstration."""
+        import importlib
+
+        raise typer.Exit(importlib.import_module("hearthd.cli.demo").main())
+
+    return app
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    global _hangup  # noqa: PLW0603 - typer calls what needs it
+    if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
+        from hearthd.shared import sighup
+
+        _hangup = sighup.begin()
+        from hearthd.front import forkserver
+
+        forkserver.begin(sys.argv[2:], os.environ)  # first: its imports take as long as all that follows
+    try:
+        app = build_app()
+    except ModuleNotFoundError as missing:
+        print(
+            f"hearthd: the Python package {missing.name!r} is not installed; the client alone does without it, the "
+            "daemon does not. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
+            file=sys.stderr,
+        )
+        _not_served()
+        raise SystemExit(RUNTIME_ERROR) from None
+    try:
+        app()
+    except SystemExit as over:
+        if over.code == USAGE_ERROR:
+            _not_served()  # a flag that is none
+        raise

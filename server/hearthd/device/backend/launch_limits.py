@@ -1,0 +1,106 @@
+"""What can be known to be wrong with a launch before the driver sees it; every failure at once.
+
+Limits are the device's own (cudaDeviceProp); products are Python integers and cannot wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hearth_proto.launches import TENSOR_MAP_BYTES, Place
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.graph_nodes import Dim
+
+AXES = "xyz"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A device's launch limits. Sizes in bytes."""
+
+    max_threads_per_block: int
+    max_block_dim: tuple[int, int, int]
+    max_grid_dim: tuple[int, int, int]
+    shared_mem_per_block: int
+    shared_mem_per_block_optin: int
+    multiprocessors: int = 0
+    max_threads_per_multiprocessor: int = 0
+    max_blocks_per_multiprocessor: int = 0
+    """0: the device does not say."""
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class KernelLimits:
+    """What the loaded function adds: static shared memory and its own bound on threads (registers, launch bounds)."""
+
+    max_threads_per_block: int
+    static_shared_bytes: int
+
+
+def check(limits: Limits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
+    """What is wrong, one sentence each; empty when the launch fits."""
+    wrong: list[str] = []
+    for what, dim in (("grid", grid), ("block", block)):
+        wrong += [
+            f"{what}.{axis} is 0; every dimension is at least 1" for axis, n in zip(AXES, dim, strict=True) if not n
+        ]
+    for what, dim, most in (("block", block, limits.max_block_dim), ("grid", grid, limits.max_grid_dim)):
+        wrong += [
+            f"{what}.{axis} is {n}; the device's most is {limit}"
+            for axis, n, limit in zip(AXES, dim, most, strict=True)
+            if n > limit
+        ]
+    threads = block[0] * block[1] * block[2]
+    if threads > limits.max_threads_per_block:
+        wrong.append(f"the block has {threads} threads; the device's most is {limits.max_threads_per_block}")
+    elif threads > kernel.max_threads_per_block:
+        wrong.append(
+            f"the block has {threads} threads; this kernel's most is {kernel.max_threads_per_block} "
+            "(its registers or __launch_bounds__)"
+        )
+    total = shared_mem + kernel.static_shared_bytes
+    if total > limits.shared_mem_per_block_optin:
+        wrong.append(
+            f"{total} bytes of shared memory ({shared_mem} dynamic, {kernel.static_shared_bytes} static) are asked "
+            f"for; the device's most per block is {limits.shared_mem_per_block_optin}"
+        )
+    return wrong
+
+
+def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> list[str]:
+    """What is wrong with the arguments' count and sizes; offsets may differ, the daemon moves them."""
+    if len(given) != len(real):
+        arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
+        return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]
+    return [
+        f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
+        for index, (place, (_, real_size)) in enumerate(zip(given, real, strict=True))
+        if place.size != real_size
+    ]
+
+
+def _kind(place: Place) -> str:
+    if not place.pointer:
+        return ""
+    return " (a tensor map)" if place.size == TENSOR_MAP_BYTES else " (a buffer)"
+
+
+def refuse(
+    kernel: str, wrong: list[str], grid: Dim, block: Dim, shared_mem: int, reason: Reason = Reason.LAUNCH_INVALID
+) -> Refusal:
+    """The refusal of one launch, with everything that is wrong with it."""
+    return Refusal(
+        reason,
+        f"launch of {kernel} with grid {grid}, block {block}, {shared_mem} bytes of dynamic shared memory: "
+        + "; ".join(wrong),
+        fix="change what is named; node.device(i).properties and the function's attributes hold the limits",
+        details={
+            "kernel": kernel,
+            "grid": grid,
+            "block": block,
+            "shared_mem": shared_mem,
+            "failures": len(wrong),
+        },
+    )

@@ -1,0 +1,76 @@
+"""How many blocks and clusters a device holds at once: what cooperative and cluster launches are checked against.
+
+A cooperative launch whose grid does not fit whole would wait for itself for ever. Two bounds apply: the threads of a
+multiprocessor, known before any code is loaded, and the occupancy of the loaded function, which its registers and
+shared memory may lower further.
+"""
+
+from __future__ import annotations
+
+from hearthd.device.backend.graph_nodes import Dim
+from hearthd.device.backend.launch_limits import AXES, Limits
+
+PORTABLE_CLUSTER = 8
+"""Blocks of a cluster that every device with clusters takes (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+
+LARGEST_CLUSTER = 16
+"""Blocks of a cluster where a function opts in (CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED)."""
+
+
+def product(dim: Dim) -> int:
+    return dim[0] * dim[1] * dim[2]
+
+
+def thread_bound(limits: Limits, threads: int) -> int:
+    """Blocks of so many threads that the device holds by its threads alone: floor(threads of a multiprocessor / threads
+    of a block), at most the blocks of a multiprocessor where that is known, times multiprocessors; 0 where nothing is
+    known."""
+    if threads < 1:
+        return 0
+    blocks = limits.max_threads_per_multiprocessor // threads
+    if limits.max_blocks_per_multiprocessor > 0:
+        blocks = min(blocks, limits.max_blocks_per_multiprocessor)
+    return blocks * limits.multiprocessors
+
+
+def check_cooperative(limits: Limits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
+    """What keeps the grid from being resident whole. `occupancy`: blocks of the loaded function that fit one
+    multiprocessor; None: not asked yet."""
+    if "cooperative_launch" not in limits.features:
+        return ["the device has no cooperative launches"]
+    blocks = product(grid)
+    bound = thread_bound(limits, product(block))
+    if blocks > bound:
+        return [_too_many(blocks, bound, "by the threads and blocks that a multiprocessor holds", limits)]
+    if occupancy is not None and blocks > occupancy * limits.multiprocessors:
+        bound = occupancy * limits.multiprocessors
+        return [_too_many(blocks, bound, "by this kernel's registers and shared memory", limits)]
+    return []
+
+
+def _too_many(blocks: int, bound: int, why: str, limits: Limits) -> str:
+    return (
+        f"a cooperative grid of {blocks} blocks is not resident whole: {bound} fit {why} "
+        f"({bound // max(1, limits.multiprocessors)} on each of {limits.multiprocessors} multiprocessors)"
+    )
+
+
+def check_cluster(limits: Limits, grid: Dim, cluster: Dim) -> list[str]:
+    """What is wrong with the cluster's dimensions."""
+    if "clusters" not in limits.features:
+        return ["the device has no thread block clusters"]
+    wrong = [f"cluster.{axis} is 0; every dimension is at least 1" for axis, n in _axes(cluster) if not n]
+    if wrong:
+        return wrong
+    if product(cluster) > LARGEST_CLUSTER:
+        wrong.append(f"a cluster of {product(cluster)} blocks; the most is {LARGEST_CLUSTER}")
+    wrong += [
+        f"grid.{axis} is {grid[index]}; it is no multiple of cluster.{axis}, which is {n}"
+        for index, (axis, n) in enumerate(_axes(cluster))
+        if grid[index] % n
+    ]
+    return wrong
+
+
+def _axes(dim: Dim) -> list[tuple[str, int]]:
+    return list(zip(AXES, dim, strict=True))

@@ -1,0 +1,157 @@
+"""Which sessions have a lane: sockets that the front hands over, and what it says of their end.
+
+A lane that breaks is dropped: what it brought goes on, and its answers go to the front alone, which keeps them until
+the client is back and the front has asked for the lane's end (LANE_END).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from hearth_proto.frames import Frame, Kind
+from hearthd.device.channels.lane import Lane, Limits
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.outbox import RECEIVED, Outbox
+from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.log import Journal
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.process.executor import Executor
+from hearthd.device.session.session import Session
+
+PATIENCE_S = 5.0
+"""How long a socket is kept for a channel of which the link has not told yet: the two keep no order between them."""
+
+LANE = "lane"
+"""The kind of message on the descriptors socket that brings one."""
+
+
+class Lanes:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        outbox: Outbox,
+        executor: Executor,
+        journal: Journal,
+        descriptors: Descriptors | None,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        self._loop = loop
+        self._outbox = outbox
+        self._executor = executor
+        self._journal = journal
+        self._descriptors = descriptors
+        self._patience = patience
+        self._waiting: dict[int, tuple[socket.socket, Limits, float]] = {}
+        """Those whose channel has not been opened, and until when they are kept."""
+        self._numbers = itertools.count(1)
+        executor.in_order[Kind.LIVE] = self._begin
+        if descriptors is not None:
+            descriptors.on(LANE, self._arrived)
+
+    def opened(self, channel: int) -> None:
+        """The session is there."""
+        waiting = self._waiting.pop(channel, None)
+        if waiting is not None:
+            self._adopt(channel, *waiting[:2])
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long; gives up what has waited for too long."""
+        if not self._waiting:
+            return asleep
+        now = time.monotonic()
+        for channel, (_, _, deadline) in tuple(self._waiting.items()):
+            if now >= deadline:
+                self._journal.warning("lane", channel=channel, error="its channel was never opened")
+                self.drop(channel)
+        return sooner(max(0.0, min((each[2] for each in self._waiting.values()), default=now) - now), asleep)
+
+    def close(self) -> None:
+        """Closes all of them: the process ends."""
+        for channel in (*self._waiting, *self._outbox.lanes):
+            self.drop(channel)
+
+    # ---- beginning ----
+
+    def _arrived(self, body: dict[str, Any], files: list[int]) -> None:
+        for surplus in files[1:]:
+            os.close(surplus)
+        if not files:
+            self._journal.warning("lane", error="it came without its socket")
+            return
+        end = socket.socket(fileno=files[0])
+        try:
+            channel = int(body["channel"])
+            limits = Limits.parse(body)
+        except (KeyError, TypeError, ValueError) as error:
+            self._journal.warning("lane", error=f"the front's message cannot be read: {error!r}")
+            end.close()
+            return
+        if channel in self._outbox.lanes or channel in self._waiting:
+            self._journal.warning("lane", channel=channel, error="the channel has one already")
+            end.close()
+        elif self._executor.session(channel) is None:
+            self._waiting[channel] = (end, limits, time.monotonic() + self._patience)
+        else:
+            self._adopt(channel, end, limits)
+
+    def _adopt(self, channel: int, end: socket.socket, limits: Limits) -> None:
+        number = next(self._numbers)
+        crowded, straight = lambda: self._outbox.crowded, self._executor.straight.take
+        lane = Lane(end, channel, number, limits, self._loop, self._take, crowded, self._over, straight)
+        self._outbox.lanes[channel] = lane
+        self._outbox.stir(lane)
+        # Batches of an earlier attachment may still wait to be looked at: which is the next one, they decide.
+        self._executor.frame(Frame(Kind.LIVE, 0, channel, number, b""))
+
+    def _begin(self, session: Session, frame: Frame) -> None:
+        lane = self._outbox.lanes.get(session.channel)
+        if lane is not None and lane.number == frame.id:
+            lane.begin(session.last_seq)
+
+    # ---- frames of clients ----
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == RECEIVED:
+            self._outbox.put(RECEIVED, frame.payload, channel=frame.channel)
+        else:
+            self._executor.frame(frame)
+
+    # ---- the end ----
+
+    def _over(self, lane: Lane, why: str) -> None:
+        """Its client has gone, or broken it."""
+        if self._outbox.lanes.get(lane.channel) is lane:
+            del self._outbox.lanes[lane.channel]
+            if not lane.used:  # its client may have gone back to its stream: the front has to know that nothing comes
+                body = json.dumps({"unused": True, "why": why}).encode()
+                self._outbox.put(Kind.LANE_ENDED, body, channel=lane.channel)
+        if why:
+            session = self._executor.session(lane.channel)
+            who = session.id if session is not None else ""
+            self._journal.warning("lane", channel=lane.channel, session=who, error=f"closed: {why}")
+
+    def end(self, frame: Frame) -> None:
+        """The front asks for the end of a channel's lane, if it still has one. Its copies are on the link before the
+        answer."""
+        self.drop(frame.channel)
+        session = self._executor.session(frame.channel)
+        last = self._executor.sharing.last_batch(session) if session is not None else 0
+        self._outbox.put(Kind.LANE_ENDED, json.dumps({"last": last}).encode(), channel=frame.channel, id=frame.id)
+
+    def drop(self, channel: int) -> None:
+        """Closes the channel's lane, if it has one."""
+        if self._descriptors is not None:
+            self._descriptors.receive()  # what the front sent before is there, whichever socket the loop saw first
+        waiting = self._waiting.pop(channel, None)
+        if waiting is not None:
+            waiting[0].close()
+        lane = self._outbox.lanes.pop(channel, None)
+        if lane is not None:
+            lane.close()

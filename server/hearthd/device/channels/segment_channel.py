@@ -1,0 +1,279 @@
+"""A client's own socket into the device process where it shares memory: SEGMENT and RELEASE come, SEGMENT and ABORT go;
+and UPLOAD and DOWNLOAD come, and go back, which say where the bytes of transfers are.
+
+Descriptors come beside the bytes: the system hands one over with the first byte of what was sent with it, and never
+reads on beyond that. So the first that has come and was not taken belongs to the first SEGMENT that has come and has
+none; a client that keeps to the protocol sends each with a SEGMENT frame's first byte.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from queue import SimpleQueue
+from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT
+from typing import Any
+
+from hearth_proto.frames import PLACE, Frame, FrameError, FrameReader, Kind, encode
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.platform.event_loop import Loop
+from hearthd.device.session.segment import Place, Segment
+from hearthd.device.session.segment_policy import check_range
+from hearthd.device.session.session import Session
+from hearthd.device.transfers.segments import Segments
+from hearthd.device.transfers.transfers import Transfers
+
+RECEIVE_BYTES = 64 << 10
+MAX_FRAME = 1 << 10
+DESCRIPTORS = 8
+"""Room for so many at once; the system closes further ones."""
+
+MAX_UNREAD = 1 << 20
+"""Bytes of answers that wait to be read; beyond, the connection ends."""
+
+MAX_STRANGE = 64
+"""Descriptors that are being closed; beyond, the connection ends."""
+
+
+class Closer:
+    """Closes descriptors that are no memfd: of such a file, who closes it may have to wait for somebody else."""
+
+    def __init__(self) -> None:
+        self._files: SimpleQueue[int] = SimpleQueue()
+        self._given = self._closed = 0
+
+    def __len__(self) -> int:
+        """How many are not closed yet."""
+        return self._given - self._closed
+
+    def close(self, files: Iterable[int]) -> None:
+        for file in files:
+            if not self._given:
+                threading.Thread(target=self._run, name="close-files", daemon=True).start()
+            self._given += 1
+            self._files.put(file)
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                os.close(self._files.get())
+            self._closed += 1
+
+
+class SegmentConnection:
+    """Belongs to the device-handle thread. `over` is told once that the client has gone (an empty string) or what it
+    has done."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        session: Session,
+        most: int,
+        segments: Segments,
+        transfers: Transfers,
+        closer: Closer,
+        loop: Loop,
+        over: Callable[[SegmentConnection, str], None],
+    ) -> None:
+        self.session = session
+        self._end = end
+        self._fd = end.fileno()
+        self._most = most
+        self._segments = segments
+        self._transfers = transfers
+        self._closer = closer
+        self._loop = loop
+        self._over = over
+        self._reader = FrameReader(MAX_FRAME)
+        self._files: deque[int] = deque()
+        """Descriptors that have come, in order."""
+        self._own: dict[int, Segment] = {}
+        """Those that came here and are named."""
+        self._out = bytearray()
+        self._open = True
+        end.setblocking(False)
+        loop.add_reader(self._fd, self._ready)
+
+    def begin(self) -> None:
+        """Tells the client that segments may come."""
+        self._put(Kind.LIVE)
+
+    def close(self) -> None:
+        """Its segments are named no more. A second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        with contextlib.suppress(OSError):  # nobody reads
+            self._end.send(self._out)
+        self._loop.remove_reader(self._fd)
+        self._loop.post(self._end.close)  # its number may not be another's while events of this turn are looked at
+        self._closer.close(self._files)
+        self._files.clear()
+        for segment in self._own.values():
+            self._segments.release(segment)
+        self._own.clear()
+
+    # ---- from the client ----
+
+    def _ready(self, events: int) -> None:
+        if events & EPOLLIN:
+            self._receive()
+        elif events & (EPOLLHUP | EPOLLERR):
+            self._ended("")
+        if events & EPOLLOUT:
+            self._send()
+
+    def _receive(self) -> None:
+        try:
+            data, beside, _, _ = self._end.recvmsg(
+                RECEIVE_BYTES, socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            self._ended("")
+            return
+        files = _descriptors(beside)
+        self._files.extend(files[:1])
+        self._closer.close(files[1:])
+        if not data:
+            self._ended("")
+            return
+        try:
+            for frame in self._reader.feed(data):
+                self._frame(frame)
+        except (FrameError, ValueError) as error:
+            self._ended(str(error))
+            return
+        while len(self._files) > (1 if self._reader.pending else 0):  # they came with no SEGMENT
+            self._closer.close([self._files.popleft()])
+        if len(self._closer) > MAX_STRANGE:
+            self._ended(f"{len(self._closer)} descriptors came that are no memfd, and do not close")
+
+    def _frame(self, frame: Frame) -> None:
+        if not self._open:
+            return
+        if frame.kind == Kind.SEGMENT and not (frame.channel or frame.flags):
+            self._segment(frame)
+        elif frame.kind == Kind.RELEASE and not (frame.channel or frame.flags or frame.payload):
+            segment = self._own.pop(frame.id, None)
+            if segment is not None:  # else it was refused
+                self._segments.release(segment)
+        elif frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD) and not (frame.channel or frame.flags):
+            self._place(frame)
+        else:
+            raise ValueError(
+                f"a frame of kind {frame.kind} with flags {frame.flags} for channel {frame.channel} is none of a "
+                "connection for segments"
+            )
+
+    def _segment(self, frame: Frame) -> None:
+        ident = frame.id
+        if not self._files:
+            self._refuse(ident, _without_file())
+            return
+        file = self._files.popleft()
+        try:
+            announced, signals = _read(frame.payload)
+            then = partial(self._answer, ident)
+            segment = self._segments.take(self.session, ident, announced, file, self._most, then)
+            segment.signals = signals
+            self._own[ident] = segment
+        except Refusal as refusal:
+            self._closer.close([file])
+            self._refuse(ident, refusal)
+
+    def _place(self, frame: Frame) -> None:
+        """Where the bytes of a transfer lie, or go. Raises ValueError for what says nothing about that."""
+        try:
+            ident, start, size = PLACE.unpack(frame.payload)
+        except struct.error as error:
+            raise ValueError(f"the payload of frame {frame.kind} is no place: {error}") from None
+        try:
+            place = Place(self._segments.find(self.session, ident), start, size)
+            check_range(f"transfer {frame.id}", ident, place.segment.size, start, size)
+            if frame.kind == Kind.UPLOAD:
+                self._transfers.place_upload(self.session, frame.id, place)
+            else:
+                self._transfers.place_download(self.session, frame.id, place)
+        except Refusal as refusal:
+            self._refuse(frame.id, refusal)
+        else:
+            self._put(frame.kind, id=frame.id)
+
+    # ---- to the client ----
+
+    def _answer(self, ident: int, refusal: Refusal | None) -> None:
+        if not self._open:
+            return
+        if refusal is None:
+            self._put(Kind.SEGMENT, id=ident)
+        else:
+            self._own.pop(ident, None)
+            self._refuse(ident, refusal)
+
+    def _refuse(self, ident: int, refusal: Refusal) -> None:
+        self._put(Kind.ABORT, refusal.to_status().SerializeToString(), id=ident)
+
+    def _put(self, kind: int, payload: bytes = b"", id: int = 0) -> None:
+        self._out += encode(kind, payload, id=id)
+        if len(self._out) > MAX_UNREAD:
+            self._ended(f"{len(self._out)} bytes of answers wait to be read; the most is {MAX_UNREAD}")
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        if not self._open:
+            return
+        try:
+            sent = self._end.send(self._out) if self._out else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._ended("")
+            return
+        del self._out[:sent]
+        self._loop.watch(self._fd, writes=bool(self._out))
+
+    def _ended(self, why: str) -> None:
+        if self._open:
+            self.close()
+            self._over(self, why)
+
+
+def _descriptors(beside: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """Those among what came beside the bytes."""
+    found = array.array("i")
+    for level, kind, data in beside:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
+def _read(payload: bytes) -> tuple[object, bool]:
+    """What a SEGMENT frame says: its size, and whether it is for signals. Raises Refusal(MALFORMED_MESSAGE)."""
+    try:
+        body: Any = json.loads(payload)
+        return body["size"], body.get("signals") is True
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Refusal(
+            Reason.MALFORMED_MESSAGE,
+            f"the payload of a SEGMENT frame cannot be read: {payload[:80]!r}",
+            fix='send JSON, {"size": bytes}',
+        ) from None
+
+
+def _without_file() -> Refusal:
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        "a SEGMENT frame came without a descriptor",
+        fix="send its memfd with the frame's first byte (SCM_RIGHTS), one descriptor with each frame",
+    )

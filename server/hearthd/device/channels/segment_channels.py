@@ -1,0 +1,113 @@
+"""Connections where clients share memory: sockets that the front hands over, by their channels, and their end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+from hearthd.device.channels.segment_channel import Closer, SegmentConnection
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.log import Journal
+from hearthd.device.process.executor import Executor
+from hearthd.device.session.session import Session
+
+SEGMENTS = "segments"
+"""The kind of message on the descriptors socket that brings one."""
+
+MOST = 4
+"""Connections of one session. One is enough; another may come before it is known that the last one broke."""
+
+WAITING = 64
+PATIENCE_S = 5.0
+"""How many sockets are kept, and for how long, of channels of which the link has not told yet: the two keep no order
+between them."""
+
+
+class SegmentConnections:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        executor: Executor,
+        journal: Journal,
+        descriptors: Descriptors | None,
+    ) -> None:
+        self._loop = loop
+        self._segments = executor.segments
+        self._transfers = executor.transfers
+        self._session_of = executor.session
+        self._journal = journal
+        self._closer = Closer()
+        self._open: dict[Session, list[SegmentConnection]] = {}
+        self._waiting: list[tuple[socket.socket, int, int, float]] = []
+        self._latest = 0
+        """The last channel that was opened: they are numbered in order."""
+        executor.segments.journal = journal
+        executor.on_close = self.close
+        if descriptors is not None:
+            descriptors.on(SEGMENTS, self._arrived)
+
+    def opened(self, channel: int) -> None:
+        """The session is there."""
+        self._latest = max(self._latest, channel)
+        if self._waiting:
+            now = time.monotonic()
+            waiting, self._waiting = self._waiting, []
+            for end, whose, most, deadline in waiting:
+                if whose == channel:
+                    self._adopt(end, whose, most)
+                elif now > deadline:
+                    end.close()
+                else:
+                    self._waiting.append((end, whose, most, deadline))
+
+    def close(self, session: Session) -> None:
+        """The session ends."""
+        for connection in self._open.pop(session, ()):
+            connection.close()
+        self._segments.close(session)
+
+    def _arrived(self, body: dict[str, Any], files: list[int]) -> None:
+        for surplus in files[1:]:
+            os.close(surplus)
+        if not files:
+            self._journal.warning(SEGMENTS, error="a connection came without its socket")
+            return
+        end = socket.socket(fileno=files[0])
+        try:
+            channel, most = int(body["channel"]), int(body["max_bytes"])
+        except (KeyError, TypeError, ValueError) as error:
+            self._journal.warning(SEGMENTS, error=f"the front's message cannot be read: {error!r}")
+            end.close()
+            return
+        if self._session_of(channel) is not None:
+            self._adopt(end, channel, most)
+        elif channel > self._latest and len(self._waiting) < WAITING:
+            self._waiting.append((end, channel, most, time.monotonic() + PATIENCE_S))
+        else:
+            end.close()  # the session has ended
+
+    def _adopt(self, end: socket.socket, channel: int, most: int) -> None:
+        session = self._session_of(channel)
+        assert session is not None
+        there = self._open.setdefault(session, [])
+        if len(there) >= MOST:
+            self._journal.warning(SEGMENTS, session=session.id, error=f"it has {len(there)} connections already")
+            end.close()
+            return
+        connection = SegmentConnection(
+            end, session, most, self._segments, self._transfers, self._closer, self._loop, self._over
+        )
+        there.append(connection)
+        connection.begin()
+
+    def _over(self, connection: SegmentConnection, why: str) -> None:
+        there = self._open.get(connection.session, [])
+        if connection in there:
+            there.remove(connection)
+        if why:
+            self._journal.warning(SEGMENTS, session=connection.session.id, error=f"closed: {why}")

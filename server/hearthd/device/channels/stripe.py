@@ -1,0 +1,291 @@
+"""One stripe: a client's own connection into the device process, for nothing but the bytes of transfers.
+
+Two threads of its own move them, between the socket and memory that the device-handle thread has lent: one receives,
+one sends. They touch nothing else. What happens here, the device-handle thread is told by `post`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from hearth_proto.frames import STRIPE_OFFSET, FrameError, Kind, encode
+from hearth_proto.pipes import STALL_S, Part, Pipe, PipeEnded, tune
+from hearth_proto.stripes import CHUNK_BYTES, HEAD, OFFSET, StripeHead, chunk_head, credit, read_head
+from hearth_proto.tls_pipe import TlsPipe
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.channels.stripe_tls import Guard
+
+PATIENCE_S = 5.0
+"""What the handshake may take, and how long a stripe waits for its channel to be opened."""
+
+AHEAD = 64
+"""Frames that have come and that the device-handle thread has not looked at; more are not read."""
+
+UNREAD = 4096
+"""Frames that wait to be sent; who asks for more without reading is hung up on."""
+
+REMEMBERED = 256
+"""Transfers that have ended with chunks of them on the way."""
+
+_KINDS = frozenset({Kind.UPLOAD, Kind.DOWNLOAD, Kind.STRIPE, Kind.TAKEN})
+_SCRATCH = 256 << 10
+_GATHERED = 32
+
+
+class Chunk(NamedTuple):
+    """One on its way out."""
+
+    transfer: int
+    offset: int
+    host: HostBuffer
+    size: int
+    queued: float
+
+
+class Owner(Protocol):
+    """What hears of a stripe, on the device-handle thread."""
+
+    def ready(self, stripe: Stripe) -> None: ...
+    def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None: ...
+    def arrived(
+        self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float
+    ) -> None: ...
+    def taken(self, stripe: Stripe, transfer: int, offset: int) -> None: ...
+    def sent(self, stripe: Stripe, chunk: Chunk, seconds: float) -> None: ...
+    def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None: ...
+
+
+class Stripe:
+    """`grant`, `revoke`, `put`, `put_chunk` and `begin` belong to the device-handle thread."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        channel: int,
+        max_chunk: int,
+        guard: Guard | None,
+        owner: Owner,
+        post: Callable[[Callable[[], object]], None],
+    ) -> None:
+        self.channel = channel
+        self.max_chunk = max_chunk
+        self.begun = False
+        self._end = end
+        self._guard = guard
+        self._owner = owner
+        self._post = post
+        self._pipe: Pipe | None = None
+        self._out: SimpleQueue[bytes | Chunk | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._granted: dict[int, deque[tuple[HostBuffer, float]]] = {}
+        self._revoked: OrderedDict[int, int] = OrderedDict()
+        self._credits = 0
+        self._ahead = threading.Semaphore(AHEAD)
+        self._closed = threading.Event()
+        self._left: list[HostBuffer] = []
+        """Memory that a thread had in hand when the connection broke."""
+        self._sender: threading.Thread | None = None
+        self._scratch: memoryview | None = None
+        threading.Thread(target=self._main, name="stripe-in", daemon=True).start()
+
+    # ---- the device-handle thread's ----
+
+    def begin(self) -> None:
+        """The channel is there: the client may use it."""
+        self.begun = True
+        self.put(encode(Kind.LIVE))
+
+    def grant(self, transfer: int, host: HostBuffer) -> None:
+        """One more chunk of the transfer may come, into this memory."""
+        with self._lock:
+            self._granted.setdefault(transfer, deque()).append((host, time.monotonic()))
+            self._credits += 1
+        self._out.put(credit(transfer, 1))
+
+    def revoke(self, transfer: int) -> list[HostBuffer]:
+        """The memory that was lent to it and is not in use. What is on the way is thrown away when it comes."""
+        with self._lock:
+            granted = self._granted.pop(transfer, None)
+            if not granted:
+                return []
+            self._credits -= len(granted)
+            self._revoked[transfer] = self._revoked.get(transfer, 0) + len(granted)
+            while len(self._revoked) > REMEMBERED:
+                self._revoked.popitem(last=False)
+            return [host for host, _ in granted]
+
+    def put(self, frame: bytes) -> None:
+        """Sends a small frame; to a client that reads none of them, no more."""
+        if self._out.qsize() < UNREAD:
+            self._out.put(frame)
+        else:
+            self.close()
+
+    def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None:
+        """Sends `size` bytes of lent memory; it comes back by `sent`, or by `over`."""
+        self._out.put(Chunk(transfer, offset, host, size, time.monotonic()))
+
+    def close(self) -> None:
+        """Ends it; `over` follows. A second call does nothing."""
+        self._closed.set()
+        self._ahead.release()
+        with contextlib.suppress(OSError):  # it has ended
+            socket.socket.shutdown(self._end, socket.SHUT_RDWR)  # see `Pipe.shutdown`
+
+    # ---- the receiving thread's ----
+
+    def _main(self) -> None:
+        why = ""
+        try:
+            self._open()
+            while not self._closed.is_set():
+                self._frame()
+        except PipeEnded:
+            pass
+        except (OSError, FrameError, ValueError) as error:
+            why = str(error)
+        except Exception as error:  # a stripe's own trouble is nobody else's
+            why = f"an error inside the daemon: {type(error).__name__}: {error}"
+        self.close()
+        self._out.put(None)
+        if self._sender is not None:
+            self._sender.join()
+        self._end.close()
+        self._post(lambda: self._finish(why))
+
+    def _finish(self, why: str) -> None:
+        """On the device-handle thread, which has lent all that is left."""
+        left = [host for granted in self._granted.values() for host, _ in granted] + self._left
+        self._granted.clear()
+        while not self._out.empty():
+            item = self._out.get()
+            if isinstance(item, Chunk):
+                left.append(item.host)
+        self._owner.over(self, why, left)
+
+    def _open(self) -> None:
+        tune(self._end)
+        if self._guard is not None:
+            self._end = inside = self._guard.open(self._end, time.monotonic() + PATIENCE_S)
+            pipe: Pipe = TlsPipe(inside, STALL_S)
+        else:
+            pipe = Pipe(self._end, STALL_S)
+        self._pipe = pipe
+        if self._closed.is_set():
+            raise PipeEnded
+        self._sender = threading.Thread(target=self._send, args=(pipe,), name="stripe-out", daemon=True)
+        self._sender.start()
+        self._tell(lambda: self._owner.ready(self))
+
+    def _tell(self, task: Callable[[], object]) -> None:
+        self._ahead.acquire()
+
+        def told() -> None:
+            self._ahead.release()
+            task()
+
+        self._post(told)
+
+    def _idle(self) -> bool:
+        """Whether nothing is expected of the client."""
+        return not self._credits
+
+    def _frame(self) -> None:
+        pipe, owner = self._pipe, self._owner
+        assert pipe is not None
+        head = bytearray(HEAD + OFFSET)
+        view = memoryview(head)
+        pipe.receive(view[:HEAD], self._idle)
+        frame = read_head(head[:HEAD], self.max_chunk, _KINDS)
+        pipe.receive(view[HEAD:])
+        kind, transfer = frame.kind, frame.id
+        if kind == Kind.STRIPE:
+            (offset,) = STRIPE_OFFSET.unpack_from(head, HEAD)
+            self._chunk(pipe, frame, offset)
+        elif kind == Kind.TAKEN:
+            (offset,) = STRIPE_OFFSET.unpack_from(head, HEAD)
+            self._tell(partial(owner.taken, self, transfer, offset))
+        else:
+            (chunk,) = CHUNK_BYTES.unpack_from(head, HEAD)
+            self._tell(partial(owner.announced, self, kind, transfer, chunk))
+
+    def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int) -> None:
+        size = frame.length - OFFSET
+        claimed = self._claim(frame.id)
+        if claimed is None or size > claimed[0].size:
+            if claimed is not None:
+                self._tell(partial(self._owner.arrived, self, frame.id, offset, size, claimed[0], 0.0))
+            self._skip(pipe, size)
+            return
+        host, granted = claimed
+        try:
+            pipe.receive(host.view[:size])
+        except BaseException:
+            self._left.append(host)
+            raise
+        self._tell(partial(self._owner.arrived, self, frame.id, offset, size, host, time.monotonic() - granted))
+
+    def _claim(self, transfer: int) -> tuple[HostBuffer, float] | None:
+        """The memory for a chunk; None: it is not wanted any more. Raises `FrameError` where it never was."""
+        with self._lock:
+            granted = self._granted.get(transfer)
+            if granted:
+                self._credits -= 1
+                return granted.popleft()
+            left = self._revoked.get(transfer, 0)
+            if not left:
+                raise FrameError(f"a chunk of transfer {transfer} has come without a credit")
+            if left > 1:
+                self._revoked[transfer] = left - 1
+            else:
+                del self._revoked[transfer]
+            return None
+
+    def _skip(self, pipe: Pipe, size: int) -> None:
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH))
+        while size:
+            part = min(size, _SCRATCH)
+            pipe.receive(self._scratch[:part])
+            size -= part
+
+    # ---- the sending thread's ----
+
+    def _send(self, pipe: Pipe) -> None:
+        out = self._out
+        try:
+            while True:
+                parts: list[Part] = []
+                chunk: Chunk | None = None
+                while chunk is None and (not parts or (len(parts) < _GATHERED and not out.empty())):
+                    item = out.get()
+                    if item is None:
+                        return
+                    if isinstance(item, Chunk):
+                        chunk = item
+                    else:
+                        parts.append(item)
+                if chunk is None:
+                    pipe.send(parts)
+                else:
+                    self._send_chunk(pipe, parts, chunk)
+        except OSError:
+            pipe.shutdown()  # the receiving thread ends, and waits for this one
+
+    def _send_chunk(self, pipe: Pipe, parts: list[Part], chunk: Chunk) -> None:
+        parts.append(chunk_head(chunk.transfer, chunk.offset, chunk.size))
+        parts.append(chunk.host.view[: chunk.size])
+        try:
+            pipe.send(parts)
+        except BaseException:
+            self._left.append(chunk.host)
+            raise
+        self._post(partial(self._owner.sent, self, chunk, time.monotonic() - chunk.queued))

@@ -1,0 +1,173 @@
+"""The stripes of a device process: connections that the front hands over, whose they are, and what comes over them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hearth_proto.frames import HEADER, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.stripes import taken
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.channels.stripe import PATIENCE_S, Chunk, Stripe
+from hearthd.device.channels.stripe_tls import Guards
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.log import Journal
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.session.session import Session
+from hearthd.device.transfers.transfers import Transfers
+
+STRIPE = "stripe"
+"""The kind of message on the descriptors socket that brings one."""
+
+MOST = 32
+"""Stripes of one session."""
+
+MOST_CHUNK = 16 << 20
+
+
+class Stripes:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sessions: Callable[[int], Session | None],
+        transfers: Transfers,
+        journal: Journal,
+        descriptors: Descriptors | None,
+    ) -> None:
+        self._loop = loop
+        self._sessions = sessions
+        self._transfers = transfers
+        self._journal = journal
+        self._guards = Guards()
+        self._of: dict[int, set[Stripe]] = {}
+        self._waiting: dict[Stripe, float] = {}
+        """Those whose channel has not been opened, and until when they are kept: the link and the descriptors socket
+        keep no order between them."""
+        transfers.on_close = self._closed
+        transfers.stripes = lambda: sum(map(len, self._of.values()))
+        if descriptors is not None:
+            descriptors.on(STRIPE, self._handed_over)
+
+    def opened(self, channel: int) -> None:
+        """The session is there."""
+        for stripe in [each for each in self._waiting if each.channel == channel]:
+            del self._waiting[stripe]
+            stripe.begin()
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long; gives up what has waited for too long."""
+        if not self._waiting:
+            return asleep
+        now = time.monotonic()
+        for stripe, deadline in tuple(self._waiting.items()):
+            if now >= deadline:
+                del self._waiting[stripe]
+                self._journal.warning("stripe", channel=stripe.channel, error="its channel was never opened")
+                stripe.close()
+        return sooner(max(0.0, min(self._waiting.values(), default=now) - now), asleep)
+
+    def close(self) -> None:
+        """Closes all of them: the process ends."""
+        for stripes in self._of.values():
+            for stripe in stripes:
+                stripe.close()
+
+    def _closed(self, session: Session) -> None:
+        for stripe in self._of.get(session.channel, ()):
+            stripe.close()
+
+    def _handed_over(self, body: dict[str, Any], files: list[int]) -> None:
+        for surplus in files[1:]:
+            os.close(surplus)
+        if not files:
+            self._journal.warning("stripe", error="it came without its socket")
+            return
+        end = socket.socket(fileno=files[0])
+        try:
+            channel, most = int(body["channel"]), int(body["max_chunk_bytes"])
+            if not 0 < most <= MOST_CHUNK:
+                raise ValueError(f"chunks of {most} bytes")
+            guard = self._guards.make(body.get("tls"))
+        except (KeyError, TypeError, ValueError, OSError) as error:  # ssl.SSLError is an OSError
+            self._journal.warning("stripe", error=f"the front's message cannot be used: {error!r}")
+            end.close()
+            return
+        stripes = self._of.setdefault(channel, set())
+        if len(stripes) >= MOST:
+            self._journal.warning("stripe", channel=channel, error=f"the session has {MOST} already")
+            end.close()
+            return
+        stripes.add(Stripe(end, channel, most, guard, self, self._loop.post))
+
+    # ---- what a stripe says; see `hearthd.device.channels.stripe.Owner` ----
+
+    def ready(self, stripe: Stripe) -> None:
+        if self._sessions(stripe.channel) is not None:
+            stripe.begin()
+        else:
+            self._waiting[stripe] = time.monotonic() + PATIENCE_S
+
+    def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None:
+        session = self._sessions(stripe.channel)
+        if session is None or not stripe.begun:
+            stripe.close()
+            return
+        try:
+            if chunk > stripe.max_chunk:
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    f"chunks of {chunk} bytes are announced; the most is {stripe.max_chunk}",
+                    fix="cut the transfer into chunks of OpenBulkResponse.max_chunk_bytes at most",
+                    details={"requested": chunk, "allowed": stripe.max_chunk},
+                )
+            if kind == Kind.UPLOAD:
+                self._transfers.stripe_upload(session, transfer, chunk, stripe)
+            else:
+                self._transfers.stripe_download(session, transfer, chunk, stripe)
+        except Refusal as refusal:
+            payload = refusal.to_status().SerializeToString()
+            stripe.put(HEADER.pack(len(payload), Kind.ABORT, 0, 0, transfer) + payload)
+
+    def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
+        session = self._sessions(stripe.channel)
+        if session is not None and self._transfers.landed(session, transfer, stripe, offset, size, host, seconds):
+            stripe.put(taken(transfer, offset))
+        else:
+            self._transfers.landing.give_back(host)
+
+    def taken(self, stripe: Stripe, transfer: int, offset: int) -> None:
+        session = self._sessions(stripe.channel)
+        if session is not None:
+            try:
+                self._transfers.taken(session, transfer, stripe, offset)
+            except ValueError as error:
+                self._journal.warning("stripe", channel=stripe.channel, session=session.id, error=str(error))
+                stripe.close()
+
+    def sent(self, stripe: Stripe, chunk: Chunk, seconds: float) -> None:
+        self._transfers.landing.give_back(chunk.host)
+        session = self._sessions(stripe.channel)
+        if session is not None:
+            self._transfers.gone(session, chunk.transfer, stripe, seconds)
+
+    def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
+        self._waiting.pop(stripe, None)
+        stripes = self._of.get(stripe.channel, set())
+        stripes.discard(stripe)
+        if not stripes:
+            self._of.pop(stripe.channel, None)
+        for host in left:
+            self._transfers.landing.give_back(host)
+        session = self._sessions(stripe.channel)
+        if session is not None:
+            self._transfers.lost(session, stripe)
+        if why:
+            who = session.id if session is not None else ""
+            self._journal.warning("stripe", channel=stripe.channel, session=who, error=f"closed: {why}")

@@ -1,0 +1,151 @@
+"""How this rank gives up a communicator: what is under way on it is stopped at once, and what it has is freed at rest.
+
+To free memory, CUDA waits for every kernel that runs, and lets no other call through meanwhile. Beside a kernel that
+waits for a peer, or for what its host is about to send, this process would stand still. So the two steps are apart
+where the backend has both: what is stopped ends by itself, and the rest has time.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hearthd.device.backend.communicator import Communicator
+from hearthd.device.context import Device
+from hearthd.device.streams.stream_pool import Track
+
+ABORT_S = 5.0
+"""What takes longer will not come to an end."""
+
+RETIRED = 4
+"""Communicators that wait to be freed for as long as the device is busy; NCCL's have some hundred MiB each."""
+
+Done = Callable[[], None]
+
+
+class GivenUp:
+    """One that is on its way out."""
+
+    __slots__ = ("comm", "communicator", "deadline", "own", "stopping", "track")
+
+    def __init__(self, comm: str, communicator: Communicator, track: Track | None, own: bool) -> None:
+        self.comm = comm
+        self.communicator = communicator
+        self.track = track
+        """That of its operations; None: it never had any."""
+        self.own = own
+        """Whether the track is given back with it."""
+        self.stopping = False
+        """Whether it is being stopped, which takes as long as what stands before it on the device."""
+        self.deadline = math.inf
+        """By when the helper thread has to be done with it."""
+
+
+class GivingUp:
+    """Belongs to the device-handle thread, but for what runs on its helper threads."""
+
+    def __init__(
+        self, device: Device, post: Callable[[Callable[[], None]], None], send: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._device = device
+        self._post = post
+        self._send = send
+        self._helped: dict[GivenUp, None] = {}
+        """Those that helper threads work on."""
+        self._retired = 0
+        """How many wait for the device to rest."""
+
+    def end(self, given_up: GivenUp, *, under_way: bool) -> None:
+        """Gives one up. `under_way`: it has operations that may never end by themselves."""
+        if not under_way:
+            self._retire(given_up)
+        elif given_up.communicator.stops:
+            self._stop(given_up)
+        else:
+            self._device.quiet.meanwhile(partial(self._abort, given_up))
+
+    @property
+    def watching(self) -> bool:
+        """Whether something may become overdue."""
+        return any(each.deadline < math.inf for each in self._helped)
+
+    def check(self, now: float) -> None:
+        """Tells the front what does not come to an end."""
+        for each in list(self._helped):
+            if each.deadline >= now:
+                continue
+            each.deadline = math.inf
+            tracks = self._device.tracks
+            before = [track for track in tracks.undone(tracks.all) if track is not each.track]
+            if each.stopping and before:  # it may stand behind one of these
+                tracks.after_all(before, partial(self._expect, each))
+            else:
+                self._send({"op": "wedged", "comm": each.comm})
+
+    @staticmethod
+    def _expect(given_up: GivenUp) -> None:
+        given_up.deadline = time.monotonic() + ABORT_S
+
+    # ---- steps ----
+
+    def _stop(self, given_up: GivenUp) -> None:
+        given_up.stopping = True
+
+        def stop() -> Callable[[], None]:
+            try:
+                given_up.communicator.stop()
+            except Exception as error:
+                traceback.print_exception(error, file=sys.stderr)
+                self._free(given_up)
+                return lambda: self._gone(given_up)
+            return lambda: self._stopped(given_up)
+
+        self._help(given_up, stop)
+
+    def _stopped(self, given_up: GivenUp) -> None:
+        del self._helped[given_up]
+        given_up.stopping = False
+        self._retire(given_up)
+
+    def _retire(self, given_up: GivenUp) -> None:
+        """Frees one that has nothing under way, while the device rests."""
+        self._retired += 1
+
+        def start(done: Done) -> None:
+            self._retired -= 1
+            self._abort(given_up, done)
+
+        self._device.quiet.beside(start, urgent=self._retired > RETIRED)
+
+    def _abort(self, given_up: GivenUp, done: Done) -> None:
+        def abort() -> Callable[[], None]:
+            self._free(given_up)
+            return lambda: self._gone(given_up, done)
+
+        self._help(given_up, abort)
+
+    @staticmethod
+    def _free(given_up: GivenUp) -> None:
+        try:
+            given_up.communicator.abort()
+        except Exception as error:
+            traceback.print_exception(error, file=sys.stderr)
+
+    def _gone(self, given_up: GivenUp, done: Done = lambda: None) -> None:
+        del self._helped[given_up]
+        done()
+        track, tracks = given_up.track, self._device.tracks
+        if track is not None and given_up.own:
+            tracks.after_all([track], partial(tracks.release, track))
+
+    def _help(self, given_up: GivenUp, work: Callable[[], Callable[[], None]]) -> None:
+        """`work` on a thread of its own; what it returns on this one."""
+        self._helped[given_up] = None
+        self._expect(given_up)
+        threading.Thread(target=lambda: self._post(work()), name="communicator", daemon=True).start()

@@ -1,0 +1,249 @@
+"""Collectives: presented to the front, which matches the ranks; launched on the communicator's track when it says go.
+
+The front gives every rank the same order of operations, so no two ranks can wait for each other's. Nothing here waits
+for a peer: see `presented` for what has not been launched, `communicators` and `collective_flight` for what has.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from hearth_proto.collectives import KINDS
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.communicator import Exchange
+from hearthd.device.collectives.communicators import Memberships
+from hearthd.device.collectives.in_flight import Flight
+from hearthd.device.collectives.membership import Membership
+from hearthd.device.collectives.negotiation import Presented, SessionOf
+from hearthd.device.collectives.parts import locate
+from hearthd.device.collectives.pending import Key, Pending
+from hearthd.device.collectives.request import parse
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Wanted(NamedTuple):
+    """An operation with all that belongs to it."""
+
+    origin: Origin
+    pending: Pending
+    sources: tuple[Buffer, ...]
+    """Those that are not among the destinations."""
+    destinations: tuple[Buffer, ...]
+
+
+class Collectives:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
+        self._device = device
+        self._members = Memberships(device, post, self._send)
+        self._presented = Presented(device, self._members, self._send, self._say)
+        self._groups: dict[tuple[int, str], tuple[int, int]] = {}
+        """Rank and ranks of groups over several daemons, by channel and name."""
+
+    # ---- commands ----
+
+    def all_reduce(self, origin: Origin, command: commands_pb2.AllReduce) -> Operation:
+        """A Collective of one operation, whatever the order of the devices."""
+        part = commands_pb2.CollectiveOperation(
+            kind=commands_pb2.COLLECTIVE_KIND_ALL_REDUCE,
+            source=command.source,
+            source_offset=command.source_offset,
+            destination=command.destination,
+            destination_offset=command.destination_offset,
+            count=command.count,
+            dtype=command.dtype,
+            op=command.op,
+        )
+        devices = tuple(sorted(command.devices))
+        place = self._place(devices)
+        key = Key(origin.session.channel, "", devices, command.sequence)
+        return self._operation(origin, key, [part], place, command.timeout_ns)
+
+    def collective(self, origin: Origin, command: commands_pb2.Collective) -> Operation:
+        channel, devices, group = origin.session.channel, tuple(command.devices), command.group.hex()
+        if len(command.operations) == 1:
+            kind = KINDS.get(command.operations[0].kind)
+            origin.name = f"collective {kind}" if kind else origin.name
+        if group and devices:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"a collective of group {group} and of devices {list(devices)}",
+                fix="name a group that was created or joined, or devices of this daemon, not both",
+            )
+        place = self._groups.get((channel, group)) if group else self._place(devices)
+        if place is None:
+            raise Refusal(
+                Reason.INVALID_HANDLE,
+                f"group {group} is none of this session's, or has no rank on this device",
+                fix="create or join it first: NodeService.CreateGroup, JoinGroup",
+                details={"kind": "group", "handle": group},
+            )
+        key = Key(channel, group, devices, command.sequence)
+        return self._operation(origin, key, command.operations, place, command.timeout_ns)
+
+    def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
+        def run() -> bool:
+            self._follow(origin)
+            origin.stream.collectives = ()
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,))
+
+    def _follow(self, origin: Origin) -> None:
+        """Later work of the stream waits, on the device, for its collectives."""
+        for track in origin.stream.collectives:
+            self._device.tracks.fence(origin.stream.track, track)
+
+    def _place(self, devices: tuple[int, ...]) -> tuple[int, int]:
+        """Rank and ranks. Raises Refusal(INVALID_ARGUMENT)."""
+        ordinal = self._device.spec.ordinal
+        if ordinal not in devices or len(set(devices)) != len(devices):
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"the group {list(devices)} was presented to device {ordinal}",
+                fix="name each device once, this one among them",
+                details={"requested": list(devices), "device": ordinal},
+            )
+        return devices.index(ordinal), len(devices)
+
+    # ---- one operation ----
+
+    def _operation(
+        self,
+        origin: Origin,
+        key: Key,
+        operations: Sequence[commands_pb2.CollectiveOperation],
+        place: tuple[int, int],
+        timeout_ns: int,
+    ) -> Operation:
+        device = self._device
+        try:
+            parts = parse(operations, origin.session.buffers, *place, device.server.communicators.check)
+        except Refusal as refusal:
+            self._presented.withdraw(key, refusal)
+            raise
+        sources = dict.fromkeys(part.source.buffer for part in parts if part.source is not None)
+        destinations = dict.fromkeys(part.destination.buffer for part in parts if part.destination is not None)
+        only_read = tuple(buffer for buffer in sources if buffer not in destinations)
+        seconds = timeout_ns / 1e9 or device.spec.collective_timeout
+        pending = self._presented.add(origin.session, key, parts, seconds)
+        wanted = Wanted(origin, pending, only_read, tuple(destinations))
+        operation = Operation(
+            origin,
+            partial(self._run, wanted),
+            writes=(origin.stream, *destinations),
+            reads=only_read,
+            needs=tuple(sources),
+            spoils=wanted.destinations,
+        )
+        operation.after = origin.reply
+        operation.on_failure = partial(self._presented.failed, pending)
+        operation.announcement = pending
+        return operation
+
+    def _run(self, wanted: Wanted) -> bool:
+        pending = wanted.pending
+        if not pending.made:
+            locate(pending.parts)
+            if not self._presented.present(pending):
+                return False
+        if pending.error is not None:
+            if wanted.origin.stream.flights:  # errors surface in the stream's order, and how these end is not known
+                self._presented.wait_for_others(pending)
+                return False
+            raise pending.error
+        if pending.comm is None or self._device.quiet.occupied:
+            return False
+        member = self._members.get(pending.comm)
+        if member is None:
+            raise self._members.why_gone(pending.comm)
+        if member.failing or not (member.flights.next(pending.index) and self._presented.next(pending)):
+            return False
+        self._launch(wanted, member, locate(pending.parts))
+        return True
+
+    def _launch(self, wanted: Wanted, member: Membership, exchanges: Sequence[Exchange]) -> None:
+        device, track, origin, pending = self._device, member.track, wanted.origin, wanted.pending
+        stream, destinations = origin.stream, wanted.destinations
+        device.tracks.fence(track, stream.track)
+        device.tracks.before(
+            track, [buffer.usage for buffer in destinations], [buffer.usage for buffer in wanted.sources]
+        )
+        size = sum(part.size for part in pending.parts)
+        device.begin(stream, size, track=track)
+        self._members.enqueue(member, exchanges)
+        flight = Flight(origin, pending.key, destinations, member.flights, device.tracks)
+        flight.then(partial(self._presented.settled, pending))
+        self._members.launched(member, flight, pending.deadline)
+        self._presented.launched(pending)
+        if track not in stream.collectives:
+            stream.collectives = (*(each for each in stream.collectives if each.users), track)
+        origin.session.touch(track)
+        if any(part.kind == "barrier" for part in pending.parts):  # it has no buffers that others could wait for
+            self._follow(origin)
+        device.telemetry.collectives += 1
+        device.telemetry.collective_bytes += size
+
+    # ---- the front's messages ----
+
+    def message(self, payload: bytes, session_of: SessionOf) -> None:
+        """One COLLECTIVE frame; see hearthd/front/collectives.py for the conversation. Some come from other daemons:
+        what makes no sense is passed over."""
+        try:
+            message = json.loads(payload)
+            what = message["op"]
+            handler = self._members.handlers.get(what)
+            if handler is not None:
+                handler(message)
+            elif what in ("go", "fail"):
+                self._presented.answered(message, session_of)
+            elif what == "group":
+                place = int(message["rank"]), int(message["ranks"])
+                self._groups[int(message["channel"]), str(message["group"])] = place
+            elif what == "ungroup":
+                channel, group = int(message["channel"]), str(message["group"])
+                if self._groups.pop((channel, group), None) is not None:
+                    self._presented.leave(channel, group, session_of)
+        except (KeyError, TypeError, ValueError) as error:
+            print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._presented.flush()
+        self._say(message)
+
+    def flush(self) -> None:
+        """To be called before the outbox is emptied."""
+        self._presented.settle()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        self._device.outbox.put(Kind.COLLECTIVE, _as_json(message).encode())
+
+    # ---- the end of a session, and the loop ----
+
+    def close(self, session: Session) -> None:
+        """The session's commands have been abandoned; what has been launched runs to its end."""
+        for channel, group in [each for each in self._groups if each[0] == session.channel]:
+            del self._groups[channel, group]
+        self._presented.close(session)
+
+    def check(self) -> None:
+        """Looks for what is overdue. Cheap to call often: it looks now and then."""
+        self._members.check()
+        self._presented.check()
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long."""
+        return self._presented.sleep(self._members.sleep(asleep))

@@ -1,0 +1,273 @@
+"""The communicators of one device process: joined on helper threads, watched while they have work.
+
+An operation that is not done by its deadline, and a communicator that says it has failed, are reported to the front,
+which has every rank give the communicator up (`giving_up`) and says why; where it stays silent, this process does so
+by itself. What was under way on it then becomes an error of its stream.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.device.backend.communicator import Communicator, Exchange
+from hearthd.device.collectives.abort import GivenUp, GivingUp
+from hearthd.device.collectives.in_flight import Flight
+from hearthd.device.collectives.launch_order import Lane
+from hearthd.device.collectives.membership import Membership, given_up, not_started, verdict
+from hearthd.device.context import Device
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.streams.stream_pool import Track
+
+CHECK_S = 0.05
+"""How often communicators are asked whether they have failed."""
+
+VERDICT_S = 0.5
+"""How long the front may take to say what becomes of a communicator that was reported to it."""
+
+KEPT = 256
+"""Communicators that are over, and why: operations may still wait for their turn on them."""
+
+Send = Callable[[dict[str, Any]], None]
+
+
+class Memberships:
+    """Belongs to the device-handle thread, but for what runs on its helper threads."""
+
+    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None], send: Send) -> None:
+        self._device = device
+        self._post = post
+        self._send = send
+        self._live: dict[str, Membership] = {}
+        self._busy: dict[Membership, None] = {}
+        """Those of them that have to be looked at though nothing else happens."""
+        self._gone: OrderedDict[str, Refusal] = OrderedDict()
+        self._ids: dict[str, bytes] = {}
+        """Made here, for communicators that this rank has not joined yet."""
+        self._making: dict[str, bool] = {}
+        """Communicators that a helper thread works on, and whether they are still wanted."""
+        self._giving_up = GivingUp(device, post, send)
+        self._shared: tuple[Track, Lane[Any]] | None = None
+        self._next_check = 0.0
+        self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "create_id": self._on_create_id,
+            "join": self._on_join,
+            "abort": self._on_abort,
+        }
+
+    def get(self, comm: str) -> Membership | None:
+        return self._live.get(comm)
+
+    def why_gone(self, comm: str) -> Refusal:
+        """What an operation gets whose communicator is not there any more."""
+        return self._gone.get(comm) or Refusal(
+            Reason.COMMUNICATOR_FAILED,
+            "the communicator was given up before the operation could start",
+            fix="submit the operation again, with the next sequence number on every rank; a new one is made",
+        )
+
+    # ---- operations ----
+
+    def enqueue(self, member: Membership, exchanges: Sequence[Exchange]) -> None:
+        """Gives the device a communicator's next operation; all that has to be waited for has been fenced."""
+        if exchanges:
+            try:
+                member.communicator.enqueue(exchanges, member.track.stream)
+            except Refusal as refusal:
+                self.broken(member, f"rank could not launch: {refusal.message}")
+                raise
+
+    def launched(self, member: Membership, flight: Flight, deadline: float) -> None:
+        """Watches over what has been enqueued."""
+        member.flights.launch(flight, deadline)
+        self._busy[member] = None
+        self._device.tracks.on_complete(member.track, partial(self._arrived, member, flight))
+
+    def _arrived(self, member: Membership, flight: Flight) -> None:
+        """The device has come to the operation's end, well or not."""
+        if flight.over:
+            return
+        reason = member.communicator.failed()
+        if reason:  # what it has left in its destinations may be anything: it is not over before the verdict
+            self.broken(member, reason)
+            return
+        member.flights.finish(flight)
+        flight.succeed()
+
+    # ---- what the front asks ----
+
+    def _on_create_id(self, message: dict[str, Any]) -> None:
+        comm, ranks = str(message["comm"]), int(message["ranks"])
+        if self._known(comm):
+            return
+        self._making[comm] = True
+        self._helper(partial(self._create_id, comm, ranks))
+
+    def _on_join(self, message: dict[str, Any]) -> None:
+        comm, rank, ranks = str(message["comm"]), int(message["rank"]), int(message["ranks"])
+        unique_id = base64.b64decode(str(message["unique_id"]), validate=True)
+        if self._known(comm):
+            return
+        self._making[comm] = True
+        self._helper(partial(self._join, comm, unique_id, rank, ranks, bool(message.get("group"))))
+
+    def _on_abort(self, message: dict[str, Any]) -> None:
+        comm = str(message["comm"])
+        if self._making.get(comm):
+            # Nothing ends the wait for the others from outside. The thread is left alone, and what it may bring is
+            # given back when it comes.
+            self._making[comm] = False
+            self._device.telemetry.joins_abandoned += 1
+            return
+        self._forget_id(comm)
+        member = self._live.get(comm)
+        if member is None:
+            return
+        encoded = message.get("status")
+        refusal = verdict(encoded) if encoded else None
+        why = str(message.get("reason") or "no reason was given")
+        self._end(member, (lambda _flight: refusal) if refusal is not None else partial(given_up, why, 0), refusal)
+
+    def _known(self, comm: str) -> bool:
+        return comm in self._live or comm in self._making or comm in self._gone
+
+    # ---- joining ----
+
+    def _create_id(self, comm: str, ranks: int) -> None:
+        try:
+            unique_id = self._device.server.communicators.unique_id(ranks)
+        except Exception as error:
+            self._post(partial(self._join_failed, comm, error))
+            return
+        self._post(partial(self._created, comm, unique_id))
+
+    def _created(self, comm: str, unique_id: bytes) -> None:
+        if self._making.pop(comm):
+            self._ids[comm] = unique_id
+            self._send({"op": "id", "comm": comm, "unique_id": base64.b64encode(unique_id).decode()})
+        else:
+            self._device.server.communicators.forget(unique_id)
+
+    def _join(self, comm: str, unique_id: bytes, rank: int, ranks: int, group: bool) -> None:
+        try:
+            communicator = self._device.server.communicators.join(unique_id, rank, ranks)
+        except Exception as error:
+            self._post(partial(self._join_failed, comm, error))
+            return
+        self._post(partial(self._joined, comm, communicator, group))
+
+    def _joined(self, comm: str, communicator: Communicator, group: bool) -> None:
+        self._ids.pop(comm, None)
+        if not self._making.pop(comm):  # it was given up meanwhile
+            self._giving_up.end(GivenUp(comm, communicator, None, own=False), under_way=False)
+            return
+        tracks = self._device.tracks
+        if group:
+            # Who coordinates another group knows nothing of this one's order: one track for both could have each wait
+            # for the other.
+            track, lane = tracks.acquire_own(), Lane[Any]()
+        else:
+            self._shared = self._shared or (tracks.acquire_own(), Lane[Any]())
+            track, lane = self._shared
+        self._live[comm] = Membership(comm, communicator, track, lane, group)
+        self._send({"op": "joined", "comm": comm})
+
+    def _join_failed(self, comm: str, error: Exception) -> None:
+        wanted = self._making.pop(comm, True)
+        self._forget_id(comm)
+        if not wanted:
+            return
+        if not isinstance(error, Refusal):
+            traceback.print_exception(error, file=sys.stderr)
+            why = f"device {self._device.spec.ordinal} could not join: {error}"
+            error = Refusal(Reason.COMMUNICATOR_FAILED, why, fix="look at the daemon's log")
+        self._send({"op": "join_failed", "comm": comm, "status": to_text(error)})
+
+    def _forget_id(self, comm: str) -> None:
+        unique_id = self._ids.pop(comm, None)
+        if unique_id is not None:
+            self._device.server.communicators.forget(unique_id)
+
+    # ---- failing ----
+
+    def broken(self, member: Membership, reason: str, sequence: int = 0, *, timed_out: bool = False) -> None:
+        """Tells the front that this rank cannot go on in it, for the reason of the operation of this number."""
+        if member.failing:
+            return
+        member.refusal = partial(given_up, reason, sequence if timed_out else 0)
+        member.gone = not_started(reason, timed_out)
+        self._tell_progress(member, at_once=True)
+        member.reported = time.monotonic()
+        self._busy[member] = None
+        self._send(
+            {"op": "failed", "comm": member.comm, "reason": reason, "timed_out": timed_out, "sequence": sequence}
+        )
+
+    def _end(self, member: Membership, refusal: Callable[[Flight], Refusal], gone: Refusal | None = None) -> None:
+        """Gives it up: what was under way has failed, and is told so before the abort lets it go on."""
+        del self._live[member.comm]
+        self._busy.pop(member, None)
+        if gone is not None:
+            self._gone[member.comm] = gone
+            while len(self._gone) > KEPT:
+                self._gone.popitem(last=False)
+        flights = member.flights.give_up()
+        self._device.telemetry.collectives_failed += len(flights)
+        for flight in flights:
+            flight.fail(refusal(flight))
+        given_up = GivenUp(member.comm, member.communicator, member.track, own=member.group)
+        self._giving_up.end(given_up, under_way=bool(flights))
+        self._device.kick(None)
+
+    # ---- the loop ----
+
+    def check(self) -> None:
+        """Looks for what has failed or is overdue, and says how far all have come. Cheap to call often: it looks now
+        and then."""
+        now = time.monotonic()
+        if now < self._next_check or not (self._live or self._giving_up.watching):
+            return
+        self._next_check = now + CHECK_S
+        for member in list(self._live.values()):
+            self._check(member, now)
+        self._giving_up.check(now)
+
+    def _tell_progress(self, member: Membership, *, at_once: bool = False) -> None:
+        done = member.flights.progress(time.monotonic(), at_once=at_once)
+        if done is not None:
+            self._send({"op": "progress", "comm": member.comm, "done": done})
+
+    def _check(self, member: Membership, now: float) -> None:
+        self._tell_progress(member)
+        if member.idle:
+            self._busy.pop(member, None)
+        if member.refusal is not None:
+            if now > member.reported + VERDICT_S:
+                self._end(member, member.refusal, member.gone)
+            return
+        reason = member.communicator.failed()
+        if reason:
+            self.broken(member, reason)
+            return
+        overdue = member.flights.overdue(now)
+        if overdue is not None:
+            self.broken(member, f"{overdue.what} was not done in time", overdue.sequence, timed_out=True)
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long."""
+        if not (self._busy or self._giving_up.watching):
+            return asleep
+        left = max(self._next_check - time.monotonic(), 0.0)
+        return sooner(left, asleep)
+
+    @staticmethod
+    def _helper(work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="communicator", daemon=True).start()

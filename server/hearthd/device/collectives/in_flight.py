@@ -1,0 +1,99 @@
+"""A collective that has been launched, until it is known how it ended.
+
+Its peers may be gone, and then it ends with an error long after its turn in its stream; see `doubts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.collectives.flight_policy import Flights
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_pool import Tracks
+
+
+class Named(Protocol):
+    """An operation's name: as text, what messages say."""
+
+    @property
+    def sequence(self) -> int: ...
+
+
+class Flight:
+    """One. Device-handle thread."""
+
+    __slots__ = ("_behind", "_destinations", "_key", "_tracks", "failure", "origin", "over", "place", "row")
+
+    def __init__(
+        self,
+        origin: Origin,
+        key: Named,
+        destinations: Sequence[Buffer],
+        flights: Flights[Flight],
+        tracks: Tracks,
+    ) -> None:
+        self.origin = origin
+        self._key = key
+        self.row = flights
+        """Those of its communicator: it is the next of them."""
+        self.place = flights.launched
+        self.over = False
+        self.failure: Failure | None = None
+        """Why it came to nothing."""
+        self._destinations = destinations
+        self._tracks = tracks
+        self._behind: list[Callable[[], None]] = []
+        tracks.doubts.launched(self, [buffer.usage for buffer in destinations])
+        origin.stream.flights[self] = None
+
+    @property
+    def what(self) -> str:
+        """Names it in messages."""
+        return f"{self.origin.name}, {self._key}"
+
+    @property
+    def sequence(self) -> int:
+        return self._key.sequence
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """`callback` when it is known how it ended."""
+        if self.over:
+            callback()
+        else:
+            self._behind.append(callback)
+
+    def succeed(self) -> None:
+        """It is done."""
+        self._end()
+
+    def fail(self, refusal: Refusal) -> None:
+        """It came to nothing: an error on its stream. What it wrote is worth nothing, and neither is what has been made
+        of that since."""
+        if self.over:
+            return
+        spoiled = dict.fromkeys(self._destinations)
+        spoiled.update(
+            (buffer, None) for buffer in self.origin.session.buffers.items.values() if self in buffer.usage.behind
+        )
+        origin = self.origin
+        if not origin.over:  # its source had failed: that is its error, and it took part for the others' sake
+            origin.over = True
+            self.failure = Failure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
+            origin.replies.failed(origin, refusal)
+            if origin.record is not None:
+                origin.record.failed(refusal.reason)
+            origin.keep(self.failure, list(spoiled))
+        self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        self._destinations = ()
+        self._tracks.doubts.open.pop(self, None)
+        self.origin.stream.flights.pop(self, None)
+        behind, self._behind = self._behind, []
+        for callback in behind:
+            callback()

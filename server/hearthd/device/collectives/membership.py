@@ -1,0 +1,81 @@
+"""This rank of one communicator, and what is said of operations that it took down with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal, from_text
+from hearthd.device.backend.communicator import Communicator
+from hearthd.device.collectives.flight_policy import Flights
+from hearthd.device.collectives.in_flight import Flight
+from hearthd.device.collectives.launch_order import Lane
+from hearthd.device.streams.stream_pool import Track
+
+
+class Membership:
+    """This rank of one communicator."""
+
+    __slots__ = ("comm", "communicator", "flights", "gone", "group", "lane", "refusal", "reported", "track")
+
+    def __init__(self, comm: str, communicator: Communicator, track: Track, lane: Lane[Any], group: bool) -> None:
+        self.comm = comm
+        self.communicator = communicator
+        self.track = track
+        self.lane = lane
+        """The order on the track."""
+        self.group = group
+        """Whether it is one over several daemons, and has the track to itself."""
+        self.flights: Flights[Flight] = Flights()
+        self.reported = math.inf
+        """When the front was told that it has failed."""
+        self.refusal: Callable[[Flight], Refusal] | None = None
+        """Why, for an operation that was under way."""
+        self.gone: Refusal | None = None
+        """Why, for one that was told to go, and could not start."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether it has been reported to the front, which has not said what becomes of it."""
+        return self.refusal is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way on it, and nothing is to be told of it."""
+        return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
+
+
+def given_up(why: str, late: int, flight: Flight) -> Refusal:
+    """For an operation that was under way when its communicator failed; `late`: the one that was not done in time."""
+    if late and flight.sequence == late:
+        return Refusal(
+            Reason.COLLECTIVE_TIMEOUT,
+            f"{flight.what} was launched, and not done in time: a rank of it did not take part, or was too slow",
+            fix="look at what the other ranks do; or give it a longer timeout",
+            details={"sequence": flight.sequence},
+        )
+    return Refusal(
+        Reason.COMMUNICATOR_FAILED,
+        f"{flight.what} was given up: its communicator failed: {why}",
+        fix="submit it again, with the next sequence number on every rank; a new communicator is made",
+        details={"sequence": flight.sequence},
+    )
+
+
+def not_started(why: str, timed_out: bool) -> Refusal:
+    """For an operation that had been told to go on a communicator that failed before it could start; `timed_out`: that
+    is why it failed, of this operation or of one that it waits for."""
+    return Refusal(
+        Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
+        f"the communicator was given up before the operation could start: {why}",
+        fix="submit the operation again, with the next sequence number on every rank; a new one is made",
+    )
+
+
+def verdict(encoded: object) -> Refusal:
+    """What the front says of an operation."""
+    try:
+        return from_text(encoded or "?")
+    except ValueError:
+        return Refusal(Reason.COMMUNICATOR_FAILED, "the front refused the collective and gave no reason")

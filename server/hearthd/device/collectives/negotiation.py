@@ -1,0 +1,306 @@
+"""This rank's operations that have not been launched: what the front is told of them, and what it says."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.device.collectives.communicators import CHECK_S, Memberships, Send
+from hearthd.device.collectives.launch_order import Lane
+from hearthd.device.collectives.membership import verdict
+from hearthd.device.collectives.outgoing import Rows
+from hearthd.device.collectives.parts import Part, locate
+from hearthd.device.collectives.pending import Key, Pending
+from hearthd.device.context import Device
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.session.session import Session
+
+MOST_PRESENTED = 512
+"""Operations of a session, those of a batch counted one by one, that are presented and not known to be done; beyond
+these an operation is presented only when its turn has come. An operation has so many seconds from then on, and those
+before it are to be done by then."""
+
+MOST_AT_ALL = 4096
+"""The same, those included whose turn has come: of so many streams at once."""
+
+REFILL = 64
+"""So much room there is before more of a row is presented: as one message, and not one for each that is done."""
+
+REMEMBERED = 1024
+"""Operations that were launched lately: the same number again is refused."""
+
+SessionOf = Callable[[int], Session | None]
+"""The session of a channel."""
+
+
+class Presented:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, members: Memberships, send: Send, say: Send) -> None:
+        """`send` flushes before it says something."""
+        self._device = device
+        self._members = members
+        self._send = send
+        self._rows = Rows(say, self._unanswered)
+        self._pending: dict[Key, Pending] = {}
+        self._going: dict[Pending, None] = {}
+        """Those of them that have been told to go."""
+        self._launched: OrderedDict[Key, None] = OrderedDict()
+        self._weights: dict[Session, int] = {}
+        """Of what each session has presented and is not known to be done."""
+        self._standing: dict[Session, deque[Pending]] = {}
+        """What waits for room, in order."""
+        self._failing: set[Session] = set()
+        """Whose operations have failed while others before them are under way."""
+        self._next_check = 0.0
+
+    def add(self, session: Session, key: Key, parts: list[Part], seconds: float) -> Pending:
+        """An operation has been submitted. Raises Refusal(INVALID_ARGUMENT) where that has happened before."""
+        if key in self._pending or key in self._launched:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"{key} was submitted before",
+                fix="count a group's operations from 1, each number once",
+                details={"sequence": key.sequence},
+            )
+        pending = self._pending[key] = Pending(self, session, key, parts, seconds)
+        return pending
+
+    # ---- presenting ----
+
+    def ask(self, pending: Pending, ahead: list[Pending]) -> None:
+        """Presents it, or lines it up, behind those ahead of it, which have been. Raises as `locate`."""
+        group = pending.key.group
+        # A group over daemons has an order and a track of its own, and may stand behind anything. One of this daemon's
+        # devices that were told to go while it stands behind such a group would hold up all others on their track.
+        if not group and any(other.key.group for other in ahead):
+            return
+        locate(pending.parts)
+        pending.behind = [other.key for other in ahead if other.comm is None and other.key.group == group]
+        pending.stands = True
+        standing = self._standing.get(pending.session)
+        if standing or self._crowded(pending):
+            if standing is None:
+                standing = self._standing[pending.session] = deque()
+            standing.append(pending)
+        else:
+            self._present(pending)
+
+    def present(self, pending: Pending) -> bool:
+        """Its turn has come: nothing stands before it. False: there is no room even so."""
+        if self._crowded(pending, MOST_AT_ALL):
+            return False
+        pending.behind = []
+        self._present(pending)
+        return True
+
+    def _crowded(self, pending: Pending, most: int = MOST_PRESENTED) -> bool:
+        weight = self._weights.get(pending.session, 0)
+        return weight > 0 and weight + pending.weight > most
+
+    def _present(self, pending: Pending) -> None:
+        """Tells the front that this rank is there; it has so many seconds to be done."""
+        pending.made = pending.stands = True
+        pending.deadline = time.monotonic() + pending.seconds
+        weight = self._weights.get(pending.session, 0)
+        self._weights[pending.session] = weight + pending.weight
+        signature = [part.signature for part in pending.parts]
+        self._rows.add(pending, signature)
+        if not weight:
+            self._rows.flush()
+            self._device.outbox.send()  # the first of a row starts while the others are still looked at
+
+    def flush(self) -> None:
+        """Sends what has been presented."""
+        self._rows.flush()
+
+    def settle(self) -> None:
+        """The same, but for what is better sent with more."""
+        self._rows.settle()
+
+    def _make_room(self, session: Session, weight: int) -> None:
+        """So much less of the session's is presented."""
+        left = self._weights.get(session, 0) - weight
+        if left > 0:
+            self._weights[session] = left
+        else:
+            self._weights.pop(session, None)
+        if left + weight > MOST_PRESENTED:
+            self._device.kick(session)  # one whose turn has come may find room now
+        standing = self._standing.get(session)
+        if left > MOST_PRESENTED - REFILL:
+            return
+        while standing and (standing[0].made or not self._crowded(standing[0])):
+            pending = standing.popleft()
+            if not pending.made and self._pending.get(pending.key) is pending:
+                pending.behind = [key for key in pending.behind if self._unanswered(key)]
+                self._present(pending)
+        if standing is not None and not standing:
+            del self._standing[session]
+
+    def _unanswered(self, key: Key) -> bool:
+        other = self._pending.get(key)
+        return other is not None and other.comm is None and other.error is None
+
+    # ---- how it goes on ----
+
+    def next(self, pending: Pending) -> bool:
+        """Whether it is the next of its track, whose order all ranks keep."""
+        lane = pending.lane
+        if lane is None:
+            return True
+        while (head := lane.head) is not None and head is not pending and self._members.get(head.comm or "") is None:
+            lane.drop(head)  # its communicator is over, and so is its place; it fails when its turn comes
+            head.lane = None
+        return head is pending
+
+    def launched(self, pending: Pending) -> None:
+        """It is on the device; `settled` is to be called when it is known how it ended."""
+        del self._pending[pending.key]
+        self._going.pop(pending, None)
+        lane = pending.lane
+        if lane is not None:
+            lane.launched(pending)
+            self._go_on(lane)
+        self._launched[pending.key] = None
+        while len(self._launched) > REMEMBERED:
+            self._launched.popitem(last=False)
+
+    def settled(self, pending: Pending) -> None:
+        """It is known how it ended."""
+        lane = pending.lane
+        if lane is not None:
+            full = lane.head is None
+            lane.done(pending)
+            if full:
+                self._go_on(lane)
+        self._unpresent(pending)
+        if pending.session in self._failing:
+            self._failing.discard(pending.session)
+            self._device.kick(pending.session)
+
+    def wait_for_others(self, pending: Pending) -> None:
+        """It has failed, and is to be looked at again when more is known of those before it."""
+        self._failing.add(pending.session)
+
+    def failed(self, pending: Pending, refusal: Refusal) -> None:
+        """It will not be launched: refused, skipped, given up."""
+        if self._pending.get(pending.key) is not pending:
+            return
+        del self._pending[pending.key]
+        self._going.pop(pending, None)
+        if pending.lane is not None:
+            pending.lane.drop(pending)
+            self._go_on(pending.lane)
+        if pending.comm is not None:
+            self._missed(pending.key, pending.comm, refusal.message)
+        elif pending.error is None:
+            self.withdraw(pending.key, refusal)
+        self._unpresent(pending)
+
+    def withdraw(self, key: Key, refusal: Refusal) -> None:
+        """Tells the others that this rank will not come."""
+        self._send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
+
+    def _unpresent(self, pending: Pending) -> None:
+        if pending.made:
+            pending.made = False
+            self._make_room(pending.session, pending.weight)
+
+    def _go_on(self, lane: Lane[Pending]) -> None:
+        """The next on the track may be another session's."""
+        head = lane.head
+        if head is not None:
+            self._device.kick(head.session)
+
+    def _missed(self, key: Key, comm: str | None, why: str) -> None:
+        """The others were told to go on, and would wait for this rank."""
+        member = self._members.get(comm) if comm is not None else None
+        if member is not None:
+            reason = f"device {self._device.spec.ordinal} has no part in {key}: {why}"
+            self._members.broken(member, reason, key.sequence)
+
+    # ---- what the front says ----
+
+    def answered(self, message: dict[str, Any], session_of: SessionOf) -> None:
+        """`go`, or `fail`. Raises KeyError, TypeError or ValueError for what is neither."""
+        channel, sequence = int(message["channel"]), int(message["sequence"])
+        group, devices = str(message.get("group") or ""), tuple(map(int, message["devices"]))
+        if message["op"] == "go":
+            comm, index = str(message["comm"]), int(message.get("index") or 0)
+            for step in range(int(message.get("count") or 1)):
+                key = Key(channel, group, devices, sequence + step)
+                self._go(key, self._pending.get(key), comm, index + step if index else 0)
+        else:
+            pending = self._pending.get(Key(channel, group, devices, sequence))
+            if pending is not None and pending.comm is None and pending.error is None:
+                pending.error = verdict(message.get("status"))
+        if self._rows.settle():
+            self._device.outbox.send()  # the front looks at the next while these are launched
+        self._kick(session_of(channel))
+
+    def _go(self, key: Key, pending: Pending | None, comm: str, index: int) -> None:
+        member = self._members.get(comm)
+        if member is not None and index and not member.flights.number(index):
+            return  # said before
+        if pending is None or not pending.made or pending.error is not None:
+            if index:
+                self._missed(key, comm, "it was given up before")
+        elif pending.comm is None:
+            pending.comm, pending.index = comm, index
+            self._going[pending] = None
+            if member is not None:
+                pending.lane = member.lane
+                member.lane.told(pending)
+
+    def leave(self, channel: int, group: str, session_of: SessionOf) -> None:
+        """A group over several daemons is none of the session's any more."""
+        for key, pending in self._pending.items():
+            if key.channel == channel and key.group == group and pending.error is None:
+                pending.error = Refusal(
+                    Reason.COMMUNICATOR_FAILED,
+                    f"{key} cannot start: the group was left",
+                    fix="create a new group",
+                    details={"sequence": key.sequence},
+                )
+        self._forget(lambda key: key.channel == channel and key.group == group)
+        self._kick(session_of(channel))
+
+    def close(self, session: Session) -> None:
+        """The session is over; what it had here has been abandoned."""
+        self._standing.pop(session, None)
+        self._failing.discard(session)
+        self._rows.forget(session.channel)
+        self._forget(lambda key: key.channel == session.channel)
+
+    def _forget(self, whose: Callable[[Key], bool]) -> None:
+        for key in [key for key in self._launched if whose(key)]:
+            del self._launched[key]
+
+    def _kick(self, session: Session | None) -> None:
+        if session is not None:
+            self._device.kick(session)
+
+    # ---- the loop ----
+
+    def check(self) -> None:
+        """Reports what was told to go, and could not start in time: its peers wait for it."""
+        now = time.monotonic()
+        if now < self._next_check or not self._going:
+            return
+        self._next_check = now + CHECK_S
+        for pending in self._going:
+            member = self._members.get(pending.comm) if pending.comm is not None else None
+            if member is not None and pending.deadline <= now:
+                why = f"{pending.key} was told to go, and could not start in time on device {self._device.spec.ordinal}"
+                self._members.broken(member, why, pending.key.sequence, timed_out=True)
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long."""
+        asleep = self._rows.sleep(asleep)
+        if self._going:
+            return sooner(CHECK_S, asleep)
+        return asleep

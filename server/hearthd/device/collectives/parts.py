@@ -1,0 +1,160 @@
+"""One rank's part in a collective, and where it lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hearth_proto.collectives import GATHERING, ITEM_SIZES, SAME, SCATTERING
+from hearth_proto.layouts import clash
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
+from hearthd.device.session.buffer import Buffer
+
+
+class Range(NamedTuple):
+    """Bytes of a buffer."""
+
+    buffer: Buffer
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One operation of one rank. What its kind does not ask for is empty: it need not match anybody's."""
+
+    kind: str
+    count: int
+    dtype: str
+    op: str
+    root: int
+    peer: int
+    rank: int
+    source: Range | None
+    """None: this rank gives nothing."""
+    destination: Range | None
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """What the front matches with the other ranks'."""
+        return {
+            "kind": self.kind,
+            "count": self.count,
+            "dtype": self.dtype,
+            "reduce": self.op,
+            "root": self.root,
+            "peer": self.peer,
+        }
+
+    @property
+    def size(self) -> int:
+        """Bytes: the larger of what it reads and writes."""
+        return max(each.size if each is not None else 0 for each in (self.source, self.destination))
+
+    def locate(self) -> tuple[int, int]:
+        """Addresses of source and destination, 0 where there is none.
+
+        Raises Refusal for what lies outside its buffer (OUT_OF_BOUNDS), has no memory behind it (BUFFER_LOST,
+        ALLOCATION_FAILED) or cannot be written to (READ_ONLY), and Refusal(INVALID_ARGUMENT) for elements that lie
+        askew and for ranges that overlap but as the kind's in-place rule has it.
+        """
+        since = to = 0
+        if self.destination is not None:
+            buffer, offset, size = self.destination
+            buffer.check_writable(f"{self.kind}, destination")
+            to = buffer.range(offset, size, f"{self.kind}, destination")
+        if self.source is not None:
+            buffer, offset, size = self.source
+            since = buffer.range(offset, size, f"{self.kind}, source")
+        if self.op:
+            self._check_aligned(since, to)
+        self._check_apart(since, to)
+        return since, to
+
+    def _check_aligned(self, since: int, to: int) -> None:
+        item = ITEM_SIZES[self.dtype]
+        for place, what in ((self.source, "source"), (self.destination, "destination")):
+            address = since if what == "source" else to
+            if place is not None and place.size and address % item:
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    f"{self.kind}, {what}: {self.dtype} at byte {place.offset} of buffer {place.buffer.handle}",
+                    fix=f"start at a multiple of {item} bytes",
+                    details={"offset": place.offset, "alignment": item},
+                )
+
+    def _check_apart(self, since: int, to: int) -> None:
+        source, destination = self.source, self.destination
+        if source is None or destination is None or not (source.size and destination.size):
+            return
+        if since >= to + destination.size or to >= since + source.size:
+            return
+        if self.in_place(since, to):
+            return
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{self.kind}: bytes [{source.offset}..{source.offset + source.size}) of buffer {source.buffer.handle} and "
+            f"[{destination.offset}..{destination.offset + destination.size}) of buffer {destination.buffer.handle} "
+            "overlap",
+            fix=_IN_PLACE.get(self.kind, "keep source and destination apart"),
+            details={"kind": self.kind, "rank": self.rank},
+        )
+
+    def in_place(self, since: int, to: int) -> bool:
+        """Whether source and destination lie to each other as NCCL's in-place operations have it."""
+        if self.kind in SAME:
+            return since == to
+        before = self.rank * self.count * ITEM_SIZES.get(self.dtype, 0)
+        if self.kind in GATHERING:
+            return since == to + before
+        return self.kind in SCATTERING and to == since + before
+
+    def exchange(self, since: int, to: int) -> Exchange | None:
+        """What the backend is given; None: nothing has to be moved. What does not reduce goes as bytes."""
+        if self.kind == "barrier":
+            return Exchange("barrier")
+        if not self.count:
+            return None
+        if self.op:
+            return Exchange(self.kind, since, to, self.count, self.dtype, self.op, self.root, self.peer)
+        size = self.count * ITEM_SIZES[self.dtype]
+        return Exchange(self.kind, since, to, size, "uint8", "", self.root, self.peer)
+
+
+_IN_PLACE = {
+    **dict.fromkeys(SAME, "name the same range as source and destination, or keep them apart"),
+    **dict.fromkeys(GATHERING, "let the source be this rank's part of the destination, or keep them apart"),
+    **dict.fromkeys(SCATTERING, "let the destination be this rank's part of the source, or keep them apart"),
+}
+
+
+def locate(parts: Iterable[Part]) -> list[Exchange]:
+    """What the backend is to be given, as one. Raises as `Part.locate`, and for operations that run at once and of
+    which one writes what another one reads or writes."""
+    exchanges: list[Exchange] = []
+    reads: list[tuple[int, int]] = []
+    writes: list[tuple[int, int]] = []
+    for part in parts:
+        since, to = part.locate()
+        exchange = part.exchange(since, to)
+        if exchange is None:
+            continue
+        exchanges.append(exchange)
+        source = (since, since + part.source.size) if part.source is not None else None
+        destination = (to, to + part.destination.size) if part.destination is not None else None
+        if source is not None and destination is not None and part.in_place(since, to):
+            writes.append((min(since, to), max(source[1], destination[1])))
+            continue
+        if source is not None:
+            reads.append(source)
+        if destination is not None:
+            writes.append(destination)
+    if len(exchanges) > 1 and clash(reads, writes):
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            "two operations of one collective use the same memory, and one of them writes it: they run at once",
+            fix="send them one after the other, or give each its own memory",
+        )
+    return exchanges

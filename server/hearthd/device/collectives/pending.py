@@ -1,0 +1,126 @@
+"""An operation of this rank that has not been launched: its name, how far it has come, and how a row is told of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.collectives.launch_order import Lane
+from hearthd.device.collectives.parts import Part
+from hearthd.device.session.session import Session
+
+
+class Registry(Protocol):
+    """Who presents them: `presented`."""
+
+    def ask(self, pending: Pending, ahead: list[Pending]) -> None:
+        """Ahead of its turn, behind those that are ahead of it. Raises Refusal."""
+        ...
+
+
+class Key(NamedTuple):
+    """An operation's name on this device; `group` is empty for a group of this daemon's devices."""
+
+    channel: int
+    group: str
+    devices: tuple[int, ...]
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"operation {self.sequence} of group {self.group or list(self.devices)}"
+
+    def address(self) -> dict[str, Any]:
+        """As frames have it."""
+        return {
+            "channel": self.channel, "group": self.group, "devices": list(self.devices), "sequence": self.sequence
+        }  # fmt: skip
+
+
+class Pending:
+    """An operation of this rank that has not been launched; its command's `Announcement`."""
+
+    __slots__ = (
+        "_registry",
+        "behind",
+        "comm",
+        "deadline",
+        "error",
+        "index",
+        "key",
+        "lane",
+        "made",
+        "parts",
+        "seconds",
+        "session",
+        "stands",
+        "weight",
+    )
+
+    def __init__(self, registry: Registry, session: Session, key: Key, parts: list[Part], seconds: float) -> None:
+        self._registry = registry
+        self.session = session
+        self.key = key
+        self.parts = parts
+        self.weight = len(parts) or 1
+        self.seconds = seconds
+        """How long it may take, from when it is presented to when it is done."""
+        self.deadline = math.inf
+        self.made = False
+        """Whether it has been presented."""
+        self.stands = False
+        """Whether it has, or will be behind others of its kind as soon as there is room."""
+        self.behind: list[Key] = []
+        """Those that it stands behind here, and that had not been told to go when it was presented."""
+        self.comm: str | None = None
+        """The communicator on which it may go."""
+        self.lane: Lane[Pending] | None = None
+        self.index = 0
+        """Its number there; 0: the front has given it none."""
+        self.error: Refusal | None = None
+
+    def ask(self, ahead: Iterable[object]) -> None:
+        """Presents it ahead of its turn: behind other collectives that have been presented, so that matching does not
+        cost a round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could
+        then be told to go in an order in which one of them cannot."""
+        others = [other for other in ahead if isinstance(other, Pending)]
+        with suppress(Refusal):  # it will be met again, and answered, when its turn comes
+            self._registry.ask(self, others)
+
+
+class Row:
+    """Operations of one group that are presented one behind the other and are the same: one message."""
+
+    __slots__ = ("_first", "_signature", "count", "last")
+
+    def __init__(self, first: Pending, signature: list[dict[str, Any]]) -> None:
+        self._first = first
+        self._signature = signature
+        self.last = first.key
+        self.count = 1
+
+    def goes_on(self, pending: Pending, signature: list[dict[str, Any]]) -> bool:
+        """Whether it is the next. Groups over daemons have a message for each."""
+        key, last = pending.key, self.last
+        return (
+            key.sequence == last.sequence + 1
+            and not key.group
+            and key.devices == last.devices
+            and key.channel == last.channel
+            and pending.seconds == self._first.seconds
+            and signature == self._signature
+            and (not pending.behind or pending.behind == [last])
+        )
+
+    def message(self) -> dict[str, Any]:
+        first = self._first
+        found = {
+            "op": "present", **first.key.address(), "signature": self._signature, "timeout": first.seconds
+        }  # fmt: skip
+        if first.behind:
+            found["behind"] = [[key.devices, key.sequence] for key in first.behind]
+        if self.count > 1:
+            found["count"] = self.count
+        return found

@@ -1,0 +1,126 @@
+"""The operations of a Collective, checked as far as one rank can before anything of it is looked at in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hearth_proto.collectives import ITEM_SIZES, KINDS, NUMBERS, OPS, PEERED, SHAPES
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.collectives.parts import Part, Range
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.handle_table import Table
+
+MAX_OPERATIONS = 1024
+"""Operations of one Collective."""
+
+Check = Callable[[str, str, str], None]
+"""Raises Refusal(UNSUPPORTED) for a kind, dtype and reduction that the backend cannot do."""
+
+_OPS = {number: name for name, number in OPS.items()}
+
+
+def parse(
+    operations: Sequence[commands_pb2.CollectiveOperation],
+    buffers: Table[Buffer],
+    rank: int,
+    ranks: int,
+    check: Check,
+) -> list[Part]:
+    """The parts of `rank` of `ranks`. Raises Refusal for what no rank could do, whatever the others present."""
+    if len(operations) > MAX_OPERATIONS:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"a collective of {len(operations)} operations; the most is {MAX_OPERATIONS}",
+            fix="send several",
+            details={"operations": len(operations), "allowed": MAX_OPERATIONS},
+        )
+    parts = [_part(operation, buffers, rank, ranks, check) for operation in operations]
+    to_itself = {part.kind for part in parts if part.kind in PEERED and part.peer == rank}
+    if len(to_itself) == 1:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"rank {rank} has a {to_itself.pop()} with itself, and nothing at its other end",
+            fix="put the send and the recv into one Collective",
+            details={"rank": rank, "peer": rank},
+        )
+    return parts
+
+
+def _part(
+    operation: commands_pb2.CollectiveOperation, buffers: Table[Buffer], rank: int, ranks: int, check: Check
+) -> Part:
+    kind = KINDS.get(operation.kind, "")
+    shape = SHAPES.get(kind)
+    if shape is None:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{operation.kind} is no kind of collective",
+            fix=f"one of {', '.join(SHAPES)}",
+            details={"requested": operation.kind},
+        )
+    if kind == "barrier":
+        return Part(kind, 0, "", "", 0, 0, rank, None, None)
+    item = ITEM_SIZES.get(operation.dtype)
+    if item is None:
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            f"{kind} of {operation.dtype!r}",
+            fix=f"one of {', '.join(ITEM_SIZES)}",
+            details={"dtype": operation.dtype},
+        )
+    op = _reduction(kind, operation, check) if shape.reduces else ""
+    peer = operation.peer if shape.peered else 0
+    root = operation.root if shape.rooted else 0
+    for what, value in (("root", root), ("peer", peer)):
+        if value >= ranks:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"{kind} with {what} {value} in a group of {ranks}",
+                fix=f"ranks count from 0 to {ranks - 1}",
+                details={what: value, "ranks": ranks},
+            )
+    size = operation.count * item
+
+    def place(handle: int, offset: int, times: int, needed: bool) -> Range | None:
+        if not times or not needed:
+            return None
+        return Range(buffers.find(handle), offset, size * (ranks if times == 2 else 1))
+
+    at_root = rank == root
+    return Part(
+        kind,
+        operation.count,
+        operation.dtype,
+        op,
+        root,
+        peer,
+        rank,
+        place(operation.source, operation.source_offset, shape.source, at_root or not shape.source_at_root),
+        place(
+            operation.destination,
+            operation.destination_offset,
+            shape.destination,
+            at_root or not shape.destination_at_root,
+        ),
+    )
+
+
+def _reduction(kind: str, operation: commands_pb2.CollectiveOperation, check: Check) -> str:
+    op = _OPS.get(operation.op)
+    if op is None:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{kind} with {operation.op}, which is no reduction",
+            fix=f"one of {', '.join(OPS)}",
+            details={"requested": operation.op},
+        )
+    if operation.dtype not in NUMBERS:
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            f"{kind} of {operation.dtype!r}: nothing reduces that",
+            fix="reduce numbers: view booleans as uint8, complex numbers as twice as many of their parts",
+            details={"dtype": operation.dtype},
+        )
+    check(kind, operation.dtype, op)
+    return op

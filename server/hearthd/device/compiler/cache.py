@@ -1,0 +1,195 @@
+"""Compiled modules on disk: content-addressed, authenticated, bounded, shared by the broker processes of the node.
+
+An entry is code that a device process loads and runs. Each carries an HMAC under the daemon's key over its name and
+its content: what another process wrote, or moved here from another name, is no entry. Where the cache is divided, an
+entry's name depends on the tenant too, so that no tenant learns from the time of a compile what others have compiled.
+
+The cache is never a reason for a launch to fail: what cannot be read is a miss, what cannot be written is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hearthd.device.backend.compiler import Assembly, Image, Job
+from hearthd.shared import disk
+
+MAGIC = b"hearth-image-2\n"
+DIGEST_BYTES = 32
+MAX_ENTRY_BYTES = 256 << 20
+REPORT_S = 60.0
+"""Seconds from one report of a full disk to the next."""
+
+
+def key(job: Job, identity: bytes) -> str:
+    """The content address: everything that decides the result, each part with its length, so that none can run over."""
+    if isinstance(job, Assembly):
+        digest = hashlib.sha256(b"hearth-assembly-1")
+        parts = [identity, job.code]
+    else:
+        digest = hashlib.sha256(b"hearth-module-1")
+        parts = [identity, job.code.encode()]
+        for group in (job.options, job.name_expressions, [part for header in job.headers for part in header]):
+            parts.append(len(group).to_bytes(8, "little"))
+            parts += [text.encode() for text in group]
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+class CompileCache:
+    """One directory, `<first two hex digits>/<name>`. Threads and processes may use it at once.
+
+    Args:
+        directory: Where the entries are; empty: nowhere.
+        max_bytes: Size of all entries; the bound drops those that were not used for longest.
+        secret: Key of the entries' authentication.
+        divided: Whether each tenant has entries of its own: `pin` then says whose they are.
+    """
+
+    def __init__(self, directory: str, max_bytes: int, secret: bytes = b"", divided: bool = False) -> None:
+        self._directory = Path(directory) if directory else None
+        self._max_bytes = max_bytes
+        self._secret = secret
+        self._divided = divided
+        self._tenant: str | None = None
+        self._told = float("-inf")
+        self.report: Callable[[str], None] = lambda _what: None
+        """Told now and then, by any thread, that the disk is full: what is compiled is compiled again another time."""
+
+    @property
+    def directory(self) -> str:
+        """Where it lies; empty: nowhere."""
+        return str(self._directory or "")
+
+    def pin(self, tenant: str) -> None:
+        """Entries are this tenant's from now on, where the cache is divided; the first call counts."""
+        if self._tenant is None:
+            self._tenant = tenant
+
+    def load(self, name: str) -> Image | None:
+        path = self._path(name)
+        if path is None:
+            return None
+        try:
+            if path.stat().st_size > MAX_ENTRY_BYTES:
+                return None
+            image = self._decode(path)
+            os.utime(path)  # the bound drops what was not used for longest
+            return image
+        except OSError:
+            return None  # most often not there; whatever it is, another process may be putting it there just now
+        except (ValueError, KeyError, TypeError, struct.error):  # damaged, or nothing that this version has written
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+
+    def store(self, name: str, image: Image) -> None:
+        path = self._path(name)
+        if path is None:
+            return
+        try:
+            data = self._encode(path, image)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+                try:
+                    file.write(data)
+                    file.close()
+                    Path(file.name).replace(path)
+                except BaseException:
+                    Path(file.name).unlink(missing_ok=True)
+                    raise
+            self._trim()
+        except OSError as error:
+            now = time.monotonic()
+            if disk.is_full(error) and now - self._told >= REPORT_S:
+                self._told = now
+                self.report(disk.refusal(self.directory, "a compiled module", "cache.dir").message)
+
+    @contextlib.contextmanager
+    def single_flight(self, name: str) -> Iterator[None]:
+        """Only one process of the node compiles `name` at a time; the others then find it in the cache."""
+        path = self._path(name)
+        descriptor = -1
+        try:
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    path.with_suffix(".lock").unlink(missing_ok=True)  # type: ignore[union-attr]
+                os.close(descriptor)
+
+    def _path(self, name: str) -> Path | None:
+        if self._directory is None:
+            return None
+        if self._divided:
+            name = self._mac(b"tenant", (self._tenant or "").encode(), name.encode()).hex()
+        return self._directory / name[:2] / name
+
+    def _mac(self, *parts: bytes) -> bytes:
+        code = hmac.new(self._secret, digestmod=hashlib.sha256)
+        for part in parts:
+            code.update(len(part).to_bytes(8, "little"))
+            code.update(part)
+        return code.digest()
+
+    def _encode(self, path: Path, image: Image) -> bytes:
+        head = json.dumps({"names": dict(image.names), "log": image.log}).encode()
+        body = struct.pack("<I", len(head)) + head + image.code
+        return MAGIC + self._mac(b"entry", path.name.encode(), body) + body
+
+    def _decode(self, path: Path) -> Image:
+        data = path.read_bytes()
+        if not data.startswith(MAGIC):
+            raise ValueError("no image")
+        body = data[len(MAGIC) + DIGEST_BYTES :]
+        shown = data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES]
+        if not hmac.compare_digest(shown, self._mac(b"entry", path.name.encode(), body)):
+            raise ValueError("the authentication code is wrong")
+        (length,) = struct.unpack_from("<I", body)
+        head = json.loads(body[4 : 4 + length])
+        return Image(code=body[4 + length :], names=head["names"], log=head["log"])
+
+    def _trim(self) -> None:
+        assert self._directory is not None
+        entries: list[tuple[float, int, Path]] = []
+        for path in self._directory.glob("??/*"):
+            if path.suffix == "" and not path.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    entries.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self._max_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def cache_directory(configured: str) -> str:
+    """Where compiled modules go: the configured directory, never one that others can write to."""
+    if not configured:
+        return ""
+    try:
+        Path(configured).mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = Path(configured).stat()
+    except OSError:
+        return ""
+    # Code in it is run: a directory that another user could fill is no cache.
+    return configured if status.st_uid == os.getuid() and not status.st_mode & 0o022 else ""

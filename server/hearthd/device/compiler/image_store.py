@@ -1,0 +1,50 @@
+"""Images in memory by what they were made from: the ones used last, bounded in number and bytes."""
+
+from __future__ import annotations
+
+from hearthd.device.backend.compiler import Assembly, Image, Job
+
+ENTRIES = 256
+BYTES = 256 << 20
+
+
+class ImageStore:
+    """Belongs to one thread."""
+
+    def __init__(self, entries: int = ENTRIES, size: int = BYTES) -> None:
+        self._entries = entries
+        self._limit = size
+        self._images: dict[Job, Image] = {}
+        self.size = 0
+        """Bytes of the images, and of what they were made from, which is kept to know them by."""
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def get(self, job: Job) -> Image | None:
+        image = self._images.pop(job, None)
+        if image is not None:
+            self._images[job] = image  # the last of the dict is the one used last
+        return image
+
+    def put(self, job: Job, image: Image) -> None:
+        """Drops others, used longest ago, where there is no room; not kept at all where it alone is too large."""
+        before = self._images.pop(job, None)
+        if before is not None:
+            self.size -= _size(job, before)
+        size = _size(job, image)
+        if size > self._limit:
+            return
+        self._images[job] = image
+        self.size += size
+        while len(self._images) > self._entries or self.size > self._limit:
+            oldest = next(iter(self._images))
+            self.size -= _size(oldest, self._images.pop(oldest))
+
+
+def _size(job: Job, image: Image) -> int:
+    made = len(image.code) + len(image.log) + sum(len(key) + len(value) for key, value in image.names.items())
+    if isinstance(job, Assembly):
+        return made + len(job.code)
+    texts = (job.code, *job.options, *job.name_expressions, *(text for header in job.headers for text in header))
+    return made + sum(map(len, texts))

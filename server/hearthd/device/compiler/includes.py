@@ -1,0 +1,276 @@
+"""Whether a source would make the compiler read files of the host: a check of the text alone.
+
+A sandbox is what keeps a compiler from other files (`hearthd.device.platform.sandbox`); this holds where the kernel has
+none, and says in the user's own terms what is wrong. It errs on the side of refusing: a directive counts wherever it
+stands, also in a block comment or behind `#if 0`; only lines that are a `//` comment under every reading of the source
+do not.
+
+Directives are found however they can be written: with spaces and comments within, digraphs, lines that are spliced in
+the middle of a word. What a compiler takes for a splice differs (trailing spaces, trigraphs), so each reading is
+looked at. Names that macros make cannot be known, and are refused; macros that only the compiler's own headers define
+are not the user's, and are left alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal
+
+SOURCE = "kernel.cu"
+"""What compilers here call the source itself."""
+
+MAX_NAME = 1024
+
+FIX = 'send the header along and include it by a plain name: headers={"name.h": text} and #include "name.h"'
+
+_MISSED = re.compile(r"(?:cannot|could not) open source file|error: [^\n]*No such file|file not found")
+
+_COMMENT_LINE = re.compile(r"^[ \t]*//[^\n]*$", re.MULTILINE)
+_SPLICES = (
+    re.compile(r"\\\r?\n"),
+    re.compile(r"\\[ \t\v\f\r]*\n"),
+    re.compile(r"(?:\\|\?\?/)[ \t\v\f\r]*\n"),
+)
+
+# Before a directive's name stands `#`, or a comment that may follow one.
+_START = r"(?:\#|%:|\?\?=|\*/)[ \t\v\f\r]*"
+_INCLUDE = re.compile(_START + r"(include_next|include|import|embed)(?![A-Za-z0-9_])")
+_QUERY = re.compile(r"\b__has_(?:include_next|include|embed)\b")
+_LINE = re.compile(_START + r"(?:line(?![A-Za-z0-9_])|(?=\d))")
+_DEFINE = re.compile(_START + r"define(?![A-Za-z0-9_])")
+_CONDITION = re.compile(_START + r"(?:el)?if\b")
+_ABSOLUTE = re.compile(r'["<]/(?![*/])[^\n">]*')
+_OTHERS = re.compile(r"\bGCC[ \t]+dependency\b|\bpch_preprocess\b|\.incbin\b")
+_IDENTIFIER = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_NUMBER = re.compile(r"\d[A-Za-z0-9_']*")
+_NAME = re.compile(r'"([^"\n]*)"|<([^>\n]*)>')
+_BLANK = re.compile(r"[ \t\v\f\r]*")
+
+_LONGEST_COMMENT = 4096
+"""Between the words of a directive: nobody writes a longer one there, and looking further would take for ever."""
+
+
+class Finding(NamedTuple):
+    """A place where a source reaches out: `what` is written there, `name` is the file if it can be told."""
+
+    file: str
+    line: int
+    what: str
+    name: str
+
+
+def check(
+    code: str, headers: Mapping[str, str], options: Collection[str] = (), name_expressions: Collection[str] = ()
+) -> None:
+    """Raises Refusal(COMPILE_FAILED) for the first thing in a source or its headers that names a file of the host."""
+    for name in headers:
+        check_name(name)
+    for option in options:
+        if "\n" in option or "\0" in option:
+            raise Refusal(
+                Reason.COMPILE_FAILED,
+                f"The compiler option {option!r} has more than one line.",
+                fix="write each option in one line",
+                details={"requested": option, "log": ""},
+            )
+    texts = {**headers, SOURCE: code}
+    words = [word for option in options for word in _IDENTIFIER.findall(option)]
+    defined = {*words, *(word[1:] for word in words if word[0] == "D")}  # -DNAME and -D NAME
+    readings = {file: list(_readings(text)) for file, text in texts.items()}
+    for collect in (_defined, _findings):  # what is defined anywhere may be used anywhere
+        for file, each in readings.items():
+            for reading in each:
+                finding = _first(collect, file, reading, defined)
+                if finding is not None:
+                    raise _refusal(finding)
+    for expression in name_expressions:
+        if "\n" in expression or "#" in expression:
+            raise Refusal(
+                Reason.COMPILE_FAILED,
+                f"The name expression {expression!r} is no name.",
+                fix='write names as the source would, "scale<float>" for one',
+                details={"requested": expression, "log": ""},
+            )
+
+
+def hint(refusal: Refusal) -> Refusal:
+    """The same refusal, with how to send headers where the compiler missed one."""
+    if refusal.reason is Reason.COMPILE_FAILED and _MISSED.search(refusal.details.get("log", "")):
+        refusal.fix = f"{FIX}; {refusal.fix}" if refusal.fix else FIX
+    return refusal
+
+
+def check_name(name: str) -> None:
+    """Raises Refusal(COMPILE_FAILED) for the name of a header that would lead out of where headers are."""
+    if foreign(name) or not name or len(name) > MAX_NAME or any(sign in name for sign in '\0\n">'):
+        raise Refusal(
+            Reason.COMPILE_FAILED,
+            f"The header name {name[:MAX_NAME]!r} leads out of its directory, or is no name.",
+            fix="name headers as the source includes them, relative and without '..'",
+            details={"log": "", "header": name[:MAX_NAME]},
+        )
+
+
+def foreign(name: str) -> bool:
+    """Whether an include of that name could be a file that was not sent along."""
+    return name.strip().startswith("/") or "\\" in name or ".." in name.split("/")
+
+
+class _Reading(NamedTuple):
+    """A source with its spliced lines joined; `cuts` are where, so that lines can be told."""
+
+    text: str
+    cuts: list[int]
+
+    def line(self, position: int) -> int:
+        return 1 + self.text.count("\n", 0, position) + bisect.bisect_right(self.cuts, position)
+
+
+def _readings(text: str) -> Iterator[_Reading]:
+    seen: set[str] = set()
+    text = _COMMENT_LINE.sub(_blanked, text)
+    for splice in _SPLICES:
+        parts: list[str] = []
+        cuts: list[int] = []
+        at = length = 0
+        for match in splice.finditer(text):
+            parts.append(text[at : match.start()])
+            length += match.start() - at
+            cuts.append(length)
+            at = match.end()
+        joined = "".join((*parts, text[at:]))
+        if joined not in seen:
+            seen.add(joined)
+            yield _Reading(joined, cuts)
+
+
+def _blanked(match: re.Match[str]) -> str:
+    """Nothing in the place of a line that is a comment however the source is read; else the line as it stands."""
+    line = match[0].rstrip("\r")
+    before = match.string[max(0, match.start() - 256) : max(0, match.start() - 1)].rstrip(" \t\v\f\r")
+    ends_block = "*/" in line
+    spliced = line.rstrip(" \t\v\f\r").endswith("\\") or "??" in line or "\r" in line
+    continues = before.endswith(("\\", "??/")) or (not before and match.start() > 256)
+    return match[0] if ends_block or spliced or continues else ""
+
+
+def _first(
+    search: Callable[[str, _Reading, set[str]], Iterator[Finding]], file: str, reading: _Reading, defined: set[str]
+) -> Finding | None:
+    try:
+        return next(search(file, reading, defined), None)
+    except _Hidden as hidden:
+        return Finding(file, reading.line(hidden.args[0]), "#: a directive behind a long comment", "")
+
+
+def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Finding]:
+    text = reading.text
+    for match in _INCLUDE.finditer(text):
+        yield from _named(file, reading, f"#{match[1]}", match.start(), match.end(), defined)
+    for match in _LINE.finditer(text):
+        yield from _renamed(file, reading, match)
+    for match in _OTHERS.finditer(text):
+        yield Finding(file, reading.line(match.start()), match[0], "")
+    at = 0
+    for line in text.split("\n"):
+        if "__has_" in line:
+            yield from _queries(file, reading, at, line, defined)
+        absolute = _ABSOLUTE.search(line)
+        condition = _CONDITION.search(line) if absolute else None
+        if absolute and condition and condition.end() <= absolute.start():
+            yield Finding(file, reading.line(at), f"#if {absolute[0]}", absolute[0][1:])
+        at += len(line) + 1
+
+
+def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[Finding]:
+    """`__has_include(...)` in the line that starts `at`; asking for the word itself is no question for a file."""
+    for match in _QUERY.finditer(line):
+        after = _skip(reading.text, at + match.end())
+        if reading.text.startswith("(", after):
+            yield from _named(file, reading, match[0], at + match.start(), after + 1, defined)
+        elif re.search(r"\bdefine\b", line[: match.start()]):
+            yield Finding(file, reading.line(at), f"#define of {match[0]}", "")
+            return
+
+
+def _named(file: str, reading: _Reading, what: str, start: int, position: int, defined: set[str]) -> Iterator[Finding]:
+    """What follows an include: a name, or a macro that makes one."""
+    text = reading.text
+    position = _skip(text, position)
+    literal = _NAME.match(text, position)
+    if literal is not None:
+        name = literal[1] if literal[1] is not None else literal[2]
+        if foreign(name):
+            yield Finding(file, reading.line(start), f"{what} {literal[0]}", name)
+        return
+    word = _IDENTIFIER.match(text, position)
+    if word is None:
+        return  # nothing a compiler would follow
+    after = _skip(text, word.end())
+    if word[0].startswith("_") or word[0] in defined or text[after : after + 1] in ("(", '"'):
+        yield Finding(file, reading.line(start), f"{what} {word[0]}", "")
+
+
+def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Finding]:
+    """`#line 1 "file"`, with or without the word: a compiler may quote the file, or take what follows for its own."""
+    text = reading.text
+    number = _NUMBER.match(text, _skip(text, match.end()))
+    after = _skip(text, number.end() if number else match.end())
+    literal = _NAME.match(text, after)
+    if literal is not None and literal[1] is not None:
+        if foreign(literal[1]) or literal[1].startswith("<"):
+            yield Finding(file, reading.line(match.start()), f"#line {literal[0]}", literal[1])
+    elif _IDENTIFIER.match(text, after) and "line" in match[0]:
+        yield Finding(file, reading.line(match.start()), "#line of a macro", "")
+
+
+def _skip(text: str, position: int) -> int:
+    """Past blanks and comments; a directive may go on behind a comment of several lines."""
+    while True:
+        blank = _BLANK.match(text, position)
+        assert blank is not None
+        position = blank.end()
+        if not text.startswith("/*", position):
+            return position
+        end = text.find("*/", position + 2, position + _LONGEST_COMMENT)
+        if end < 0:
+            raise _Hidden(position)
+        position = end + 2
+
+
+class _Hidden(Exception):
+    """The rest of a directive stands behind a comment that is too long, or has no end."""
+
+
+def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[Finding]:
+    """Adds the macros that a source defines; finds nothing."""
+    for match in _DEFINE.finditer(reading.text):
+        word = _IDENTIFIER.match(reading.text, _skip(reading.text, match.end()))
+        if word is not None:
+            defined.add(word[0])
+    yield from ()
+
+
+def _refusal(finding: Finding) -> Refusal:
+    where = f"{finding.file}({finding.line})"
+    if finding.name:
+        why = f"{finding.what} names a file of the host, and the compiler reads none"
+    elif finding.what.startswith(("#", "__has")):
+        why = f"{finding.what}: which file is meant cannot be seen, and the compiler reads none of the host's"
+    else:
+        why = f"{finding.what} would read a file of the host, and the compiler reads none"
+    return Refusal(
+        Reason.COMPILE_FAILED,
+        f"{where}: {why}.",
+        fix=FIX,
+        details={
+            "include": finding.name or finding.what,
+            "file": finding.file,
+            "line": finding.line,
+            "log": f"{where}: error: {why}",
+        },
+    )

@@ -1,0 +1,165 @@
+"""What a device process and its compile workers say to each other, on a socket of their own.
+
+A message is a list of byte strings: how many, how long each, then the bytes. The first is a small JSON object; the
+rest is source text or code, which JSON would only slow down. Nothing in a message is ever run or unpickled: a worker
+has read what strangers wrote, and is not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.compiler import Assembly, Image, Job, Source
+from hearthd.shared import disk
+
+MAX_PARTS = 1 << 16
+MAX_HEAD = 16 << 20
+_COUNT = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+_CHUNK = 1 << 20
+
+MAX_LOG = 256 << 10
+"""Characters of a compiler's log that are kept: the beginning, where the cause is, and the end."""
+
+
+class Closed(Exception):
+    """The other side is gone, or does not speak as it should."""
+
+
+def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
+    """Raises Closed, TimeoutError (where the socket has a timeout)."""
+    first = json.dumps(head).encode()
+    every = (first, *parts)
+    sizes = _COUNT.pack(len(every)) + b"".join(_LENGTH.pack(len(part)) for part in every)
+    try:
+        link.sendall(sizes)
+        for part in every:
+            link.sendall(part)
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise Closed(str(error)) from error
+
+
+def receive(
+    link: socket.socket, *, max_bytes: int = 1 << 30, deadline: float | None = None
+) -> tuple[dict[str, Any], list[bytes]]:
+    """The head and the other parts of the next message.
+
+    `deadline` by `time.monotonic`. Raises Closed, also where the message is larger than `max_bytes`; TimeoutError.
+    """
+    (count,) = _COUNT.unpack(_exactly(link, _COUNT.size, deadline))
+    if not 1 <= count <= MAX_PARTS:
+        raise Closed(f"a message of {count} parts")
+    lengths = [length for (length,) in _LENGTH.iter_unpack(_exactly(link, count * _LENGTH.size, deadline))]
+    if lengths[0] > MAX_HEAD or sum(lengths) > max_bytes:
+        raise Closed(f"a message of {sum(lengths)} bytes")
+    try:
+        head = json.loads(_exactly(link, lengths[0], deadline))
+    except ValueError as error:
+        raise Closed("a head that is no JSON") from error
+    if not isinstance(head, dict):
+        raise Closed("a head that is no object")
+    return head, [_exactly(link, length, deadline) for length in lengths[1:]]
+
+
+def _exactly(link: socket.socket, size: int, deadline: float | None) -> bytes:
+    data = bytearray(size)
+    view = memoryview(data)
+    at = 0
+    while at < size:
+        if deadline is not None:
+            link.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            got = link.recv_into(view[at : at + _CHUNK])
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not got:
+            raise Closed("the end of the stream")
+        at += got
+    return bytes(data)
+
+
+# ---- jobs ----
+
+
+def pack_job(job: Job) -> tuple[dict[str, Any], list[bytes]]:
+    if isinstance(job, Assembly):
+        return {"job": "assemble"}, [job.code]
+    head = {"job": "compile", "options": list(job.options), "name_expressions": list(job.name_expressions)}
+    return head, [job.code.encode(), *(text.encode() for header in job.headers for text in header)]
+
+
+def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
+    if head["job"] == "assemble":
+        return Assembly(parts[0])
+    code, *texts = (part.decode() for part in parts)
+    return Source(
+        code=code,
+        options=tuple(head["options"]),
+        name_expressions=tuple(head["name_expressions"]),
+        headers=tuple(zip(texts[::2], texts[1::2], strict=True)),
+    )
+
+
+# ---- answers ----
+
+
+def pack_image(image: Image) -> tuple[dict[str, Any], list[bytes]]:
+    return {"names": dict(image.names), "log": cut(image.log)}, [image.code]
+
+
+def pack_refusal(refusal: Refusal) -> dict[str, Any]:
+    details = {key: cut(value) for key, value in refusal.details.items()}
+    return {"reason": str(refusal.reason), "message": cut(refusal.message), "fix": refusal.fix, "details": details}
+
+
+def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
+    """Raises Closed where the answer is none."""
+    names, log = head.get("names"), head.get("log")
+    if not isinstance(names, dict) or not isinstance(log, str) or len(parts) != 1:
+        raise Closed("an answer without an image")
+    return Image(code=parts[0], names={str(key): str(value) for key, value in names.items()}, log=log)
+
+
+def unpack_refusal(head: dict[str, Any]) -> Refusal:
+    """Of reasons that a compile can have; another one would be the worker's invention."""
+    reason = Reason.INTERNAL
+    if head.get("reason") in _REASONS:
+        reason = Reason(head["reason"])
+    details = head.get("details")
+    return Refusal(
+        reason,
+        str(head.get("message", "")),
+        fix=str(head.get("fix", "")),
+        details=details if isinstance(details, dict) else {},
+        retry_after_s=disk.RETRY_S if reason is Reason.DISK_FULL else None,
+    )
+
+
+_REASONS = frozenset(
+    {
+        Reason.COMPILE_FAILED,
+        Reason.COMPILE_LIMIT,
+        Reason.DISK_FULL,
+        Reason.NO_COMPILER,
+        Reason.MODULE_INVALID,
+        Reason.UNSUPPORTED,
+    }
+)
+
+
+def cut(text: str) -> str:
+    """A log as far as it is kept."""
+    if len(text) <= MAX_LOG:
+        return text
+    tail = MAX_LOG // 4
+    return f"{text[: MAX_LOG - tail]}\n... {len(text) - MAX_LOG} characters left out ...\n{text[-tail:]}"

@@ -1,0 +1,179 @@
+"""Compiles off the device-handle thread; each source once, however many ask (single flight)."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.compiler import Image, Job
+from hearthd.device.broker.images import ImageSource
+from hearthd.device.compiler.image_store import ImageStore
+from hearthd.device.compiler.queue import CompileQueue
+
+REST_S = 30.0
+"""After so long without a job a compile thread lets spare workers go."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """How a compile ended: an image or a refusal, whether a cache had it, and how long it took."""
+
+    image: Image | None
+    error: Refusal | None
+    cached: bool
+    elapsed_ns: int
+
+
+Callback = Callable[[Compiled], None]
+
+
+class _Flight:
+    """A job under way, and who waits for it."""
+
+    __slots__ = ("callbacks", "job", "running")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.callbacks: list[Callback] = []
+        self.running = False
+
+
+class CompileService:
+    """`submit`, `abandon`, `close` and the callbacks belong to the device-handle thread; the work is done on compile
+    threads, which are started as they are needed."""
+
+    def __init__(self, images: ImageSource, workers: int, post: Callable[[Callable[[], None]], None]) -> None:
+        self._source = images
+        self._post = post
+        self._images = ImageStore()
+        self._flights: dict[Job, _Flight] = {}
+        self._queue: CompileQueue[_Flight] = CompileQueue(workers)
+        self._changed = threading.Condition()
+        self._threads = 0
+        self._free = 0
+        self._closed = False
+
+    def warm(self) -> None:
+        """Has the source prepare for the first job, on a compile thread."""
+        with self._changed:
+            self._thread()
+
+    def submit(self, job: Job, callback: Callback, owner: Hashable = 0) -> None:
+        """`callback` on the device-handle thread; at once where the image is in memory. `owner` is whose turn it
+        takes."""
+        image = self._images.get(job)
+        if image is not None:
+            callback(Compiled(image, None, True, 0))
+            return
+        flight = self._flights.get(job)
+        if flight is not None:
+            flight.callbacks.append(callback)
+            return
+        flight = self._flights[job] = _Flight(job)
+        flight.callbacks.append(callback)
+        with self._changed:
+            self._queue.put(owner, flight)
+            if not self._free and self._threads < self._queue.most:
+                self._thread()
+            self._changed.notify()
+
+    def abandon(self, job: Job, callback: Callback) -> None:
+        """The callback is not wanted any more; a job that nobody waits for is taken out, or stopped."""
+        flight = self._flights.get(job)
+        if flight is None or callback not in flight.callbacks:
+            return
+        flight.callbacks.remove(callback)
+        if flight.callbacks:
+            return
+        del self._flights[job]
+        with self._changed:
+            waited = self._queue.drop(flight)
+        if not waited:
+            self._source.cancel(flight.job)
+
+    def pin(self, tenant: str) -> None:
+        """All that this process compiles is the tenant's; the first call counts."""
+        self._source.pin(tenant)
+
+    def close(self) -> None:
+        """Stops what is under way. Compile threads end by themselves, or with the process."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._source.close()
+
+    # ---- compile threads ----
+
+    def _thread(self) -> None:
+        self._threads += 1
+        # Daemon threads: they may sit in the compiler, or in another process's lock, when the process ends.
+        threading.Thread(target=self._serve, name=f"compile-{self._threads}", daemon=True).start()
+
+    def _serve(self) -> None:
+        self._guarded(self._source.ready)
+        while True:
+            taken = self._next()
+            if taken is None:
+                return
+            owner, flight = taken
+            outcome = self._work(flight.job)
+            with self._changed:
+                self._queue.done(owner)
+                self._changed.notify_all()  # what was held back may run now
+            self._post(partial(self._landed, flight, outcome))
+            del taken, flight, outcome  # so that those who waited are not kept until the next job
+
+    def _next(self) -> tuple[Hashable, _Flight] | None:
+        with self._changed:
+            while not self._closed:
+                taken = self._queue.take()
+                if taken is not None:
+                    return taken
+                self._free += 1
+                rested = not self._changed.wait(REST_S)
+                self._free -= 1
+                if rested:
+                    self._changed.release()
+                    try:
+                        self._guarded(self._source.rest)
+                    finally:
+                        self._changed.acquire()
+            return None
+
+    @staticmethod
+    def _guarded(action: Callable[[], None]) -> None:
+        """What goes wrong in it will go wrong again in a job, and be told there."""
+        try:
+            action()
+        except Exception:
+            return
+
+    def _work(self, job: Job) -> Compiled:
+        started = time.perf_counter_ns()
+        cached = False
+        image: Image | None = None
+        error: Refusal | None = None
+        try:
+            image, cached = self._source.image(job)
+        except Refusal as refusal:
+            error = refusal
+        except Exception as unexpected:  # a compiler's own failure is the module's, never the device's
+            error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
+        elapsed = 0 if cached else time.perf_counter_ns() - started
+        return Compiled(image, error, cached, elapsed)
+
+    # ---- device-handle thread again ----
+
+    def _landed(self, flight: _Flight, outcome: Compiled) -> None:
+        if outcome.image is not None:
+            self._images.put(flight.job, outcome.image)
+        if self._flights.get(flight.job) is flight:
+            del self._flights[flight.job]
+        joined = dataclasses.replace(outcome, cached=outcome.image is not None, elapsed_ns=0)
+        for index, callback in enumerate(flight.callbacks):
+            callback(joined if index else outcome)  # one of them had it compiled; for the others it was there

@@ -1,0 +1,157 @@
+"""Main of a compile worker: compiles one source after the other, far from the device.
+
+A fresh interpreter, started by `compile_pool`. What it compiles comes from strangers, and so may what it runs after a
+fault in a compiler: it has no CUDA context, no socket but the one to its device process, little of the file system
+(`sandbox`), and for each compile so much time and memory. It has a process group of its own, which ends with the
+device process however that ends, and takes in what its compilers leave behind.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
+from hearthd.device.compiler import includes
+from hearthd.device.compiler import protocol as messages
+from hearthd.device.compiler.limits import CompileLimits, CompilerEnded
+from hearthd.device.platform import sandbox
+from hearthd.shared import disk
+from hearthd.shared.lifeline import die_with
+
+OPEN_FILES = 512
+_LOOK_S = 0.05
+"""How often it looks whether an orphan has ended, while there is one and nothing to do."""
+
+_SYSTEM_READS = (
+    "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom",
+    "/proc/cpuinfo",
+)  # fmt: skip
+"""Shared libraries, some of which are loaded only when they are needed."""
+_SYSTEM_WRITES = ("/dev/null",)
+
+
+def main(link_descriptor: int, lifeline: int, backend: str) -> None:
+    """Serves the device process on `link_descriptor` until that closes; `lifeline` is a pipe that it holds open."""
+    if not die_with(lifeline, group=True):  # it had closed before
+        sys.exit(1)
+    sandbox.adopt_orphans()
+    with socket.socket(fileno=link_descriptor) as link:
+        try:
+            compiler_class: Any = _load(backend)  # takes longest: what it depends on is not known yet
+            setup, _ = messages.receive(link)
+            compiler: Compiler = compiler_class.made_from(setup["recipe"])
+            limits = CompileLimits(setup["seconds"], setup["memory"], setup["file_bytes"])
+            hello = _settle(compiler, setup, limits)
+            messages.send(link, hello)
+            while True:
+                _reap_until_asked(link)
+                head, parts = messages.receive(link)
+                messages.send(link, {"begun": True})
+                _answer(link, compiler, limits, head, parts)
+                _empty(Path(setup["scratch"]))
+        except messages.Closed:
+            pass
+
+
+def _load(backend: str) -> type[Any]:
+    if backend == "cuda":
+        from hearthd.device.cuda.compiler import CudaCompiler
+
+        return CudaCompiler
+    from hearthd.device.cpu.compiler import CpuCompiler
+
+    return CpuCompiler
+
+
+def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) -> dict[str, Any]:
+    """Takes all that a compile needs, then shuts the door."""
+    scratch = setup["scratch"]
+    os.chdir(scratch)  # NVRTC finds headers in the working directory
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
+    os.environ["CUDA_CACHE_DISABLE"] = "1"  # the cache is ours
+    compiler.load()
+    sandbox.address_space()
+    sandbox.limit(file_bytes=limits.file_bytes, files=OPEN_FILES)
+    confined = ""
+    if setup["confine"]:
+        reads, writes = compiler.places()
+        confined = sandbox.confine([*_SYSTEM_READS, *reads], [scratch, *_SYSTEM_WRITES, *writes])
+    identity = "" if compiler.light else compiler.identity().hex()
+    return {
+        "identity": identity,
+        "confined": confined,
+        "address_space": sandbox.address_space(),
+        "resident": sandbox.largest_resident(),
+    }
+
+
+def _answer(
+    link: socket.socket, compiler: Compiler, limits: CompileLimits, head: dict[str, Any], parts: list[bytes]
+) -> None:
+    try:
+        sandbox.allot(memory=limits.memory, seconds=limits.seconds)
+        if head["job"] == "assembler":
+            messages.send(link, {"identity": compiler.assembler().hex()})
+            return
+        job = messages.unpack_job(head, parts)
+        parts.clear()
+        image = _run(compiler, job)
+        answer, code = messages.pack_image(image)
+        if len(image.code) > limits.file_bytes:
+            raise limits.too_large()
+        answer["address_space"] = sandbox.address_space()
+        messages.send(link, answer, code)
+    except Refusal as refusal:
+        messages.send(link, messages.pack_refusal(includes.hint(refusal)))
+    except CompilerEnded as ended:
+        messages.send(link, messages.pack_refusal(limits.ended(ended.number, ended.log)))
+    except MemoryError:
+        messages.send(link, messages.pack_refusal(limits.out_of_memory()))
+    except messages.Closed:
+        raise
+    except Exception as error:  # ours, or the binding's: the source's author is told, and the log has the rest
+        failure = disk.temporary()
+        if not disk.is_full(error):
+            traceback.print_exc()
+            failure = Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
+        messages.send(link, messages.pack_refusal(failure))
+
+
+def _run(compiler: Compiler, job: Job) -> Image:
+    if isinstance(job, Assembly):
+        return compiler.assemble(job)
+    includes.check(job.code, dict(job.headers), job.options, job.name_expressions)
+    return compiler.compile(job)
+
+
+def _reap_until_asked(link: socket.socket) -> None:
+    """Between two jobs all its children are orphans: what a compiler's driver had started and did not wait for."""
+    while _orphans_run() and not select.select([link], [], [], _LOOK_S)[0]:
+        pass
+
+
+def _orphans_run() -> bool:
+    """Takes leave of the orphans that have ended; whether there are others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

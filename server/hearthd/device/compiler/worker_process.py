@@ -1,0 +1,220 @@
+"""One compile worker from the device process's side: started, spoken to, and seen to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hearthd.device.backend.compiler import Job
+from hearthd.device.compiler import protocol as messages
+from hearthd.device.compiler import worker_main
+
+Start = Callable[[str, int, int, int], int]
+"""Starts a worker: backend, then descriptors: its link, its lifeline, its log; returns its number."""
+
+START_S = 60.0
+"""For a worker to start and to load its compiler."""
+
+_BOOT = """import sys
+sys.path[:] = {path!r}
+from hearthd.device.compiler.worker_main import main
+main({link}, {life}, {backend!r})
+"""
+
+_SAID = 4096
+"""Bytes of a worker's last words that are kept."""
+
+
+class Died(Exception):
+    """The worker is gone: `status` as waitpid reports it, `resident` its largest resident set in bytes."""
+
+    def __init__(self, status: int, resident: int, said: str) -> None:
+        super().__init__(f"ended with status {status}")
+        self.status = status
+        self.resident = resident
+        self.said = said
+
+
+class NeverBegan(Exception):
+    """The worker was gone before it had the job: another one can have it."""
+
+
+def fresh(backend: str, link: int, life: int, said: int) -> int:
+    """A worker in a fresh interpreter: safe whatever this process has begun, threads and CUDA among it."""
+    boot = _BOOT.format(path=sys.path, link=link, life=life, backend=backend)
+    process = subprocess.Popen(
+        [sys.executable, "-c", boot],
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        pass_fds=(link, life),
+        start_new_session=True,
+    )
+    process.returncode = 0  # it is waited for by its number, and not by this object
+    return process.pid
+
+
+def forked(backend: str, link: int, life: int, said: int) -> int:
+    """A worker as a copy of this process: at once, where nothing has begun yet, no thread and no CUDA context."""
+    if threading.active_count() != 1:
+        return fresh(backend, link, life, said)
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # whoever is first: it may have to be stopped before it has run
+        return pid
+    status = 1
+    try:
+        _leave(link, life, said)
+        worker_main.main(3, 4, backend)
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _leave(link: int, life: int, said: int) -> None:
+    """In the copy: keeps the two descriptors, as 3 and 4, and nothing else of the process that it was."""
+    with contextlib.suppress(PermissionError):  # it leads its group already, and so cannot have a session of its own
+        os.setsid()
+    faulthandler.unregister(signal.SIGUSR1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    link, life, said = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in (link, life, said))
+    null = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, place in ((null, 0), (said, 1), (said, 2), (link, 3), (life, 4)):
+        os.dup2(descriptor, place, inheritable=place < 3)
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 4:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(descriptor)
+
+
+class Worker:
+    """One compile worker, as `start` starts it."""
+
+    def __init__(self, backend: str, scratch: Path, start: Start) -> None:
+        ours, theirs = socket.socketpair()
+        life, self._lifeline = os.pipe()
+        self._said = os.memfd_create("hearth-compile-log")
+        fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)  # it is emptied between jobs
+        self.link = ours
+        self.scratch = scratch
+        self.job: Job | None = None
+        self.cancelled = False
+        self.hello: dict[str, Any] | None = None
+        self.recipe: dict[str, Any] | None = None
+        self._ended: Died | None = None
+        self._reaped = False
+        self._ending = threading.Lock()
+        self._greeting = threading.Lock()
+        try:
+            with theirs:
+                self.pid = start(backend, theirs.fileno(), life, self._said)
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            os.close(self._said)
+            raise
+        finally:
+            os.close(life)
+
+    def alive(self) -> bool:
+        """Whether it would take a job."""
+        return self._ended is None and self._process_runs()
+
+    def ask(
+        self, head: dict[str, Any], parts: list[bytes], deadline: float, max_bytes: int
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Its answer. Raises TimeoutError, Died, and NeverBegan where it was gone before it had the job."""
+        os.ftruncate(self._said, 0)
+        try:
+            self.link.settimeout(max(0.001, deadline - time.monotonic()))
+            messages.send(self.link, head, parts)
+            messages.receive(self.link, deadline=deadline, max_bytes=messages.MAX_HEAD)
+        except messages.Closed:
+            raise NeverBegan from self.end()
+        try:
+            return messages.receive(self.link, deadline=deadline, max_bytes=max_bytes)
+        except messages.Closed:
+            raise self.end() from None
+
+    def greet(self, setup: dict[str, Any]) -> None:
+        """Tells it what to load, once. It does so while its first job is still to come."""
+        with self._greeting:
+            if self.recipe is not None:
+                return
+            self.recipe = setup["recipe"]
+            self.link.settimeout(START_S)
+            with contextlib.suppress(messages.Closed, TimeoutError):  # seen when the answer is waited for
+                messages.send(self.link, setup)
+
+    def greeted(self) -> dict[str, Any]:
+        """What it said when it was ready. Raises TimeoutError, Died."""
+        if self.hello is None:
+            try:
+                self.hello, _ = messages.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
+            except messages.Closed:
+                raise self.end() from None
+        return self.hello
+
+    def kill(self) -> None:
+        """At once, with all that it has started; `end` is still to be called."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self._reaped:
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> Died:
+        """Sees it end, and clears up after it."""
+        with self._ending:
+            if self._ended is None:
+                # A worker that has closed its socket is on its way out by itself: its own end is to be told, not this.
+                self._wait(1.0)
+                self.kill()
+                status, resident = self._reap()
+                self._ended = Died(status, resident, self._last_words())
+                self.link.close()
+                os.close(self._lifeline)
+                os.close(self._said)
+                shutil.rmtree(self.scratch, ignore_errors=True)
+            return self._ended
+
+    def _process_runs(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._process_runs() and time.monotonic() < deadline and not self.cancelled:
+            time.sleep(0.001)
+
+    def _reap(self) -> tuple[int, int]:
+        self._reaped = True  # from here on its number may be another's
+        _, status, usage = os.wait4(self.pid, 0)
+        self._reap_orphans()
+        return os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10
+
+    def _reap_orphans(self) -> None:
+        """What the worker had started is this process's child now, where it has said that it takes orphans in."""
+        deadline = time.monotonic() + 1.0
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(-self.pid, os.WNOHANG)[0] == 0:
+                    time.sleep(0.001)
+
+    def _last_words(self) -> str:
+        size = os.fstat(self._said).st_size
+        return os.pread(self._said, _SAID, max(0, size - _SAID)).decode(errors="replace").strip()

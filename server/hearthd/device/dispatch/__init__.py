@@ -1,0 +1,4 @@
+"""Dispatches: upload, launch and download as one command.
+
+Above: `hearthd.device.collectives.commands`. Below: `hearthd.device.graphs.commands`.
+"""

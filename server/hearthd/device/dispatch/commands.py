@@ -1,0 +1,103 @@
+"""Dispatch: from host inputs to host outputs in one command. Here it is checked; `dispatch_run.py` carries it out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.dispatch.cache import KnownDispatches
+from hearthd.device.dispatch.plan import Failure, Pointed, named_transfers, read_bindings, refuse
+from hearthd.device.dispatch.run import DispatchRun, Means
+from hearthd.device.dispatch.slot import Slot
+from hearthd.device.launch.binder import Pointer, split
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.session import Session
+
+
+class DispatchCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._known = KnownDispatches()
+
+    def dispatch(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
+        """Refuses at once what can be seen to be wrong without the kernel, all of it in one message."""
+        try:
+            return self._operation(origin, command)
+        except Refusal as refusal:
+            self._give_up(origin.session, named_transfers(command), refusal)
+            raise
+
+    def _operation(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
+        arrived_ns = time.perf_counter_ns()
+        session = origin.session
+        if not origin.answered:
+            raise Refusal(Reason.INVALID_ARGUMENT, "a dispatch needs a request number", fix="set Command.request")
+        inputs = [binding.data for binding in command.bindings]
+        likeness, known = self._known.find(command, inputs)
+        plan, failures = (
+            read_bindings(command, inputs, self._means.device.spec.max_inline_bytes)
+            if known is None
+            else (known.plan, [])
+        )
+        device = self._means.device
+        slots = {what.binding: Slot(device, origin, what, inputs[what.binding]) for what in plan.transients}
+        pointers = _pointers(session, plan.pointed, slots, failures)
+        entry = session.functions.get(command.function)
+        if entry is None:
+            unknown = session.functions.unknown(command.function)
+            raise refuse("a kernel", [Failure(unknown.reason, unknown.message), *failures])
+        origin.name = f"dispatch {entry.name}"
+        if failures:
+            raise refuse(entry.name, failures)
+        if known is None:
+            known = self._known.learn(likeness, command, plan)
+        run = DispatchRun(
+            self._means,
+            origin,
+            entry,
+            known.record(command, origin.stream.handle),
+            known.key,
+            pointers,
+            list(slots.values()),
+            plan.iterations,
+            command.timed,
+        )
+        run.arrived_ns = arrived_ns
+        run.claim_transfers()
+        written, read = split(pointers, known.read_only)
+        operation = Operation(
+            origin,
+            run.step,
+            writes=(origin.stream, *written),
+            reads=(entry.module, *read),
+            needs=(*written, *read),
+        )
+        operation.on_failure = run.let_go
+        return operation
+
+    def _give_up(self, session: Session, transfers: Sequence[int], refusal: Refusal) -> None:
+        """Tells whoever is at the other ends that nothing comes of these; those of another command are left to it."""
+        for number in transfers:
+            flow = session.uploads.get(number) or session.downloads.get(number)
+            if number not in session.over and (flow is None or not flow.claimed):
+                self._means.transfers.give_up(session, number, refusal)
+
+
+def _pointers(
+    session: Session, pointed: Sequence[Pointed], slots: dict[int, Slot], failures: list[Failure]
+) -> list[Pointer]:
+    """What the kernel's pointers point to, in order; handles that nothing is behind are added to the failures."""
+    pointers: list[Pointer] = []
+    for binding, handle, tensor_map in pointed:
+        if binding in slots:
+            pointers.append(slots[binding].buffer)
+            continue
+        try:
+            pointers.append(session.tensor_maps.find(handle) if tensor_map else session.buffers.find(handle))
+        except Refusal as refusal:
+            failures.append(Failure(refusal.reason, f"binding {binding}: {refusal.message}"))
+    return pointers

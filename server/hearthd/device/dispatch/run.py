@@ -1,0 +1,328 @@
+"""One dispatch under way, with memory that nobody has to name.
+
+It is one operation, which holds its place in its stream until all of it has been given to the device:
+
+    prepare   the module is there; every check; all transient buffers, or none
+    upload    outputs cleared, inline inputs copied, chunks of the others as they arrive
+    launch    as often as asked for, back to back
+    download  inline outputs copied, chunks of the others as the client takes them
+
+Transient buffers are in no table. They go back to the pool, in the stream's order, behind their last use; whatever goes
+wrong, they do, and so do the transfers. A failure is answered to the caller and leaves nothing on the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
+
+from hearth_proto.launches import Record
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.context import Device
+from hearthd.device.dispatch.slot import Slot
+from hearthd.device.graphs.repeat import TURN
+from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
+from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.memory.deferred_allocation import LateAllocation
+from hearthd.device.operation import Origin
+from hearthd.device.profiling.stopwatch import Stopwatch
+from hearthd.device.resources.budget import check_budget
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.module import FunctionEntry
+from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.streams.stream_pool import WINDOW
+from hearthd.device.transfers.staged import Copies, Direct
+from hearthd.device.transfers.transfers import Transfers
+
+CLEAR = b"\0"
+
+ASK_FROM = 16 << 20
+"""Bytes from which on the device is asked what it has, before it is asked for memory: below, that costs more than it
+can save, for one reservation is refused as a whole."""
+
+
+class Means(NamedTuple):
+    """What a dispatch works with."""
+
+    device: Device
+    binder: Binder
+    memory: MemoryCommands
+    copies: Copies
+    transfers: Transfers
+
+
+class DispatchRun:
+    """One dispatch under way. A stage that cannot go on answers False and is called again."""
+
+    def __init__(
+        self,
+        means: Means,
+        origin: Origin,
+        entry: FunctionEntry,
+        record: Record,
+        key: bytes,
+        pointers: list[Pointer],
+        slots: list[Slot],
+        iterations: int,
+        timed: bool,
+    ) -> None:
+        self._means = means
+        self._device = device = means.device
+        self._origin = origin
+        self._track = origin.stream.track
+        self._entry = entry
+        self._record = record
+        self._key = key
+        self._pointers = pointers
+        self._slots = slots
+        self._timed = timed
+        self._incoming = slots
+        self._outgoing = [slot for slot in slots if slot.what.returns]
+        self._fetched: list[tuple[Slot, HostBuffer]] = []
+        """Outputs on their way to the host, which nobody is told the end of yet."""
+        self._allocation: LateAllocation | None = LateAllocation(
+            device, means.memory.reservations, origin.session, self._reserve
+        )
+        self._bound: BoundLaunch | None = None
+        self._left = iterations
+        self._stages = [self._prepare, self._upload, self._launch, self._download]
+        self._up, self._kernel, self._down = (
+            Stopwatch(device.server, device.tracks, self._track, timed) for _ in range(3)
+        )
+        self.arrived_ns = 0
+        self._handed_ns = 0
+
+    def claim_transfers(self) -> None:
+        """All transfers that it names are its own from now on, or none."""
+        session, transfers = self._origin.session, self._means.transfers
+        try:
+            for slot in self._slots:
+                if slot.what.upload:
+                    slot.upload = transfers.expect(session, slot.what.upload, "dispatch")
+                if slot.what.download:
+                    slot.download = transfers.promise(session, slot.what.download, "dispatch")
+        except Refusal as refusal:
+            self.let_go(refusal)
+            raise
+
+    def step(self) -> bool:
+        while self._stages:
+            if not self._stages[0]():
+                return False
+            del self._stages[0]
+        return True
+
+    def let_go(self, refusal: Refusal) -> None:
+        """It will not go on: gives back all that it holds, and ends the transfers that are still open."""
+        self._stages.clear()
+        self._allocation = None
+        self._keep_soon()
+        session = self._origin.session
+        for slot in self._slots:
+            self._release(slot)
+            if slot.upload is not None and session.uploads.get(slot.what.upload) is slot.upload:
+                self._means.transfers.give_up(session, slot.what.upload, refusal)
+            if slot.download is not None and session.downloads.get(slot.what.download) is slot.download:
+                self._means.transfers.give_up(session, slot.what.download, refusal)
+
+    # ---- the stages ----
+
+    def _prepare(self) -> bool:
+        """Ends with memory behind every buffer, or raises with none."""
+        if self._entry.module.pending or self._track.full:
+            return False
+        plan = self._means.binder.check(self._entry, self._record, self._pointers, self._key)  # before there is memory
+        assert self._allocation is not None
+        try:
+            if not self._allocation.run():
+                return False
+        except Refusal as refusal:
+            self._device.telemetry.out_of_memory += 1
+            raise Refusal(
+                refusal.reason,
+                f"dispatch of {self._entry.name}: its {len(self._slots)} transient buffers do not fit: "
+                f"{refusal.message}",
+                fix=refusal.fix,
+                details={**refusal.details, "buffers": len(self._slots)},
+                retry_after_s=refusal.retry_after_s,
+            ) from refusal
+        self._allocation = None  # which refers to this, as this to it
+        self._bound = self._means.binder.fill(self._entry, plan, self._record, self._pointers)
+        return True
+
+    def _reserve(self) -> None:
+        """One reservation for all buffers, so that they are had together or not at all."""
+        if not self._slots:
+            return
+        device = self._device
+        alignment = device.server.properties.memory_alignment
+        sizes = [-(-slot.what.size // alignment) * alignment for slot in self._slots]
+        *places, required = accumulate(sizes, initial=0)
+        if required >= ASK_FROM:
+            check_budget(required, device.server.memory_info(), device.spec.memory_limit)
+        buffers = [slot.buffer for slot in self._slots]
+        reservation = self._means.memory.reservations.take(self._origin.session, required, self._track, buffers)
+        for slot, place in zip(self._slots, places, strict=True):
+            slot.place(reservation, place)
+
+    def _upload(self) -> bool:
+        try:
+            self._incoming = [slot for slot in self._incoming if not self._bring(slot)]
+        finally:
+            self._up.stop()
+        return not self._incoming
+
+    def _bring(self, slot: Slot) -> bool:
+        """Gives the buffer what it begins with; whether that was all of it."""
+        what = slot.what
+        if slot.upload is not None:
+            put = partial(self._put, slot)
+            return self._means.transfers.receive(self._origin, what.upload, slot.upload, what.size, put, slot.into)
+        if not what.size:
+            return True
+        if self._track.full:
+            return False
+        if not what.brings:
+            self._clear(slot.buffer)
+            return True
+        host = self._host(what.size, slot.into)
+        if host is not None:
+            host.view[: what.size] = slot.data
+            self._put(slot, host, 0, what.size)
+        elif not self._without(what.size, slot.into) or not slot.into.write(0, memoryview(slot.data)):
+            return False
+        self._device.telemetry.upload_inline_bytes += what.size
+        return True
+
+    def _clear(self, buffer: Buffer) -> None:
+        device = self._device
+        device.tracks.before(self._track, (buffer.usage,))
+        self._up.start()
+        device.begin(self._origin.stream, buffer.size)
+        device.server.fill(buffer.address, CLEAR, buffer.size, self._track.stream)
+        device.telemetry.fills += 1
+
+    def _host(self, size: int, direct: Direct) -> HostBuffer | None:
+        """Page-locked memory for a copy, or None: wait, or do without it."""
+        return None if direct.asked else self._device.staging.find(size, self._origin.session)
+
+    def _without(self, size: int, direct: Direct) -> bool:
+        return direct.asked or self._device.staging.refusal(size) is not None
+
+    def _put(self, slot: Slot, host: HostBuffer, at: int, size: int) -> None:
+        self._up.start()
+        self._means.copies.upload(self._origin, slot.buffer, slot.buffer.address + at, host, size)
+
+    def _launch(self) -> bool:
+        bound = self._bound
+        assert bound is not None
+        if self._track.closed:
+            return False
+        if self._timed:  # waiting for other streams is no time of the kernel
+            self._device.tracks.before(self._track, bound.writes, bound.reads)
+        turn = TURN
+        try:
+            while self._left and turn and not self._track.closed:
+                self._kernel.start()
+                times = min(self._left, turn, WINDOW, self._track.room)
+                self._means.binder.issue(self._origin.stream, bound, times)
+                self._left -= times
+                turn -= times
+        finally:
+            self._kernel.stop()
+        if self._left:
+            return False
+        for slot in self._slots:
+            if not slot.what.returns:
+                self._release(slot)
+        return True
+
+    def _download(self) -> bool:
+        try:
+            self._outgoing = [slot for slot in self._outgoing if not self._fetch(slot)]
+        finally:
+            self._down.stop()
+        if self._outgoing:
+            self._keep_soon()  # their memory may be what the others wait for
+            return False
+        self._handed_ns = time.perf_counter_ns()
+        doubts = self._device.tracks.doubts
+        verdicts = [each for slot in self._slots for each in doubts.about(slot.buffer.usage)]
+        if verdicts:
+            self._keep_soon()  # they may take their time
+        self._device.tracks.on_complete(self._track, both(verdicts, partial(self._answer, verdicts)))
+        return True
+
+    def _fetch(self, slot: Slot) -> bool:
+        """Gives the output's way to the host to the device; whether that was all of it."""
+        what = slot.what
+        if slot.download is not None:
+            take = partial(self._take, slot)
+            send = self._means.transfers.send
+            if not send(self._origin, what.download, slot.download, what.length, take, direct=slot.out_of):
+                return False
+        elif what.length:
+            if self._track.full:
+                return False
+            host = self._host(what.length, slot.out_of)
+            if host is not None:
+                self._take(slot, host, 0, what.length)
+                self._fetched.append((slot, host))
+            else:
+                data = slot.out_of.read(0, what.length) if self._without(what.length, slot.out_of) else None
+                if data is None:
+                    return False
+                slot.output = data
+            self._device.telemetry.download_inline_bytes += what.length
+        self._release(slot)
+        return True
+
+    def _take(self, slot: Slot, host: HostBuffer, at: int, size: int) -> None:
+        self._down.start()
+        address = slot.buffer.address + slot.what.offset + at
+        self._means.copies.download(self._origin, slot.buffer, address, host, size)
+
+    def _keep_soon(self) -> None:
+        """Takes outputs out of the memory that they are copied to once they are there, which may be before the
+        answer."""
+        fetched, self._fetched = self._fetched, []
+        if fetched:
+            self._device.tracks.on_complete(self._track, partial(self._keep, fetched))
+
+    def _keep(self, fetched: Sequence[tuple[Slot, HostBuffer]]) -> None:
+        for slot, host in fetched:
+            slot.output = bytes(host.view[: slot.what.length])
+            self._device.staging.release(host)
+
+    # ---- the end ----
+
+    def _release(self, slot: Slot) -> None:
+        self._means.memory.release(self._origin.session, slot.buffer)
+
+    def _answer(self, verdicts: Sequence[Verdict]) -> None:
+        """`verdicts`: of collectives that its kernel used the results of."""
+        self._keep(self._fetched)
+        failure = next((each.failure for each in verdicts if each.failure is not None), None)
+        if failure is not None:
+            self._origin.skip(failure, ())
+            return
+        outputs = [slot for slot in self._slots if slot.what.returns]
+        now = time.perf_counter_ns()
+        result = commands_pb2.DispatchResult(
+            outputs=[slot.output for slot in outputs],
+            sizes=[slot.what.length for slot in outputs],
+            wall_ns=now - self.arrived_ns,
+            enqueue_ns=self._handed_ns - self.arrived_ns,
+            wait_ns=now - self._handed_ns,
+        )
+        if self._timed:
+            result.upload_ns = self._up.elapsed_ns
+            result.kernel_ns = self._kernel.elapsed_ns
+            result.download_ns = self._down.elapsed_ns
+        self._device.telemetry.dispatched(result)
+        self._origin.reply(commands_pb2.Result(dispatch=result))

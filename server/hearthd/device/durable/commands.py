@@ -1,0 +1,292 @@
+"""Durable buffers: SetDurable and Checkpoint, and what the device process and the front's vault say to each other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal, from_text
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.durable.buffers import Durable
+from hearthd.device.durable.file_io import FileThread, SessionFiles
+from hearthd.device.durable.restore import Means, Restore
+from hearthd.device.durable.snapshot import Snapshot
+from hearthd.device.durable.snapshot_policy import Allowance, Areas, Which
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.ipc.published import ATTACHED
+from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.operation import Operation, Origin, Replies, submit
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_pool import Track
+
+AHEAD = 4
+"""Snapshots whose copies the device may be given before it has come to them; each needs a track of its own."""
+
+GENERATIONS = 32
+"""Keys of copies are numbers of this process above its generation, so that no two processes' are the same."""
+
+Answer = Callable[[dict[str, Any], Refusal | None], None]
+"""Told what the front says, or why it refuses."""
+
+
+class SnapshotCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        memory: MemoryCommands,
+        replies: Replies,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._device = device
+        self._memory = memory
+        self._replies = replies
+        self._post = post
+        self._files = FileThread(post)
+        self._allowance = Allowance(device.spec.staging_bytes)
+        self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
+        self._ids = itertools.count(1)
+        self._answers: dict[Session, dict[int, Answer]] = {}
+        """What waits for the front, by the number of the question."""
+        self._file_of = SessionFiles(self._files, lambda: device.kick(None))
+        self._shared: Track | None = None
+        self._spare: list[Track] = []
+        self._lent = 0
+        self._served = False
+
+    def listen(self, descriptors: Descriptors | None) -> None:
+        """Takes the files of sessions from now on."""
+        self._served = descriptors is not None
+        if descriptors is not None:
+            descriptors.on("snapshot", self._file_of.received)
+
+    # ---- commands ----
+
+    def set_durable(self, origin: Origin, command: commands_pb2.SetDurable) -> Operation | None:
+        """Marks buffers from now on, and takes the first copy at this point of the stream; or lets them go."""
+        session = origin.session
+        buffers = list({handle: session.buffers.find(handle) for handle in command.buffers}.values())
+        if not buffers:
+            raise Refusal(Reason.INVALID_ARGUMENT, "SetDurable names no buffer", fix="name one or more")
+        if not command.durable:
+            return self._end(origin, buffers)
+        for buffer in buffers:
+            self._check(buffer)
+        fresh: list[Durable] = []
+        for buffer in buffers:
+            if buffer.durable is None or buffer.durable.ended or buffer.durable.refusal is not None:
+                buffer.durable = Durable(next(self._keys), session, buffer, self._ended)
+                session.durable[buffer.handle] = buffer
+                fresh.append(buffer.durable)
+        if fresh:
+            wanted = [[durable.key, durable.buffer.handle, durable.buffer.size] for durable in fresh]
+            self._ask(session, {"reserve": wanted}, partial(self._granted, fresh))
+        self._take(origin, [buffer.durable for buffer in buffers])
+        return None
+
+    def checkpoint(self, origin: Origin, command: commands_pb2.Checkpoint) -> None:
+        """New copies of durable buffers; without handles, of all that the session has."""
+        session = origin.session
+        durables: list[Durable] = []
+        for handle in dict.fromkeys(command.buffers):
+            durable = session.buffers.find(handle).durable
+            if durable is None or durable.ended:
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    f"checkpoint of buffer {handle}, which is not durable",
+                    fix="make it durable first: gpu.durable(x), or SetDurable",
+                    details={"buffer": handle},
+                )
+            durables.append(durable)
+        if not command.buffers:
+            live = session.buffers.get
+            durables = [
+                buffer.durable
+                for handle, buffer in session.durable.items()
+                if live(handle) is buffer and not buffer.durable.ended and buffer.durable.refusal is None
+            ]
+        if durables:
+            self._take(origin, durables)
+        else:
+            origin.reply()
+
+    def _check(self, buffer: Buffer) -> None:
+        """Raises Refusal for what cannot be brought back."""
+        if not self._served:
+            raise Refusal(
+                Reason.UNSUPPORTED, "this device process has no way to the front's files", fix="use hearthd serve"
+            )
+        if buffer.read_only is ATTACHED:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"buffer {buffer.handle} {ATTACHED.why}; it is its publisher who keeps it",
+                fix="attach it again after a loss, or make a copy of it durable",
+                details={"buffer": buffer.handle},
+            )
+        if buffer.module is not None:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"buffer {buffer.handle} is a module's variable, which is made anew with its module",
+                fix="copy it into an array, and make that durable",
+                details={"buffer": buffer.handle},
+            )
+
+    def _take(self, origin: Origin, durables: list[Durable]) -> None:
+        session = origin.session
+        beside = Origin(
+            origin.replies,
+            session,
+            origin.stream,
+            origin.name,
+            batch=origin.batch,
+            index=origin.index,
+            request=origin.request,
+            call=origin.call,
+        )
+        beside.batch = None  # it is executed, as far as its batch goes, when its point is noted
+        if origin.record is not None:
+            origin.record.drop()
+            origin.record = None
+        snapshot = Snapshot(self._device, self._files, self._allowance, self, beside, durables)
+        session.snapshots[snapshot] = None
+        for operation in snapshot.operations(origin):
+            submit(operation)
+
+    def _end(self, origin: Origin, buffers: list[Buffer]) -> Operation:
+        durables = [buffer.durable for buffer in buffers if buffer.durable is not None]
+        for buffer in buffers:
+            buffer.durable = None
+            origin.session.durable.pop(buffer.handle, None)
+
+        def end(_refusal: Refusal | None = None) -> None:
+            for durable in durables:
+                durable.end()
+
+        def run() -> bool:
+            end()
+            origin.reply()
+            return True
+
+        # Behind the snapshots that were asked for before, as far as they have not begun.
+        operation = Operation(origin, run, writes=(origin.stream, *buffers))
+        operation.on_failure = end
+        return operation
+
+    # ---- what snapshots need; see `hearthd.device.durable.snapshot.Vault` ----
+
+    def file(self, session: Session) -> int | None:
+        return self._file_of.get(session.channel)
+
+    def lend(self) -> Track | None:
+        if not self._spare and self._lent < AHEAD:
+            self._lent += 1
+            return self._device.tracks.acquire()
+        return self._spare.pop() if self._spare else None
+
+    def give_back(self, track: Track) -> None:
+        self._spare.append(track)
+
+    def track(self) -> Track:
+        if self._shared is None:
+            self._shared = self._device.tracks.acquire()
+        return self._shared
+
+    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
+        self._ask(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
+
+    def written(self, durable: Durable) -> None:
+        if durable.ended and not durable.writes:
+            self._forget(durable)
+
+    def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+        snapshot.session.snapshots.pop(snapshot, None)
+        for callback in behind:
+            self._post(callback)
+
+    # ---- the front ----
+
+    def answered(self, session: Session, frame: Frame) -> None:
+        """The front's answer to what was asked under the frame's id."""
+        waiting = self._answers.get(session, {})
+        answer = waiting.pop(frame.id, None)
+        if answer is None:
+            return
+        if not waiting:
+            del self._answers[session]
+        body = json.loads(frame.payload)
+        error = body.get("error")
+        refusal = from_text(error) if error else None
+        answer(body, refusal)
+
+    def restore(self, session: Session, frame: Frame) -> None:
+        """Brings back what the session had in a process that was lost; answered when all of it is there."""
+        copies = [
+            (self._durable(session, key, handle, size), Areas(offset, span, which))
+            for key, handle, size, offset, span, which in json.loads(frame.payload)["copies"]
+        ]
+        origin = Origin(self._replies, session, session.streams.items[0], "restore")
+        means = Means(self._device, self._memory, self._files, self._allowance, partial(self.file, session))
+
+        def done(failed: dict[int, str]) -> None:
+            self._device.telemetry.restored_buffers += len(copies) - len(failed)
+            payload = json.dumps({"failed": list(failed.items())}).encode()
+            self._device.outbox.put(Kind.RESTORED, payload, channel=session.channel, id=frame.id)
+
+        Restore(means, origin, done).begin(copies)
+
+    def _durable(self, session: Session, key: int, handle: int, size: int) -> Durable:
+        buffer = session.buffers.add(handle, Buffer(handle, size))
+        session.durable[handle] = buffer
+        durable = buffer.durable = Durable(key, session, buffer, self._ended)
+        return durable
+
+    def _ask(self, session: Session, body: dict[str, Any], answer: Answer) -> None:
+        ident = next(self._ids)
+        self._answers.setdefault(session, {})[ident] = answer
+        payload = json.dumps(body, separators=(",", ":")).encode()
+        self._device.outbox.put(Kind.SNAPSHOT, payload, channel=session.channel, id=ident)
+
+    def _granted(self, durables: list[Durable], body: dict[str, Any], refusal: Refusal | None) -> None:
+        """Places for these buffers, or why there are none."""
+        if refusal is not None:
+            for durable in durables:
+                durable.refusal = refusal
+        else:
+            for durable, (offset, span) in zip(durables, body["places"], strict=True):
+                durable.areas = Areas(offset, span)
+                if not durable.ended:
+                    durable.session.bytes_durable += 2 * span
+        self._device.kick(durables[0].session)
+
+    def _ended(self, durable: Durable) -> None:
+        session = durable.session
+        if session.durable.get(durable.buffer.handle) is durable.buffer:
+            del session.durable[durable.buffer.handle]
+        if durable.areas is not None:
+            session.bytes_durable -= 2 * durable.areas.span
+        if not durable.writes:
+            self._forget(durable)
+
+    def _forget(self, durable: Durable) -> None:
+        if durable.refusal is None:
+            payload = json.dumps({"forget": [durable.key]}).encode()
+            self._device.outbox.put(Kind.SNAPSHOT, payload, channel=durable.session.channel)
+
+    # ---- the end of a session ----
+
+    def close(self, session: Session) -> None:
+        """The session's snapshots come to nothing, and its file is closed behind what is being written."""
+        gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
+        for snapshot in list(session.snapshots):
+            if snapshot.track is not None:
+                session.touch(snapshot.track)  # the session is over when the last of its copies is
+            snapshot.give_up(gone)
+        self._answers.pop(session, None)  # its frames are not looked at any more
+        self._file_of.close(session.channel)

@@ -1,0 +1,220 @@
+"""Durable buffers brought back: memory under the handles they had, filled from the session's file, before anybody else
+uses the process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.context import Device
+from hearthd.device.durable.buffers import Durable
+from hearthd.device.durable.file_io import FileThread
+from hearthd.device.durable.snapshot_policy import Allowance, Areas
+from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.memory.deferred_allocation import LATE, LateAllocation
+from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.transfers.staged import Direct
+
+
+class Means(NamedTuple):
+    """What a restore works with."""
+
+    device: Device
+    memory: MemoryCommands
+    files: FileThread
+    allowance: Allowance
+    file: Callable[[], int | None]
+    """The session's file; None: it is on its way."""
+
+
+class Restore:
+    """All durable buffers of one session. `done` is told, once all is there, of those that are not, and why: by key."""
+
+    def __init__(self, means: Means, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
+        self._means = means
+        self._origin = origin
+        self._done = done
+        self._failed: dict[int, str] = {}
+        self._left = 0
+
+    def begin(self, copies: Sequence[tuple[Durable, Areas]]) -> None:
+        self._left = len(copies)
+        for durable, areas in copies:
+            durable.areas = areas
+            durable.session.bytes_durable += 2 * areas.span
+            one = Return(self._means, self._origin, durable, areas, partial(self._one, durable))
+            for operation in one.operations():
+                submit(operation)
+
+    def _one(self, durable: Durable, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self._failed[durable.key] = refusal.message
+        self._left -= 1
+        if not self._left:
+            self._done(self._failed)
+
+
+class Chunk(NamedTuple):
+    """Bytes from `at` on that have been read into `host`, or into `data` where no page-locked memory is to be had."""
+
+    at: int
+    size: int
+    host: HostBuffer | None
+    data: bytearray
+
+
+class Return:
+    """One buffer on its way back. Device-handle thread."""
+
+    def __init__(
+        self,
+        means: Means,
+        origin: Origin,
+        durable: Durable,
+        areas: Areas,
+        done: Callable[[Refusal | None], None],
+    ) -> None:
+        self._means = means
+        self._device = means.device
+        self._origin = origin
+        self._session = origin.session
+        self._durable = durable
+        self._buffer = durable.buffer
+        self._areas = areas
+        self._done = done
+        self._track = origin.stream.track
+        self._late = LateAllocation(means.device, means.memory.reservations, origin.session, self._reserve)
+        self._direct = Direct(means.device, origin, durable.buffer, Rows(0, durable.buffer.size))
+        self._asked = 0
+        self._given = 0
+        self._read: deque[Chunk] = deque()
+        self._over = False
+
+    def operations(self) -> tuple[Operation, Operation]:
+        """The first has its memory, the second its contents."""
+        allocate = Operation(self._origin, self._allocate, writes=(LATE, self._buffer))
+        fill = Operation(self._origin, self._fill, writes=(self._buffer,))
+        allocate.on_failure = fill.on_failure = self._fail
+        return allocate, fill
+
+    # ---- memory ----
+
+    def _allocate(self) -> bool:
+        try:
+            return self._over or self._late.run()
+        except Refusal as refusal:
+            self._fail(refusal)
+            return True
+
+    def _reserve(self) -> None:
+        buffer = self._buffer
+        reservation = self._means.memory.reservations.take(self._session, buffer.size, self._track, [buffer])
+        buffer.reservation = reservation
+        buffer.address = self._direct.address = reservation.memory.address
+
+    # ---- contents ----
+
+    def _fill(self) -> bool:
+        try:
+            if not self._over and self._step():
+                self._device.tracks.on_complete(self._track, partial(self._finish, None))
+                return True
+        except Refusal as refusal:
+            self._fail(refusal)
+        return self._over
+
+    def _step(self) -> bool:
+        """Reads and uploads what there is room for; whether all has been given to the device."""
+        while self._read:
+            if not self._put(self._read[0]):
+                return False
+            self._given += self._read.popleft().size
+        size = self._buffer.size
+        while self._asked < size:
+            if not self._ask(min(size - self._asked, self._means.allowance.chunk(self._session.pinned_bytes))):
+                return False
+        return self._given == size
+
+    def _ask(self, size: int) -> bool:
+        file, staging, allowance = self._means.file(), self._device.staging, self._means.allowance
+        if file is None or not allowance.take(size, ahead=False):
+            return False
+        host = staging.find(size, self._session)
+        data = bytearray()
+        if host is None:
+            self._give_back(size)
+            if staging.refusal(size) is None or self._asked > self._given:  # directly: one at a time
+                return False
+            data = bytearray(size)
+        chunk = Chunk(self._asked, size, host, data)
+        self._asked += size
+        assert self._areas.committed is not None, "only what is complete is brought back"
+        place = self._areas.at(self._areas.committed) + chunk.at
+        into = host.view[:size] if host is not None else memoryview(data)
+        self._means.files.read(file, into, place, partial(self._arrived, chunk))
+        return True
+
+    def _arrived(self, chunk: Chunk, error: OSError | None) -> None:
+        """A chunk has been read."""
+        if error is not None:
+            self._fail(Refusal(Reason.BUFFER_LOST, f"its copy in the host's memory cannot be read: {error}"))
+        if self._over:
+            self._let_go(chunk)
+        else:
+            self._read.append(chunk)
+            self._device.kick(self._session)
+
+    def _put(self, chunk: Chunk) -> bool:
+        """Gives a chunk to the device; False: not yet."""
+        device, track = self._device, self._track
+        if chunk.host is None:
+            return self._direct.write(chunk.at, memoryview(chunk.data))
+        if track.full:
+            return False
+        device.tracks.before(track, (self._buffer.usage,))
+        device.server.upload(self._buffer.address + chunk.at, chunk.host, 0, chunk.size, track.stream)
+        device.tracks.on_complete(track, partial(self._let_go, chunk))
+        device.telemetry.host_to_device_bytes += chunk.size
+        device.telemetry.host_to_device_operations += 1
+        return True
+
+    def _let_go(self, chunk: Chunk) -> None:
+        if chunk.host is not None:
+            self._device.staging.release(chunk.host)
+            self._give_back(chunk.size)
+
+    def _give_back(self, size: int) -> None:
+        if self._means.allowance.give(size, ahead=False):
+            self._device.kick(None)
+
+    # ---- the end ----
+
+    def _fail(self, refusal: Refusal) -> None:
+        """The handle lives, and says why there is nothing behind it."""
+        if self._over:
+            return
+        buffer = self._buffer
+        buffer.lost = Refusal(
+            Reason.BUFFER_LOST,
+            f"its device process was lost, and it could not be brought back: {refusal.message}",
+            fix="upload or compute it again",
+            details={**refusal.details, "cause": refusal.reason},
+        )
+        reservation, buffer.reservation = buffer.reservation, None
+        if reservation is not None:
+            self._means.memory.reservations.give(self._session, reservation, buffer)
+        self._durable.end()
+        while self._read:
+            self._let_go(self._read.popleft())
+        self._finish(refusal)
+
+    def _finish(self, refusal: Refusal | None) -> None:
+        if not self._over:
+            self._over = True
+            self._done(refusal)
+            self._device.kick(self._session)  # its operations have nothing more to do

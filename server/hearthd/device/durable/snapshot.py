@@ -1,0 +1,288 @@
+"""One snapshot under way: durable buffers copied to the host at one point of a stream, all of them or none.
+
+Two operations carry it. The first holds its place in the stream for a moment, to note the point. The second reads the
+buffers, so that only their later writers wait, until the last of their bytes has been given to the device; the stream
+goes on meanwhile. The copies run on a track of their own, chunk by chunk through the staging memory into the session's
+file (see `hearthd.device.durable.file_io`), and count when the front has said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.context import Device
+from hearthd.device.durable.buffers import Durable, Part, Vault, never_granted, not_written
+from hearthd.device.durable.file_io import FileThread
+from hearthd.device.durable.snapshot_policy import Allowance, Areas
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.pending_outcomes import Verdict
+from hearthd.device.streams.stream_pool import Track
+from hearthd.device.transfers.staged import Direct
+
+
+class Snapshot:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        files: FileThread,
+        allowance: Allowance,
+        vault: Vault,
+        origin: Origin,
+        durables: list[Durable],
+    ) -> None:
+        self.stream: LogicalStream = origin.stream
+        self.over = False
+        self._device = device
+        self._files = files
+        self._allowance = allowance
+        self._vault = vault
+        self.session = origin.session
+        self._origin = origin
+        self._durables = durables
+        self._track: Track | None = None
+        self._lent: Track | None = None
+        """The track, where the copies may be given to it before the point is reached."""
+        self._reached = False
+        self._parts: list[Part] | None = None
+        self._sent: list[Part] = []
+        """Whose areas are the front's to decide on."""
+        self._verdicts: dict[Verdict, None] = {}
+        """Of collectives on which the buffers' contents hung."""
+        self._given = False
+        self._under_way = 0
+        """Chunks that the device or the file has not got done with."""
+        self._behind: list[Callable[[], None]] = []
+
+    def operations(self, first: Origin) -> tuple[Operation, Operation]:
+        """`first`: in the stream's own order, and part of its batch; the snapshot's origin belongs to the second."""
+        buffers = tuple(durable.buffer for durable in self._durables)
+        point = Operation(first, self._note, writes=(self.stream, self), reads=buffers, needs=buffers)
+        copy = Operation(self._origin, self._copy, reads=(self, *buffers))
+        point.on_failure = copy.on_failure = self.give_up
+        return point, copy
+
+    @property
+    def track(self) -> Track | None:
+        """That of its copies; None: it has not begun."""
+        return self._track
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """`callback` when it is over, one way or the other."""
+        if self.over:
+            callback()
+        else:
+            self._behind.append(callback)
+
+    # ---- the point in the stream ----
+
+    def _note(self) -> bool:
+        for durable in self._durables:
+            if durable.refusal is not None:
+                raise never_granted(durable, durable.refusal)
+            try:
+                durable.buffer.range(0, durable.buffer.size, self._origin.name)
+            except Refusal:
+                durable.end()
+                raise
+        tracks = self._device.tracks
+        stream = self.stream
+        before = [stream.track, *stream.collectives]
+        if not any(durable.line for durable in self._durables):
+            self._track = self._lent = self._vault.lend()
+        if self._track is not None:
+            for track in before:
+                tracks.fence(self._track, track)
+        writers = {durable.buffer.usage.track for durable in self._durables} - {track.index for track in before}
+        before += [tracks.all[writer] for writer in writers if writer >= 0]
+        tracks.after_all(before, self._arrive)
+        for durable in self._durables:
+            durable.line.append(self)
+        return True
+
+    def _arrive(self) -> None:
+        self._reached = True
+        self._device.kick(self.session)
+
+    # ---- the copies ----
+
+    def _copy(self) -> bool:
+        """Gives the device what it may have by now; whether it has it all."""
+        if self.over:
+            return True
+        if self._parts is None and not self._begin():
+            return self.over
+        file, track = self._vault.file(self.session), self._track
+        if file is None or track is None:
+            return False
+        for part in self._parts or ():
+            size = part.durable.buffer.size
+            while part.given < size and not part.durable.ended:
+                if track.full or not self._chunk(file, track, part, size - part.given):
+                    return False
+        self._given = True
+        self._settle()
+        return True
+
+    def _begin(self) -> bool:
+        """Takes the areas for its copies, once those before it are done with them."""
+        if self._track is None and not self._reached:
+            return False
+        live = [durable for durable in self._durables if not durable.ended]
+        areas: list[Areas] = []
+        for durable in live:
+            if durable.refusal is not None:
+                raise durable.refusal
+            if durable.areas is None or durable.line[0] is not self or not durable.areas.idle:
+                return False
+            areas.append(durable.areas)
+        if self._track is None:
+            self._track = self._vault.track()
+        self._parts = []
+        for durable, place in zip(live, areas, strict=True):
+            direct = Direct(self._device, self._origin, durable.buffer, Rows(0, durable.buffer.size))
+            direct.address = durable.buffer.address
+            self._parts.append(Part(durable, place, direct))
+        return True
+
+    def _chunk(self, file: int, track: Track, part: Part, left: int) -> bool:
+        device, buffer, session = self._device, part.durable.buffer, self.session
+        size = min(left, self._allowance.chunk(session.pinned_bytes))
+        if part.direct.asked:
+            return self._chunk_directly(file, part, size)
+        ahead = not self._reached
+        if not self._allowance.take(size, ahead):
+            return False
+        host = device.staging.find(size, session)
+        if host is None:
+            self._give_back(size, ahead)
+            return device.staging.refusal(size) is not None and self._chunk_directly(file, part, size)
+        try:
+            device.tracks.before(track, (), (buffer.usage,))
+            if device.record is not None:
+                device.record.begin(track, size, None)
+            device.server.download(host, 0, buffer.address + part.given, size, track.stream)
+        except Refusal:
+            device.staging.drop(track, host)
+            self._give_back(size, ahead)
+            raise
+        self._count(part, size)
+        place = part.areas.at(part.which) + part.given - size
+        self._verdicts.update(dict.fromkeys(device.tracks.doubts.about(buffer.usage)))
+        arrived = partial(self._arrived, file, part, host, size, place, ahead)
+        device.tracks.on_complete(track, device.tracks.doubts.settled(buffer.usage, arrived))
+        return True
+
+    def _chunk_directly(self, file: int, part: Part, size: int) -> bool:
+        """Without page-locked memory: see `Direct`."""
+        data = part.direct.read(part.given, size)
+        if data is None:
+            return False
+        self._count(part, size)
+        place = part.areas.at(part.which) + part.given - size
+        part.durable.writes += 1
+        self._files.write(file, memoryview(data), place, partial(self._written, part, None, 0, False))
+        return True
+
+    def _count(self, part: Part, size: int) -> None:
+        part.given += size
+        self._under_way += 1
+        telemetry = self._device.telemetry
+        telemetry.device_to_host_bytes += size
+        telemetry.device_to_host_operations += 1
+        telemetry.checkpointed_bytes += size
+
+    def _arrived(self, file: int, part: Part, host: HostBuffer, size: int, place: int, ahead: bool) -> None:
+        """The device has put a chunk into the host's memory."""
+        if self.over or part.durable.ended:
+            self._done(host, size, ahead)
+        else:
+            part.durable.writes += 1
+            self._files.write(file, host.view[:size], place, partial(self._written, part, host, size, ahead))
+
+    def _written(self, part: Part, host: HostBuffer | None, size: int, ahead: bool, error: OSError | None) -> None:
+        part.durable.writes -= 1
+        self._vault.written(part.durable)
+        if error is not None:
+            self.fail(not_written(error))
+        self._done(host, size, ahead)
+
+    def _done(self, host: HostBuffer | None, size: int, ahead: bool) -> None:
+        """With a chunk."""
+        if host is not None:
+            self._device.staging.release(host)
+            self._give_back(size, ahead)
+        self._under_way -= 1
+        self._settle()
+
+    def _give_back(self, size: int, ahead: bool) -> None:
+        if self._allowance.give(size, ahead):
+            self._device.kick(None)
+
+    # ---- the end ----
+
+    def _settle(self) -> None:
+        """Has the front count on the copies, once they are complete."""
+        if self.over or not self._given or self._under_way:
+            return
+        self._given = False  # once
+        failure = next((each.failure for each in self._verdicts if each.failure is not None), None)
+        if failure is not None:
+            self.fail(failure.cause.refusal)
+            return
+        live = [part for part in self._parts or () if not part.durable.ended]
+        for part in live:
+            part.areas.send()
+        self._sent = live
+        self._parts = []
+        if live:
+            self._vault.commit(self, [(part.durable.key, part.which) for part in live])
+        else:
+            self.committed(None)
+
+    def committed(self, refusal: Refusal | None) -> None:
+        """The front counts on it, or will not."""
+        for part in self._sent:
+            if refusal is None:
+                part.areas.commit()
+            else:
+                part.areas.fail()
+        if refusal is not None:
+            self.fail(refusal)
+        elif not self.over:
+            self._device.telemetry.checkpoints += 1
+            self._finish()
+            self._origin.reply()
+
+    def fail(self, refusal: Refusal) -> None:
+        """It came to nothing; the copies of before stand."""
+        if not self.over:
+            self.give_up(refusal)
+            self._origin.fail(refusal)
+
+    def give_up(self, _refusal: Refusal) -> None:
+        """As `fail`, where somebody else says so."""
+        if not self.over:
+            for part in self._parts or ():
+                part.areas.fail()
+            self._finish()
+
+    def _finish(self) -> None:
+        self.over = True
+        for durable in self._durables:
+            if self in durable.line:
+                durable.line.remove(self)
+        if self._track is not None:
+            for durable in self._durables:
+                durable.buffer.usage.read_by(self._track.index, self._track.done_position)
+        if self._lent is not None:
+            self._vault.give_back(self._lent)
+        behind, self._behind = self._behind, []
+        self._vault.over(self, behind)
+        self._device.kick(self.session)

@@ -1,0 +1,57 @@
+"""A batch that goes straight through, and the ways back to who sent it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hearthd.device.channels.lane import Lane
+from hearthd.device.fast_path import plain_batch
+from hearthd.device.operation import Origin, Replies
+from hearthd.device.outbox import ACK, Outbox
+from hearthd.device.scheduler.backlog import Backlog
+from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.stream import LogicalStream
+
+
+class StraightBatch(NamedTuple):
+    """Nothing else of its session is under way, and nobody else has work."""
+
+    session: Session
+    backlog: Backlog
+    """The session's row."""
+    lane: Lane | None
+    """The way that it came; None: the front passed it on."""
+    seq: int
+    size: int
+    """Bytes."""
+    began: int
+    """When it was taken up, in nanoseconds of `time.perf_counter_ns`."""
+
+    def came(self) -> None:
+        """It is taken: from here on it is the session's latest."""
+        self.session.last_seq = self.seq
+        if self.lane is not None:
+            self.lane.came(self.seq, self.size)
+
+    def answer(self, outbox: Outbox, answer: bytes) -> None:
+        """Sends it with the ack, the way that it came."""
+        if self.lane is not None:
+            outbox.straight(self.lane, self.seq, answer)
+        else:
+            outbox.straight_linked(self.session.channel, self.seq, answer)
+
+    def acknowledge(self, outbox: Outbox) -> None:
+        """Others may come between from here on."""
+        outbox.put(ACK, channel=self.session.channel, id=self.seq)
+
+    def origin(self, replies: Replies, stream: LogicalStream, name: str, request: bytes, index: int = 0) -> Origin:
+        """Of the command that is answered under `request`, which is as it is written, for the long way."""
+        return Origin(
+            replies,
+            self.session,
+            stream,
+            name,
+            batch=BatchEntry(self.seq),
+            index=index,
+            request=plain_batch.number(request),
+        )

@@ -1,0 +1,82 @@
+"""Who waits for a batch that went straight through, and is answered before the books are closed on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from hearthd.device.context import Device
+from hearthd.device.fast_path import plain_batch
+from hearthd.device.fast_path.batch import StraightBatch
+from hearthd.device.fast_path.plain_batch import PlainBatch
+from hearthd.device.launch.stream_commands import answer_with
+from hearthd.device.operation import Origin, Replies
+from hearthd.device.session.segment import Segment
+from hearthd.device.session.stream import LogicalStream
+
+
+class Wait:
+    """A Sync whose batch has run. Its ack is sent with its answer, unless that takes its time."""
+
+    __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over",
+                 "signalled")  # fmt: skip
+
+    def __init__(
+        self,
+        device: Device,
+        replies: Replies,
+        batch: StraightBatch,
+        stream: LogicalStream,
+        plain: PlainBatch,
+        index: int,
+    ) -> None:
+        """`index`: where in the batch it stands."""
+        self._device = device
+        self._replies = replies
+        self._batch = batch
+        self._stream = stream
+        self._plain = plain
+        self._index = index
+        self._answer = plain_batch.done(plain.request)
+        self._origin: Origin | None = None
+        self._began = time.perf_counter_ns()
+        self.over = False
+        self.signalled: Segment | None = None
+        """Where the device says that what it waited for is done."""
+
+    @property
+    def stream(self) -> LogicalStream:
+        """Whose; with all streams, any."""
+        return self._stream
+
+    @property
+    def request(self) -> bytes:
+        """The number under which it is answered, as it is written."""
+        return self._plain.request
+
+    def end(self) -> None:
+        """What it waited for is done."""
+        self.over = True
+        device, stream, session = self._device, self._stream, self._batch.session
+        failed: Iterable[LogicalStream] = ()
+        if self._plain.all_streams:
+            failed = session.streams.marked
+        elif stream.errors:
+            failed = (stream,)
+        if failed or device.output.suspects:
+            if self._origin is None:
+                self.take_its_time()
+            assert self._origin is not None
+            answer_with(self._origin, failed)
+        elif self._origin is not None:
+            device.outbox.now(session.channel, self._answer, not stream.track.pending)
+        else:
+            self._batch.answer(device.outbox, self._answer)
+        device.telemetry.sync_wait.observe(time.perf_counter_ns() - self._began)
+        if self.signalled is not None:
+            self.signalled.drop()
+
+    def take_its_time(self) -> None:
+        """The long way from here on: others may come between."""
+        self._batch.acknowledge(self._device.outbox)
+        self._origin = self._batch.origin(self._replies, self._stream, "sync", self._plain.request, self._index)

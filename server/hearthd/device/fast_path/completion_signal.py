@@ -1,0 +1,67 @@
+"""What the device writes into memory that a client shares, as soon as a copy is done: the number of the request that
+waits for that. The client has it before this process has seen that the device is done, let alone said so.
+
+It says that all went well, and cannot be taken back: so it is written only for who waits for one track, of a session of
+which nothing else is under way, where nothing could fail any more but the device itself, which writes nothing then. The
+answer follows it as ever.
+"""
+
+from __future__ import annotations
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.server import ComputeServer
+from hearthd.device.context import Device
+from hearthd.device.fast_path import plain_batch
+from hearthd.device.fast_path.batch import StraightBatch
+from hearthd.device.session.segment import Segment
+from hearthd.device.session.stream import LogicalStream
+
+WORD = 8
+"""Bytes of one, at the segment's start."""
+
+
+class Signals:
+    """Of one session: where they go. Who has one written holds the segment until the device has come so far."""
+
+    __slots__ = ("address", "segment")
+
+    def __init__(self, segment: Segment, address: int) -> None:
+        self.segment = segment
+        self.address = address
+
+
+def signals_in(segment: Segment, server: ComputeServer) -> Signals | None:
+    """None where the segment is too short, or the device writes none."""
+    if segment.size < WORD:
+        return None
+    try:
+        address = server.signal_address(segment.address)
+    except Refusal:
+        return None
+    return Signals(segment, address) if address else None
+
+
+def signal(device: Device, batch: StraightBatch, stream: LogicalStream, request: bytes) -> Segment | None:
+    """Has the device say that what the stream has been given so far is done, to who waits for that under `request`,
+    as it is written. None: it will not. Else where: to be dropped when the track has come to its end, which is to be
+    asked for behind it."""
+    session, lane = batch.session, batch.lane
+    signals = session.signals
+    if (
+        signals is None
+        or lane is None
+        or not lane.clear
+        or stream.errors
+        or session.deferred
+        or device.output.suspects
+        or device.tracks.doubts.open
+    ):
+        return None
+    segment: Segment = signals.segment
+    try:
+        device.server.signal(signals.address, plain_batch.number(request), stream.track.stream)
+    except Refusal:  # the driver will not: the answer does
+        session.signals = None
+        return None
+    segment.hold()
+    return segment

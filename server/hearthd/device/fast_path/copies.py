@@ -1,0 +1,239 @@
+"""Copies between buffers and memory that a client shares, one by one: straight to the device, and answered as soon as
+they are done, before the books are closed on them.
+
+What they name is written in the same bytes again and again: it is read once. What is not as plain as can be (rows, a
+failure that somebody is to be told of, memory that is not page-locked, more than the track takes now) is left to
+`hearthd.device.transfers.registered`, which comes to the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.context import Device
+from hearthd.device.fast_path import plain_batch
+from hearthd.device.fast_path.answer import StraightAnswer, untroubled
+from hearthd.device.fast_path.batch import StraightBatch
+from hearthd.device.fast_path.completion_signal import signal
+from hearthd.device.fast_path.plain_batch import LoneCopy
+from hearthd.device.operation import Replies, internal_error
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.segment import Segment
+from hearthd.device.session.segment_policy import PART, step
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.completion_forecast import Foreseen
+from hearthd.device.streams.stream_pool import Track
+from hearthd.device.transfers.registered import DOWN, UP
+from hearthd.device.transfers.segments import Segments
+
+MOST = 512
+"""Commands that are known by their bytes."""
+
+LONGEST = 128
+"""Bytes of one: there are no data in it."""
+
+
+class Named(NamedTuple):
+    """What a Write or a Read of shared memory names, by handles and in bytes."""
+
+    writes: bool
+    stream: int
+    buffer: int
+    offset: int
+    size: int
+    segment: int
+    start: int
+    """Where in the segment."""
+    parts: int
+    """In how many copies it goes to the device."""
+    answer: bytes
+    """The fields of its Result, but for its number."""
+
+
+class StraightCopies:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, segments: Segments, replies: Replies) -> None:
+        self._device = device
+        self._segments = segments
+        self._replies = replies
+        self._known: dict[bytes, Named] = {}
+        self._began = 0.0
+        """When the device was given the first byte of the latest."""
+        self._alone = False
+        """Whether its stream had come to its end before."""
+
+    def known(self, found: LoneCopy) -> Named | None:
+        """What a command names that has come before."""
+        return self._known.get(found.rest) if found.request else None
+
+    def learn(self, found: LoneCopy, command: commands_pb2.Command) -> Named | None:
+        """What it names, where it is a plain copy from or to shared memory; `command`: what it was read as."""
+        copy = command.write if found.kind == "write" else command.read
+        if not found.request or len(found.rest) > LONGEST or not copy.HasField("shared"):
+            return None
+        named = _named(commands_pb2.Command.FromString(found.rest))
+        if named is not None:
+            if len(self._known) >= MOST:
+                self._known.clear()
+            self._known[found.rest] = named
+        return named
+
+    def give(self, batch: StraightBatch, request: bytes, named: Named) -> Copy | None:
+        """Gives it to the device, where nothing else of the session waits; None, with nothing done, where it takes
+        more than a look."""
+        session = batch.session
+        stream = session.streams.items.get(named.stream)
+        buffer = session.buffers.items.get(named.buffer)
+        segment = self._segments.get(session, named.segment)
+        if stream is None or buffer is None or segment is None:
+            return None
+        track = stream.track
+        if (
+            stream.capture is not None
+            or not untroubled(self._device, stream, buffer, named.offset, named.size)
+            or named.start + named.size > segment.size
+            or not segment.pinned
+            or (buffer.read_only is not None if named.writes else stream.errors)
+            or track.budget < named.parts
+        ):
+            return None
+        refusal = self._give(buffer, segment, track, named)
+        copy = Copy(self._device, self._replies, batch, stream, segment, request, named, self._began)
+        copy.refusal = refusal
+        if refusal is None:
+            copy.signalled = signal(self._device, batch, stream, request)
+            self._device.tracks.on_complete(track, copy.end)
+            self._note(copy, named)
+        return copy
+
+    def _give(self, buffer: Buffer, segment: Segment, track: Track, named: Named) -> Refusal | None:
+        """Why the driver has not taken all of it, if so."""
+        tracks, server, stream = self._device.tracks, self._device.server, track.stream
+        writes, reads = ((buffer.usage,), ()) if named.writes else ((), (buffer.usage,))
+        at, left, address = named.start, named.size, buffer.address + named.offset
+        self._began, self._alone = time.perf_counter(), tracks.done(track)
+        try:
+            while left:
+                part = step(at, left)
+                tracks.before(track, writes, reads)
+                if named.writes:
+                    server.upload(address, segment, at, part, stream)
+                else:
+                    server.download(segment, at, address, part, stream)
+                at += part
+                address += part
+                left -= part
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._count(named, at - named.start)
+            return error if isinstance(error, Refusal) else internal_error(_kind(named), error)
+        return None
+
+    def _note(self, copy: Copy, named: Named) -> None:
+        """The device is at it."""
+        telemetry, size = self._device.telemetry, named.size
+        if self._alone:
+            way = UP if named.writes else DOWN
+            copy.foreseen = self._device.tracks.forecast.begin(way, size, self._began)
+        self._count(named, size)
+        if named.writes:
+            telemetry.upload_shared_memory_bytes += size
+        else:
+            telemetry.download_shared_memory_bytes += size
+
+    def _count(self, named: Named, size: int) -> None:
+        """The device has been given so many bytes of it."""
+        telemetry, parts = self._device.telemetry, _parts(named.start, size)
+        if named.writes:
+            telemetry.host_to_device_bytes += size
+            telemetry.host_to_device_operations += parts
+        else:
+            telemetry.device_to_host_bytes += size
+            telemetry.device_to_host_operations += parts
+
+
+class Copy(StraightAnswer):
+    """One that has been given to the device."""
+
+    __slots__ = ("_answer", "_began", "_segment", "foreseen", "name", "signalled")
+
+    def __init__(
+        self,
+        device: Device,
+        replies: Replies,
+        batch: StraightBatch,
+        stream: LogicalStream,
+        segment: Segment,
+        request: bytes,
+        named: Named,
+        began: float,
+    ) -> None:
+        super().__init__(device, replies, batch, stream, request, named.size)
+        self._segment = segment
+        self._began = began
+        self._answer = plain_batch.answered(request, named.answer)
+        self.name = _kind(named)
+        self.foreseen: Foreseen | None = None
+        self.signalled: Segment | None = None
+        """Where the device says that it is done."""
+        segment.hold()
+
+    def end(self) -> None:
+        """It is done."""
+        now = time.perf_counter()
+        self.over = True
+        self._send(self._answer)
+        if self.foreseen is not None:
+            self._device.tracks.forecast.came(self.foreseen, now)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._device.telemetry.transfer.observe(int((time.perf_counter() - self._began) * 1e9))
+        self._segment.drop()
+        if self.signalled is not None:
+            self.signalled.drop()
+
+
+def _parts(start: int, size: int) -> int:
+    """In how many copies so many bytes of a segment go to the device."""
+    return (start + size - 1) // PART - start // PART + 1 if size else 0
+
+
+def _kind(named: Named) -> str:
+    return "write" if named.writes else "read"
+
+
+def _named(command: commands_pb2.Command) -> Named | None:
+    """None where it is anything else."""
+    kind = command.WhichOneof("kind")
+    if command.request or kind not in ("write", "read"):
+        return None
+    writes = kind == "write"
+    copy = command.write if writes else command.read
+    if not copy.HasField("shared") or copy.HasField("rows") or copy.transfer or not copy.size:
+        return None
+    if writes and command.write.data:
+        return None
+    size, start = copy.size, copy.shared.offset
+    result = (
+        commands_pb2.Result(done=commands_pb2.Done())
+        if writes
+        else commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
+    )
+    return Named(
+        writes,
+        command.stream,
+        copy.buffer,
+        copy.offset,
+        size,
+        copy.shared.segment,
+        start,
+        _parts(start, size),
+        result.SerializeToString(),
+    )

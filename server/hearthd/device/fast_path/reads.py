@@ -1,0 +1,95 @@
+"""Reads of few bytes, which come with the answer: straight from the device, and answered as soon as they are there.
+
+What is not as plain as can be is left to `hearthd.device.transfers.copy_commands`, which comes to the same.
+"""
+
+from __future__ import annotations
+
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.context import Device
+from hearthd.device.fast_path import plain_batch
+from hearthd.device.fast_path.answer import StraightAnswer, untroubled
+from hearthd.device.fast_path.batch import StraightBatch
+from hearthd.device.operation import Replies, internal_error
+from hearthd.device.session.stream import LogicalStream
+
+LARGEST = 64 << 10
+"""Bytes of one: with more, the steps that are saved are no longer what takes the time."""
+
+
+class StraightReads:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, replies: Replies) -> None:
+        self._device = device
+        self._replies = replies
+        self._most = min(LARGEST, device.spec.max_inline_bytes)
+
+    def give(
+        self, batch: StraightBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
+    ) -> Reading | None:
+        """Gives a Read that `policy.mixed_batch` has looked at to the device, as the last of its batch, where nothing
+        else of the session waits; None, with nothing done, where it takes more than a look."""
+        device, track = self._device, stream.track
+        size, offset = read.size, read.offset
+        session = batch.session
+        buffer = session.buffers.items.get(read.buffer)
+        if (
+            buffer is None
+            or not 0 < size <= self._most
+            or not untroubled(device, stream, buffer, offset, size)
+            or stream.errors
+            or track.full
+        ):
+            return None
+        host = device.staging.find(size, session)
+        if host is None:
+            return None
+        reading = Reading(device, self._replies, batch, stream, request, host, size)
+        device.tracks.before(track, (), (buffer.usage,))
+        try:
+            device.server.download(host, 0, buffer.address + offset, size, track.stream)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            reading.refusal = error if isinstance(error, Refusal) else internal_error(reading.name, error)
+            return reading
+        device.tracks.on_complete(track, reading.end)
+        telemetry = device.telemetry
+        telemetry.device_to_host_bytes += size
+        telemetry.device_to_host_operations += 1
+        telemetry.download_inline_bytes += size
+        return reading
+
+
+class Reading(StraightAnswer):
+    """One that has been given to the device."""
+
+    __slots__ = ("_host",)
+
+    name = "read"
+
+    def __init__(
+        self,
+        device: Device,
+        replies: Replies,
+        batch: StraightBatch,
+        stream: LogicalStream,
+        request: bytes,
+        host: HostBuffer,
+        size: int,
+    ) -> None:
+        super().__init__(device, replies, batch, stream, request, size)
+        self._host = host
+
+    def end(self) -> None:
+        """It is done."""
+        self.over = True
+        self._send(plain_batch.read_answer(self._request, self._host.view[: self.size]))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._device.staging.release(self._host)

@@ -1,0 +1,195 @@
+"""Memory that a program takes and gives back all the time: at once, where nothing else of its session is going on.
+
+A command that may have to wait, is traced or answered takes an origin and an operation, which cost more than to take
+memory of the pool. What has none of that goes without: it leaves behind what the long way
+(`hearthd.device.memory.commands`, `hearthd.device.transfers.copy_commands`) would have left, or nothing at all, and
+then takes that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.context import Device
+from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.memory.deferred_free import FEW
+from hearthd.device.memory.reservations import Reservation
+from hearthd.device.operation import Origin, Replies, internal_error
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.ordering import Usage
+from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.transfers.copy_commands import PATTERN_SIZES
+
+AtOnce = tuple[Callable[[Session, commands_pb2.Command, BatchEntry, int], bool], int]
+"""What runs a command of a batch (its entry, the command's index), and how much work it gives the device: 1 or none.
+False, with nothing done, where the command has to go the long way."""
+
+
+class Temporaries:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, memory: MemoryCommands, replies: Replies) -> None:
+        self._device = device
+        self._reservations = memory.reservations
+        self._replies = replies
+        self._counts = device.telemetry.operations
+        self.handlers: dict[str, AtOnce] = {
+            "allocate": (self.allocate, 0),
+            "free": (self.free, 0),
+            "fill": (self.fill, 1),
+            "write": (self.write, 1),
+        }
+        """By the name of the command's field."""
+
+    def allocate(self, session: Session, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
+        """One buffer, which is new and not empty."""
+        stream = _plain(session, command, "allocate")
+        if stream is None:
+            return False
+        asked, buffers = command.allocate, session.buffers
+        handle = asked.buffer
+        if not handle or handle in buffers.items or len(asked.parts) or buffers.refuses(handle):
+            return False
+        if len(buffers.items) >= buffers.bound:
+            return False
+        buffer = Buffer(handle, asked.size)
+        if not self._reservations.take_at_once(session, buffer, stream.track):
+            return False
+        buffers.items[handle] = buffer
+        self._counts["allocate"] += 1
+        return True
+
+    def free(self, session: Session, command: commands_pb2.Command, batch: BatchEntry, index: int) -> bool:
+        """A few, each of which has its memory to itself and is nobody else's."""
+        stream = _plain(session, command, "free")
+        if stream is None:
+            return False
+        handles = command.free.buffers[:]  # a list of its own: to walk through the field takes twice as long
+        items = session.buffers.items
+        found = list(map(items.get, handles))
+        if not 0 < len(found) <= FEW or (len(found) > 1 and len(set(handles)) < len(found)):
+            return False
+        for buffer in found:
+            if buffer is None or buffer.place is not None or buffer.durable is not None or buffer.holders:
+                return False
+            reservation: Reservation | None = buffer.reservation
+            if reservation is None or not reservation.alone:
+                return False
+        self._counts["free"] += 1
+        give = self._reservations.give_at_once
+        failure: Refusal | None = None
+        pop = session.buffers.pop
+        for handle in handles:
+            buffer = pop(handle)
+            buffer.freed = True
+            try:
+                give(session, buffer)
+            except DeviceFault:
+                raise
+            except Exception as error:  # the others are given back all the same
+                failure = failure or (error if isinstance(error, Refusal) else internal_error("free", error))
+        if failure is not None:
+            Origin(self._replies, session, stream, "free", batch=batch, index=index).fail(failure)
+        return True
+
+    def fill(self, session: Session, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
+        """Of some of a buffer with which nothing is wrong."""
+        stream = _plain(session, command, "fill")
+        if stream is None:
+            return False
+        asked = command.fill
+        offset, size, pattern = asked.offset, asked.size, asked.pattern
+        width = len(pattern)
+        if width not in PATTERN_SIZES or size % width or offset % width:
+            return False
+        buffer = _writable(session, stream, asked.buffer, offset, size)
+        if buffer is None:
+            return False
+        device, track = self._device, stream.track
+        _given(device.tracks, track, buffer.usage)
+        try:
+            device.server.fill(buffer.address + offset, pattern, size, track.stream)
+        except DeviceFault:
+            raise
+        except Exception:
+            return False  # the long way meets it again, and knows whom to tell
+        telemetry = device.telemetry
+        telemetry.fills += 1
+        telemetry.filled_bytes += size
+        self._counts["fill"] += 1
+        return True
+
+    def write(self, session: Session, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
+        """Of bytes that came with the command, into one range of a buffer with which nothing is wrong."""
+        stream = _plain(session, command, "write")
+        if stream is None:
+            return False
+        asked = command.write
+        if asked.transfer or asked.HasField("shared") or asked.HasField("rows"):
+            return False
+        data, offset = asked.data, asked.offset
+        size = len(data)
+        buffer = _writable(session, stream, asked.buffer, offset, size)
+        if buffer is None:
+            return False
+        device, track = self._device, stream.track
+        staging = device.staging
+        host = staging.find(size, session)
+        if host is None:
+            return False
+        host.view[:size] = data
+        _given(device.tracks, track, buffer.usage)
+        try:
+            device.server.upload(buffer.address + offset, host, 0, size, track.stream)
+        except DeviceFault:
+            raise
+        except Exception:
+            return False
+        finally:
+            staging.drop(track, host)  # behind what the driver has taken of it
+        telemetry = device.telemetry
+        telemetry.host_to_device_bytes += size
+        telemetry.host_to_device_operations += 1
+        telemetry.upload_inline_bytes += size
+        self._counts["write"] += 1
+        return True
+
+
+def _plain(session: Session, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
+    """The command's stream, where nobody waits for the command's end and it has nothing to wait for either."""
+    if command.request or session.deferred or session.trace is not None:
+        return None
+    permissions = session.permissions
+    if permissions is not None and kind not in permissions.allowed:
+        return None
+    stream = session.streams.items.get(command.stream)
+    return stream if stream is not None and stream.capture is None else None
+
+
+def _writable(session: Session, stream: LogicalStream, handle: int, offset: int, size: int) -> Buffer | None:
+    """The buffer, where the stream takes something that writes these bytes of it, and nobody is told of that."""
+    if not size or stream.starting or stream.track.full:
+        return None
+    buffer = session.buffers.items.get(handle)
+    if (
+        buffer is None
+        or buffer.failure is not None
+        or buffer.lost is not None
+        or buffer.read_only is not None
+        or offset + size > buffer.size
+    ):
+        return None
+    return buffer
+
+
+def _given(tracks: Tracks, track: Track, usage: Usage) -> None:
+    """The track is given what writes to a buffer: as `before`, which finds most often that nobody else has used it."""
+    if usage.track == track.index and usage.reads is None and not tracks.doubts.open:
+        usage.position = tracks.step(track)
+    else:
+        tracks.before(track, (usage,))

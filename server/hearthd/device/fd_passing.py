@@ -1,0 +1,58 @@
+"""Descriptors to and from the front: the socket beside the link. Belongs to the device-handle thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hearth_proto import descriptors
+from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.log import Journal
+
+Receiver = Callable[[dict[str, Any], list[int]], None]
+"""Owns the descriptors that it is given."""
+
+
+class Descriptors:
+    """The device process's end. Messages name their `kind`; each kind has one receiver."""
+
+    def __init__(self, end: socket.socket, loop: Loop, journal: Journal) -> None:
+        self._end = end
+        self._loop = loop
+        self._journal = journal
+        self._receivers: dict[str, Receiver] = {}
+        end.setblocking(False)
+        loop.add_reader(end.fileno(), lambda _events: self.receive())
+
+    def on(self, kind: str, receiver: Receiver) -> None:
+        """`receiver` takes the messages of this kind, and owns their descriptors."""
+        self._receivers[kind] = receiver
+
+    def send(self, kind: str, body: dict[str, Any], files: Sequence[int]) -> None:
+        """Sends one message. Raises OSError where the front takes no more just now."""
+        descriptors.send(self._end, {**body, "kind": kind}, files)
+
+    def receive(self) -> None:
+        """Takes all that has come. The loop does so too; who has been told something else by the front, and needs what
+        the front has sent here before it, asks for that."""
+        while True:
+            try:
+                message = descriptors.receive(self._end)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as error:
+                self._journal.warning("descriptors", error=str(error))
+                return
+            if message is None:  # the link ends as well, and says what that means
+                self._loop.remove_reader(self._end.fileno())
+                return
+            body, files = message
+            receiver = self._receivers.get(str(body.get("kind")))
+            if receiver is None:
+                self._journal.warning("descriptors", error=f"nobody takes {body.get('kind')!r}")
+                for file in files:
+                    os.close(file)
+            else:
+                receiver(body, files)

@@ -1,0 +1,211 @@
+"""Recording a graph: the nodes so far, what they use, and what could not be recorded.
+
+What is recorded is checked then and there, in the stream's order, and its buffers and modules are held from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hearth_proto.launches import LaunchFlag
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
+from hearthd.device.backend.resources import Graph
+from hearthd.device.graphs.capture_policy import CaptureOrder
+from hearthd.device.graphs.repeat import NAMED, TURN, Program
+from hearthd.device.launch.binder import BoundLaunch, Parsed
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.holdings import Holdings, Uses
+from hearthd.device.session.module import ModuleEntry
+from hearthd.device.session.session import Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_errors import Failure, StreamErrors
+from hearthd.device.streams.stream_pool import WINDOW
+
+MAX_NODES = 4096
+"""Nodes of one graph: it is instantiated in one go, and nobody else is served meanwhile."""
+
+
+class GraphEntry(Program):
+    """A client's graph: being recorded, ready, or not made."""
+
+    __slots__ = ("failures", "graph", "kernels", "nodes", "order")
+
+    turn = 2 * TURN  # a command in a graph takes the driver a third of the time that one by itself does
+
+    def __init__(self, handle: int, holdings: Holdings, order: CaptureOrder) -> None:
+        super().__init__(handle, holdings)
+        self.order = order
+        self.nodes: list[GraphNode] = []
+        self.kernels: list[str] = []
+        """The kernel of each node; empty for copies and fills."""
+        self.failures = StreamErrors()
+        """Of commands that were to be recorded. They are told of when the capture ends, and spoil nothing but it."""
+        self.graph: Graph | None = None
+        """None also where there is nothing in it."""
+
+    @property
+    def name(self) -> str:
+        return f"graph {self.handle}"
+
+    def check(self) -> None:
+        if self.order.recording:
+            raise Refusal(
+                Reason.CAPTURE_INVALID,
+                f"{self.name} is still being recorded on stream {self.order.stream}",
+                fix="end its capture first",
+                details={"graph": self.handle, "stream": self.order.stream},
+            )
+        super().check()
+
+    @property
+    def empty(self) -> bool:
+        return not self.nodes
+
+    @property
+    def cost(self) -> int:
+        # What a launch takes of the driver's queue is not documented; a node is taken for a command, up to a window.
+        return min(len(self.nodes), WINDOW)
+
+    @property
+    def names(self) -> list[str]:
+        kernels = list(dict.fromkeys(filter(None, self.kernels)))
+        return [f"{kernel} ({self.name})" for kernel in kernels[-NAMED:]] or [self.name]
+
+
+class Capture:
+    """A recording under way: what `LogicalStream.capture` is until EndCapture."""
+
+    def __init__(self, stream: LogicalStream, entry: GraphEntry) -> None:
+        self._stream = stream
+        self.entry = entry
+
+    def admit(self, origin: Origin) -> None:
+        """Says what happens to a command of the stream: recorded, done as ever, or refused."""
+        try:
+            recorded = self.entry.order.records(origin.name)
+        except Refusal:
+            if origin.answered:  # whoever asked knows, and may complete the recording
+                origin.capture = None
+            raise
+        if not recorded:
+            origin.capture = None
+
+    def failed(self, failure: Failure) -> None:
+        """A command is missing from the recording, so the graph cannot be made."""
+        self.entry.failures.add(failure)
+
+    def add_launch(self, bound: BoundLaunch) -> None:
+        """As many nodes as the launch has iterations."""
+        plan = bound.plan
+        check_plan(bound)
+        self._check_room(plan.iterations, f"launch of {plan.name}")
+        node, uses = kernel_node(bound), uses_of(bound)
+        for _ in range(plan.iterations):
+            self._add(node, plan.name, uses)
+
+    def add_launches(self, launches: Sequence[BoundLaunch], count: int) -> None:
+        """A prepared list `count` times: each of its launches a node, all of them or none."""
+        self._check_room(count * len(launches), "the prepared list")
+        for bound in launches:
+            check_plan(bound)
+        made = [(kernel_node(bound), bound.plan.name, uses_of(bound)) for bound in launches]
+        for _ in range(count):
+            for node, kernel, uses in made:
+                self._add(node, kernel, uses)
+
+    def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
+        """One node; `node` has the addresses of ranges in the two buffers."""
+        if not node.width or not node.rows:
+            return
+        self._check_room(1, "the copy")
+        same = destination is source
+        whole = node.rows == 1 and node.width == destination.size
+        uses = Uses(
+            written=(destination,),
+            read=() if same else (source,),
+            modules=modules_of(destination, source),
+            needed=(source,),
+            replaced=destination if whole and not same else None,
+        )
+        self._add(node, "", uses)
+
+    def add_fill(self, buffer: Buffer, node: FillNode) -> None:
+        """One node; `node` has the address of a range in the buffer."""
+        if not node.size:
+            return
+        self._check_room(1, "the fill")
+        whole = node.size == buffer.size
+        uses = Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if whole else None)
+        self._add(node, "", uses)
+
+    def discard(self, session: Session) -> None:
+        """Forgets it all; the stream runs its commands again."""
+        self.entry.order.abort()
+        self._stream.capture = None
+        session.graphs.items.pop(self.entry.handle, None)
+        self.entry.holdings.release()
+
+    def _add(self, node: GraphNode, kernel: str, uses: Uses) -> None:
+        self.entry.holdings.add(uses)
+        self.entry.nodes.append(node)
+        self.entry.kernels.append(kernel)
+
+    def _check_room(self, more: int, what: str) -> None:
+        there = len(self.entry.nodes)
+        if there + more > MAX_NODES:
+            raise Refusal(
+                Reason.CAPTURE_INVALID,
+                f"{what} would bring {self.entry.name} to {there + more} nodes; the most is {MAX_NODES}",
+                fix="record fewer commands, and launch the graph several times",
+                details={"graph": self.entry.handle, "nodes": there + more, "max_nodes": MAX_NODES},
+            )
+
+
+def kernel_node(bound: BoundLaunch) -> KernelNode:
+    """A bound launch as a node."""
+    plan = bound.plan
+    return KernelNode(plan.function, plan.grid, plan.block, plan.shared_mem, bytes(bound.params), plan.attributes)
+
+
+def uses_of(bound: BoundLaunch) -> Uses:
+    """What a bound launch touches."""
+    written, read = bound.buffers[: len(bound.writes)], bound.buffers[len(bound.writes) :]
+    modules = (bound.module, *modules_of(*bound.buffers))
+    return Uses(tuple(written), tuple(read), modules, tuple(bound.buffers))
+
+
+def check_record(parsed: Parsed) -> None:
+    """Refuses launches in which the host takes part: they cannot be kept and repeated."""
+    record = parsed.record
+    what = (
+        'mode="validate"'
+        if record.flags & LaunchFlag.VALIDATE
+        else "a grid from a buffer"
+        if parsed.grid_buffer is not None
+        else ""
+    )
+    if what:
+        raise Refusal(
+            Reason.CAPTURE_INVALID,
+            f"launch of {parsed.entry.name} with {what} cannot be kept and repeated: the host takes part in it",
+            fix="launch it by itself",
+            details={"kernel": parsed.entry.name},
+        )
+
+
+def modules_of(*buffers: Buffer) -> tuple[ModuleEntry, ...]:
+    """The modules whose variables are among the buffers."""
+    return tuple(buffer.module for buffer in buffers if buffer.module is not None)
+
+
+def check_plan(bound: BoundLaunch) -> None:
+    plan = bound.plan
+    if plan.timeout_ns:
+        raise Refusal(
+            Reason.CAPTURE_INVALID,
+            f"launch of {plan.name} with a time limit of {plan.timeout_ns} ns in a graph: a graph is timed as a whole",
+            fix="leave it out, and give LaunchGraph a limit for each launch of the graph",
+            details={"kernel": plan.name, "timeout_ns": plan.timeout_ns},
+        )

@@ -1,0 +1,248 @@
+"""Graphs: a stream's commands recorded instead of run, then launched as one, as often as it is wanted.
+
+A capture belongs to one logical stream, from the arrival of its BeginCapture to that of its EndCapture; see `capture`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.graph_nodes import CopyNode, KernelNode
+from hearthd.device.context import Device
+from hearthd.device.graphs.capture import Capture, GraphEntry, check_plan, check_record, kernel_node, uses_of
+from hearthd.device.graphs.capture_policy import CaptureOrder
+from hearthd.device.graphs.repeat import ProgramLaunch, Rounds, check_count
+from hearthd.device.launch.binder import Binder, BoundLaunch, Parsed
+from hearthd.device.launch.watchdog import Watchdog
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.holdings import Holdings, Keepers
+from hearthd.device.session.session import Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_errors import Failure
+
+
+class GraphCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
+        self._device = device
+        self._binder = binder
+        self._watchdog = watchdog
+        self._keepers = keepers
+
+    # ---- recording ----
+
+    def begin(self, origin: Origin, command: commands_pb2.BeginCapture) -> None:
+        """From its arrival on, the stream's commands are recorded."""
+        session, stream = origin.session, origin.stream
+        session.graphs.check_new(command.graph)
+        order = CaptureOrder(stream.handle) if stream.capture is None else stream.capture.entry.order
+        order.begin(command.graph)
+        entry = GraphEntry(command.graph, Holdings(session, self._keepers), order)
+        session.graphs.add(command.graph, entry)
+        stream.capture = Capture(stream, entry)
+        origin.reply()
+
+    def end(self, origin: Origin, command: commands_pb2.EndCapture) -> Operation:
+        """Behind what is still to be recorded: a launch may be waiting for its compile."""
+        session, stream = origin.session, origin.stream
+        capture = stream.capture
+        if capture is None:
+            CaptureOrder(stream.handle).end(command.graph)
+            raise AssertionError("a stream without a capture has none to be ended")
+        entry: GraphEntry = capture.entry
+        entry.order.end(command.graph)
+        stream.capture = None
+        if command.discard:
+            session.graphs.pop(command.graph)
+            nothing = commands_pb2.Result(graph=commands_pb2.GraphResult())
+            return self._ending(origin, entry, stream, answer=nothing)
+        entry.unsettled += 1
+        operation = Operation(origin, partial(self._make, origin, entry), writes=(stream, entry))
+        operation.on_failure = partial(self._not_made, entry)
+        return operation
+
+    def _make(self, origin: Origin, entry: GraphEntry) -> bool:
+        failures = entry.failures.take()
+        if failures:
+            refusal = _not_recorded(entry, failures)
+            self._not_made(entry, refusal)
+            if not origin.answered:
+                origin.fail(refusal)
+                return True
+            origin.reply_error(refusal.to_status([failure.to_message() for failure in failures]))
+            return True
+        if entry.nodes:
+            entry.graph = self._device.server.create_graph(entry.nodes)
+        entry.unsettled -= 1
+        result = commands_pb2.GraphResult()
+        for node, kernel in zip(entry.nodes, entry.kernels, strict=True):
+            kind = "kernel" if isinstance(node, KernelNode) else "copy" if isinstance(node, CopyNode) else "fill"
+            result.nodes.add(kind=kind, kernel=kernel)
+        origin.reply(commands_pb2.Result(graph=result))
+        return True
+
+    def _not_made(self, entry: GraphEntry, refusal: Refusal) -> None:
+        """The handle stays, and says why, until it is destroyed."""
+        entry.unsettled -= 1
+        entry.error = Refusal(
+            Reason.CAPTURE_INVALID,
+            f"{entry.name} was not made: {refusal.message}",
+            fix=refusal.fix,
+            details={**refusal.details, "graph": entry.handle},
+        )
+        self._release(entry)
+
+    def _ending(
+        self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
+    ) -> Operation:
+        """Behind all that was asked of the graph, and of the stream that records it."""
+
+        def run() -> bool:
+            self._release(entry)
+            origin.reply(answer)
+            return True
+
+        operation = Operation(origin, run, writes=(*recording, entry))
+        operation.on_failure = lambda _: self._release(entry)
+        return operation
+
+    # ---- use ----
+
+    def launch(self, origin: Origin, command: commands_pb2.LaunchGraph) -> Operation:
+        entry: GraphEntry = origin.session.graphs.find(command.graph)
+        check_count(command.count, entry.name)
+        entry.check()
+        seconds = command.timeout_ns / 1e9 or origin.session.launch_timeout
+        rounds = Rounds(
+            self._device,
+            self._watchdog,
+            origin.stream,
+            entry,
+            command.count,
+            partial(self._issue, entry, origin.stream),
+            limit=(lambda: (entry.name, seconds)) if seconds else None,
+        )
+        return ProgramLaunch(origin, entry, rounds.run)
+
+    def _issue(self, entry: GraphEntry, stream: LogicalStream, count: int) -> None:
+        self._device.server.launch_graph(entry.graph, stream.track.stream, count)
+        self._device.telemetry.graph_launches += count
+
+    def update(self, origin: Origin, command: commands_pb2.UpdateGraph) -> Operation:
+        """Behind the launches that were asked for before; those asked for later have the new arguments."""
+        entry: GraphEntry = origin.session.graphs.find(command.graph)
+        entry.check()
+        parsed = self._binder.parse(origin.session, command.launch)
+        written, read = parsed.split()
+        operation = Operation(
+            origin,
+            partial(self._update, origin, entry, command.node, parsed),
+            writes=(entry,),
+            reads=(parsed.entry.module, *written, *read),
+        )
+        entry.unsettled += 1
+
+        def settled(_: Refusal | None = None) -> None:
+            entry.unsettled -= 1
+
+        operation.after = settled
+        operation.on_failure = settled
+        return operation
+
+    def _update(self, origin: Origin, entry: GraphEntry, index: int, parsed: Parsed) -> bool:
+        if parsed.entry.module.pending:
+            return False
+        entry.check()
+        node = entry.nodes[index] if index < len(entry.nodes) else None
+        if not isinstance(node, KernelNode):
+            kernels = [number for number, kernel in enumerate(entry.kernels) if kernel]
+            what = "no node of that number" if node is None else "a copy or a fill there"
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"node {index} of {entry.name} is to be updated; it has {what}, and launches at {_listed(kernels)}",
+                fix="name a node that is a launch; see GraphResult",
+                details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
+            )
+        check_record(parsed)
+        bound = self._binder.bind(parsed.entry, parsed.record, parsed.pointers, parsed.key)
+        check_plan(bound)
+        _check_same(entry, index, node, bound)
+        changed = kernel_node(bound)
+        self._device.server.update_graph(entry.graph, index, changed)
+        entry.holdings.replace(index, uses_of(bound))
+        entry.nodes[index] = changed
+        origin.reply()
+        return True
+
+    def destroy(self, origin: Origin, command: commands_pb2.DestroyGraph) -> Operation:
+        """The handle dies now; launches that were asked for before still run."""
+        session = origin.session
+        entry: GraphEntry = session.graphs.find(command.graph)
+        if entry.order.recording:
+            entry.check()
+        session.graphs.pop(command.graph)
+        return self._ending(origin, entry)
+
+    # ---- the end ----
+
+    def abandon(self, session: Session, stream: LogicalStream) -> None:
+        """The stream is gone, and what it was recording with it."""
+        if stream.capture is not None:
+            stream.capture.discard(session)
+
+    def close(self, session: Session) -> None:
+        """Lets go of all that the session's graphs hold."""
+        for stream in session.streams.items.values():
+            self.abandon(session, stream)
+        for entry in session.graphs.items.values():
+            self._release(entry)
+
+    def _release(self, entry: GraphEntry) -> None:
+        """What it held goes behind the launches that use it, and so does the graph itself. A second time nothing."""
+        entry.holdings.release()
+        entry.nodes.clear()
+        entry.kernels.clear()
+        graph, entry.graph = entry.graph, None
+        if graph is not None:
+            device = self._device
+            tracks = [device.tracks.all[index] for index in entry.usage.tracks()]
+            device.tracks.after_all(tracks, partial(device.server.destroy_graph, graph))
+
+
+def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
+    """A node keeps its function and its attributes; the rest may change."""
+    plan = bound.plan
+    wrong = []
+    if plan.function is not node.function:
+        wrong.append(f"it launches {entry.kernels[index]}, not {plan.name}")
+    if plan.attributes != node.attributes:
+        wrong.append("whether it is cooperative, and its clusters, cannot change")
+    if plan.iterations != 1:
+        wrong.append(f"it is one launch, not {plan.iterations}")
+    if wrong:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"node {index} of {entry.name}: " + "; ".join(wrong),
+            fix="record the graph again",
+            details={"graph": entry.handle, "node": index, "kernel": entry.kernels[index]},
+        )
+
+
+def _not_recorded(entry: GraphEntry, failures: list[Failure]) -> Refusal:
+    first = failures[0]
+    more = len(failures) - 1 + sum(failure.merged for failure in failures)
+    return Refusal(
+        Reason.CAPTURE_INVALID,
+        f"{entry.name} cannot be made: {first.command} could not be recorded: {first.refusal.message}"
+        + (f" (and {more} more could not)" if more else ""),
+        fix=first.refusal.fix,
+        details={**first.refusal.details, "graph": entry.handle, "cause": first.refusal.reason},
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:16]))
+    return (shown + (", ..." if len(numbers) > 16 else "")) or "none"

@@ -1,0 +1,262 @@
+"""Prepared launches: a list that is checked and bound once, then run by one small command.
+
+Nothing is looked up when it runs: what is left is the order among streams, once for the list, and the driver's calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from hearth_proto.launches import HEADER
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.graphs.capture import check_record, uses_of
+from hearthd.device.graphs.repeat import NAMED, Program, ProgramLaunch, Rounds, check_count
+from hearthd.device.launch.binder import Binder, BoundLaunch, Parsed
+from hearthd.device.launch.watchdog import Watchdog
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.holdings import Holdings, Keepers
+from hearthd.device.session.module import ModuleEntry
+from hearthd.device.session.session import Session
+from hearthd.device.session.stream import LogicalStream
+
+MAX_LAUNCHES = 65_536
+"""Launches of one list, each of its iterations counted."""
+
+LISTED = 16
+"""Failures of one list that its refusal tells of."""
+
+
+class PreparedEntry(Program):
+    """A client's list of launches: `launches` has each as often as it has iterations."""
+
+    __slots__ = ("launches", "seconds")
+
+    def __init__(self, handle: int, holdings: Holdings) -> None:
+        super().__init__(handle, holdings)
+        self.launches: tuple[BoundLaunch, ...] = ()
+        self.seconds: tuple[float, ...] = ()
+        """How long each may take; empty where none is limited."""
+
+    @property
+    def name(self) -> str:
+        return f"prepared list {self.handle}"
+
+    @property
+    def empty(self) -> bool:
+        return not self.launches
+
+    @property
+    def cost(self) -> int:
+        return 1  # a round is one launch
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(bound.plan.name for bound in self.launches[-NAMED:]))
+
+
+class PreparedCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
+        self._device = device
+        self._binder = binder
+        self._watchdog = watchdog
+        self._keepers = keepers
+
+    def prepare(self, origin: Origin, command: commands_pb2.Prepare) -> Operation:
+        """A list that cannot be prepared keeps its handle, and says why, until it is destroyed."""
+        session = origin.session
+        session.prepared.check_new(command.prepared)
+        entry = PreparedEntry(command.prepared, Holdings(session, self._keepers))
+        session.prepared.add(command.prepared, entry)
+        try:
+            parsed = self._parse(session, entry, command.launches)
+        except Refusal as refusal:
+            entry.error = _not_prepared(entry, refusal)
+            raise
+        modules: dict[ModuleEntry, None] = {}
+        buffers: dict[Buffer, None] = {}
+        for each in parsed:
+            written, read = each.split()
+            modules[each.entry.module] = None
+            buffers.update(dict.fromkeys((*written, *read)))
+        entry.unsettled += 1
+        operation = Operation(
+            origin,
+            partial(self._prepare, origin, entry, parsed, tuple(modules)),
+            writes=(entry,),
+            reads=(*modules, *buffers),
+        )
+        operation.on_failure = partial(self._failed, entry)
+        return operation
+
+    def _parse(self, session: Session, entry: PreparedEntry, data: bytes) -> list[Parsed]:
+        """The records of the list, their handles looked up. Raises one Refusal for all that are wrong."""
+        found: list[Parsed] = []
+        wrong: dict[int, Refusal] = {}
+        records = split_records(data)
+        for index, record in enumerate(records):
+            try:
+                parsed = self._binder.parse(session, record)
+                check_record(parsed)
+                found.append(parsed)
+            except Refusal as refusal:
+                wrong[index] = refusal
+        if wrong:
+            raise _refusal(entry, len(records), wrong)
+        return found
+
+    def _prepare(
+        self, origin: Origin, entry: PreparedEntry, parsed: Sequence[Parsed], modules: Sequence[ModuleEntry]
+    ) -> bool:
+        if any(module.pending for module in modules):
+            return False
+        bound: list[BoundLaunch] = []
+        wrong: dict[int, Refusal] = {}
+        for index, each in enumerate(parsed):
+            try:
+                bound.append(self._binder.bind(each.entry, each.record, each.pointers, each.key))
+            except Refusal as refusal:
+                wrong[index] = refusal
+        if wrong:
+            raise _refusal(entry, len(parsed), wrong)
+        total = sum(launch.plan.iterations for launch in bound)
+        if total > MAX_LAUNCHES:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"{entry.name} has {total} launches, iterations counted; the most is {MAX_LAUNCHES}",
+                fix="prepare a shorter list, and launch it several times",
+                details={"prepared": entry.handle, "launches": total, "max_launches": MAX_LAUNCHES},
+            )
+        for launch in bound:
+            entry.holdings.add(uses_of(launch))
+        entry.launches = tuple(launch for launch in bound for _ in range(launch.plan.iterations))
+        default = origin.session.launch_timeout
+        if default or any(launch.plan.timeout_ns for launch in bound):
+            entry.seconds = tuple(launch.plan.timeout_ns / 1e9 or default for launch in entry.launches)
+        entry.unsettled -= 1
+        origin.reply()
+        return True
+
+    def launch(self, origin: Origin, command: commands_pb2.LaunchPrepared) -> Operation:
+        """All of it on the command's stream, whatever streams the records name."""
+        entry: PreparedEntry = origin.session.prepared.find(command.prepared)
+        check_count(command.count, entry.name)
+        entry.check()
+        if origin.capture is not None:
+            return ProgramLaunch(origin, entry, partial(self._record, origin, entry, command.count))
+        return ProgramLaunch(origin, entry, _Run(self._device, self._watchdog, origin.stream, entry, command.count).run)
+
+    @staticmethod
+    def _record(origin: Origin, entry: PreparedEntry, count: int) -> bool:
+        """In a capture the launches become nodes of the graph."""
+        entry.check()
+        assert origin.capture is not None
+        origin.capture.add_launches(entry.launches, count)
+        return True
+
+    def destroy(self, origin: Origin, command: commands_pb2.DestroyPrepared) -> Operation:
+        """The handle dies now; launches that were asked for before still run."""
+        entry: PreparedEntry = origin.session.prepared.pop(command.prepared)
+
+        def run() -> bool:
+            entry.holdings.release()
+            origin.reply()
+            return True
+
+        operation = Operation(origin, run, writes=(entry,))
+        operation.on_failure = lambda _: entry.holdings.release()
+        return operation
+
+    def close(self, session: Session) -> None:
+        """Lets go of all that the session's lists hold."""
+        for entry in session.prepared.items.values():
+            entry.holdings.release()
+
+    @staticmethod
+    def _failed(entry: PreparedEntry, refusal: Refusal) -> None:
+        entry.unsettled -= 1
+        entry.error = _not_prepared(entry, refusal)
+
+
+class _Run:
+    """One command's way through the list, as often as it says."""
+
+    def __init__(
+        self, device: Device, watchdog: Watchdog, stream: LogicalStream, entry: PreparedEntry, count: int
+    ) -> None:
+        self._device = device
+        self._watchdog = watchdog
+        self._stream = stream
+        self._entry = entry
+        self._count = count
+        self._at = 0
+        self._rounds: Rounds | None = None
+
+    def run(self) -> bool:
+        entry = self._entry
+        if self._rounds is None:  # only now is it known how many launches there are
+            entry.check()
+            left = self._count * len(entry.launches)
+            limit = self._next if entry.seconds else None
+            self._rounds = Rounds(self._device, self._watchdog, self._stream, entry, left, self._issue, limit=limit)
+        return self._rounds.run()
+
+    def _next(self) -> tuple[str, float]:
+        return self._entry.launches[self._at].plan.name, self._entry.seconds[self._at]
+
+    def _issue(self, count: int) -> None:
+        launches, at, on = self._entry.launches, self._at, self._stream.track.stream
+        launch, telemetry = self._device.server.launch, self._device.telemetry
+        telemetry.prepared_launches += count
+        while count:
+            some = launches[at : at + count]
+            for bound in some:
+                plan = bound.plan
+                launch(plan.function, plan.grid, plan.block, plan.shared_mem, on, bound.params, plan.attributes)
+                telemetry.launched += plan.weight
+            count -= len(some)
+            at = (at + len(some)) % len(launches)
+        self._at = at
+
+
+def split_records(data: bytes) -> list[bytes]:
+    """The packed records, one by one. Raises Refusal(MALFORMED_MESSAGE) where one does not end within them."""
+    records: list[bytes] = []
+    at = 0
+    while at < len(data):
+        left = len(data) - at
+        length = int.from_bytes(data[at : at + 4], "little") if left >= HEADER.size else 0
+        if length < HEADER.size or length & 7 or length > left:
+            raise Refusal(
+                Reason.MALFORMED_MESSAGE,
+                f"record {len(records)} of a prepared list says that it has {length} bytes; {left} are left",
+                fix="pack records as hearth_proto/launches.py says",
+                details={"record": len(records)},
+            )
+        records.append(data[at : at + length])
+        at += length
+    return records
+
+
+def _refusal(entry: PreparedEntry, records: int, wrong: dict[int, Refusal]) -> Refusal:
+    """Everything that is wrong with a list, by the number of each launch in it; the first decides the reason."""
+    index, first = next(iter(wrong.items()))
+    listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(wrong.items())[:LISTED])
+    more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+    return Refusal(
+        first.reason,
+        f"{len(wrong)} of the {records} launches of {entry.name} cannot be prepared: {listed}{more}",
+        fix=first.fix,
+        details={**first.details, "prepared": entry.handle, "failures": len(wrong), "index": index},
+    )
+
+
+def _not_prepared(entry: PreparedEntry, refusal: Refusal) -> Refusal:
+    return Refusal(
+        refusal.reason, f"{entry.name} was not prepared: {refusal.message}", fix=refusal.fix, details=refusal.details
+    )

@@ -1,0 +1,152 @@
+"""Published buffers on their way to other processes: a copy that those can map, and its hand-over to the front."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.context import Device
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.ipc.published import Replies, Shared, gone
+from hearthd.device.memory.shared_ownership import MappedPlace, Place
+from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.resources.grants import Plea
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_pool import Track
+
+FILE = "published"
+"""The kind of the messages that carry memory to and from the front."""
+
+
+class _Copy:
+    """Holds the new memory until it has its first holder."""
+
+
+class Exporting:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        known: Mapping[int, Shared],
+        map_place: Callable[[Any, Shared, Session | None], MappedPlace],
+        answer: Callable[[int, dict[str, Any]], None],
+        refuse: Callable[[int, Refusal], None],
+    ) -> None:
+        self._device = device
+        self._known = known
+        self._map_place = map_place
+        self._answer = answer
+        self._refuse = refuse
+        self._track: Track | None = None
+        self.descriptors: Descriptors | None = None
+
+    def export(self, call: int, number: int, file: int) -> None:
+        """Hands it over as soon as it can be mapped."""
+        shared = self._known.get(number)
+        if shared is None or shared.publisher is None:
+            raise gone()
+        if not shared.size:
+            raise Refusal(Reason.INVALID_ARGUMENT, "it has no bytes, and so no memory")
+        if shared.place.shared is not None:
+            self._hand_over(shared, call, file)
+        else:
+            shared.waiting.append((call, file))
+            if len(shared.waiting) == 1:
+                plea = Plea(self._device.grants, lambda: self._begin(shared, plea))
+                self._begin(shared, plea)
+
+    def _begin(self, shared: Shared, plea: Plea) -> None:
+        """As soon as there is room for it: the front may have to grant more first."""
+        if shared.publisher is None:
+            self._give_up(shared, gone())
+            return
+        try:
+            self._device.grants.make_room(shared.size)
+            self._copy(shared, shared.publisher)
+        except Refusal as refusal:
+            if not plea.waits(refusal):
+                self._give_up(shared, refusal)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._give_up(shared, internal_error("export", error))
+
+    def _give_up(self, shared: Shared, refusal: Refusal) -> None:
+        waiting, shared.waiting = shared.waiting, []
+        for call, _ in waiting:
+            self._refuse(call, refusal)
+
+    def _copy(self, shared: Shared, session: Session) -> None:
+        """Puts it into memory that other processes can map."""
+        server, tracks, old = self._device.server, self._device.tracks, shared.place
+        memory = server.create_shared(shared.size)
+        place = self._map_place(memory, shared, session)
+        copy = _Copy()
+        place.join(copy, session)
+        if self._track is None:
+            self._track = tracks.acquire()
+        track = self._track
+        tracks.before(track, (place.usage,), (old.usage,))
+        try:
+            server.copy(place.address, old.address, shared.size, track.stream)
+            if memory.reserved > shared.size:  # what others left there is none of the attachers' business
+                server.fill(place.address + shared.size, b"\0", memory.reserved - shared.size, track.stream)
+        except Refusal:
+            place.leave(copy)
+            raise
+        self._device.telemetry.device_to_device_bytes += shared.size
+        self._device.telemetry.device_to_device_operations += 1
+        tracks.on_complete(track, partial(self._copied, shared, place, copy))
+
+    def _copied(self, shared: Shared, place: MappedPlace, copy: _Copy) -> None:
+        old = shared.place
+        if shared.publisher is None or self._known.get(shared.number) is not shared:
+            self._give_up(shared, gone())
+            place.leave(copy)
+            return
+        waiting, shared.waiting = shared.waiting, []
+        shared.place = place
+        old.move(shared, place)
+        place.leave(copy)
+        for holder, session in list(old.holders.items()):
+            if isinstance(holder, Buffer):
+                origin = Origin(Replies(), session, session.streams.items[0], "publish")
+                origin.capture = None
+                submit(Operation(origin, partial(self._follow, session, holder, place), writes=(holder,)))
+        for call, file in waiting:
+            try:
+                self._hand_over(shared, call, file)
+            except Refusal as refusal:
+                self._refuse(call, refusal)
+
+    def _follow(self, session: Session, buffer: Buffer, place: MappedPlace) -> bool:
+        """Behind what uses the buffer where it was. What a graph holds stays there: the graph knows the address."""
+        old: Place = buffer.place
+        if place.holders and buffer in old.holders and not buffer.holders and old is not place:
+            buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
+            session.recall.forget()
+            old.move(buffer, place)
+        return True
+
+    def _hand_over(self, shared: Shared, call: int, file: int) -> None:
+        if self.descriptors is None:
+            raise Refusal(Reason.UNSUPPORTED, "this process has no way to pass memory on to others")
+        descriptor = self._device.server.export_shared(shared.place.shared)
+        try:
+            self.descriptors.send(FILE, {"file": file}, [descriptor])
+        except OSError as error:
+            raise Refusal(
+                Reason.QUEUE_FULL,
+                f"the memory could not be passed on just now: {error}",
+                fix="try again",
+                retry_after_s=0.1,
+            ) from error
+        finally:
+            os.close(descriptor)
+        self._answer(call, {"size": shared.size})

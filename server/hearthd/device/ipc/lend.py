@@ -1,0 +1,258 @@
+"""Buffers that are exported to other processes on this host (ExportIpc): their memory as an open file, to map.
+
+A buffer's memory is a part of the pool's, beside what others have; who maps an allocation maps all of it. So an
+exported buffer is moved, the first time, into an allocation of its own, of which the rest is cleared: nobody else's
+data, nor another buffer's of the same session, is ever in it, and when it goes back it goes back to the driver, not to
+the pool. What is written there from outside is the session's own doing.
+
+The memory stays for as long as the buffer, one of its exports, or a process that maps it does. The last is the driver's
+to know: physical memory goes when nobody maps it any more, so that a process may be killed on either side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.context import Device
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.ipc.published import Replies, closed
+from hearthd.device.memory.reservations import Reservations
+from hearthd.device.memory.shared_ownership import LentPlace, MappedPlace, Place, PoolPlace
+from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.resources.grants import Plea
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.ordering import Usage
+from hearthd.device.streams.stream_pool import Track
+
+FILE = "lent"
+"""The kind of the messages that carry memory to the front."""
+
+MOST = 4096
+"""Exports of one session: each costs the process that has it mapped, and this one, an address range."""
+
+Key = tuple[int, int]
+"""Channel, and the client's number of an export."""
+
+
+class Lent:
+    """One export: a holder of the memory."""
+
+    __slots__ = ("place", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.place: LentPlace | None = None
+        """None: it has not come so far."""
+
+
+class Lending:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        reservations: Reservations,
+        answer: Callable[[int, dict[str, Any]], None],
+        refuse: Callable[[int, Refusal], None],
+    ) -> None:
+        self._device = device
+        self._reservations = reservations
+        self._answer = answer
+        self._refuse = refuse
+        self._lent: dict[Key, Lent] = {}
+        self.descriptors: Descriptors | None = None
+
+    def __len__(self) -> int:
+        """Exports that there are."""
+        return len(self._lent)
+
+    def lend(self, call: int, session: Session | None, handle: int, number: int, file: int) -> None:
+        """Hands the buffer's memory over as soon as what it was used for before is done."""
+        if session is None:
+            raise closed()
+        if self.descriptors is None:
+            raise Refusal(Reason.UNSUPPORTED, "this process has no way to pass memory on to others")
+        self._check_number(session, number)
+        buffer = session.buffers.find(handle)
+        if not buffer.size and buffer.lost is None:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"buffer {handle} has no bytes, and so no memory to export",
+                fix="export one that has",
+                details={"buffer": handle},
+            )
+        key = session.channel, number
+        lent = self._lent[key] = Lent(session)
+        origin = Origin(
+            Replies(partial(self._failed, key, lent)), session, session.streams.items[0], "export", call=call
+        )
+        origin.capture = None  # it is no part of what the stream records
+        plea = Plea(self._device.grants, lambda: self._device.kick(session))
+        run = partial(self._run, call, key, lent, buffer, plea, file)
+        submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
+
+    def release(self, channel: int, number: int) -> None:
+        """The export is over; one that there is not, is."""
+        self._end(self._lent.pop((channel, number), None))
+
+    def close(self, session: Session) -> None:
+        """The session is over, and so are its exports."""
+        for key in [key for key, lent in self._lent.items() if lent.session is session]:
+            self.release(*key)
+
+    # ---- one export ----
+
+    def _check_number(self, session: Session, number: int) -> None:
+        if not number:
+            raise Refusal(Reason.INVALID_ARGUMENT, "0 cannot be the number of an export", fix="count from 1")
+        if (session.channel, number) in self._lent:
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"export {number} exists already in this session on this device",
+                fix="take a number that was not used before",
+                details={"kind": "export", "handle": number},
+            )
+        if sum(channel == session.channel for channel, _ in self._lent) >= MOST:
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"the session has {MOST} exports on this device already",
+                fix="close some that are not needed any more",
+                details={"exports": MOST, "allowed": MOST},
+            )
+
+    def _run(self, call: int, key: Key, lent: Lent, buffer: Buffer, plea: Plea, file: int) -> bool:
+        """Behind all that was asked of the buffer before."""
+        if self._lent.get(key) is not lent:
+            raise _released()
+        if self._device.tracks.doubts.about(buffer.usage):
+            return False  # what a collective leaves in it may turn out to be worth nothing
+        check_exportable(buffer)
+        if not isinstance(buffer.place, LentPlace):
+            try:
+                self._move(buffer, lent.session)
+            except Refusal as refusal:
+                if plea.waits(refusal):
+                    return False
+                raise
+        place: LentPlace = buffer.place
+        place.join(lent, lent.session)
+        lent.place = place
+        self._behind(place.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
+        return True
+
+    def _move(self, buffer: Buffer, session: Session) -> None:
+        """Into memory of its own, behind its use so far; what uses it from now on uses it there."""
+        server, tracks, size = self._device.server, self._device.tracks, buffer.size
+        self._reservations.check_quota(session, size)
+        self._device.grants.make_room(size)
+        memory = server.create_shared(size, writable=True)
+        place = LentPlace(self._reservations, memory, size, session, self._unmap)
+        place.join(buffer, session)
+        old: Place | None = buffer.place
+        usage = buffer.usage if old is None else old.usage
+        track = tracks.acquire()  # not one for all: what this waits for is none of the others' business
+        tracks.before(track, (place.usage,), (usage,))
+        try:
+            server.copy(place.address, buffer.address, size, track.stream)
+            if memory.reserved > size:
+                server.fill(place.address + size, b"\0", memory.reserved - size, track.stream)
+        except Refusal:
+            place.leave(buffer)
+            tracks.release(track)
+            raise
+        self._device.telemetry.device_to_device_bytes += size
+        self._device.telemetry.device_to_device_operations += 1
+        if old is None:
+            old = PoolPlace(self._reservations, buffer.reservation, session, buffer)
+            old.join(buffer, session)
+            buffer.reservation = None
+        buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
+        session.recall.forget()  # launches that know the address
+        # Not before: to give it back, the stream that it was allocated on waits for all who use it.
+        tracks.on_complete(track, partial(self._moved, track, old, buffer))
+
+    def _moved(self, track: Track, old: Place, buffer: Buffer) -> None:
+        self._device.tracks.release(track)
+        old.leave(buffer)
+
+    def _hand_over(self, call: int, key: Key, lent: Lent, size: int, file: int) -> None:
+        if self._lent.get(key) is not lent or lent.place is None or self.descriptors is None:
+            self._refuse(call, _released())
+            return
+        memory = lent.place.memory
+        try:
+            descriptor = self._device.server.export_shared(memory)
+            try:
+                self.descriptors.send(FILE, {"file": file}, [descriptor])
+            finally:
+                os.close(descriptor)
+        except (Refusal, OSError) as error:
+            self._failed(key, lent, call, error if isinstance(error, Refusal) else _crowded(error))
+            return
+        self._answer(call, {"size": size, "allocation": memory.reserved})
+
+    def _failed(self, key: Key, lent: Lent, call: int, refusal: Refusal) -> None:
+        if self._lent.get(key) is lent:
+            del self._lent[key]
+            self._end(lent)
+        self._refuse(call, refusal)
+
+    @staticmethod
+    def _end(lent: Lent | None) -> None:
+        if lent is not None and lent.place is not None:
+            place, lent.place = lent.place, None
+            place.leave(lent)
+
+    # ---- the end of the memory ----
+
+    def _unmap(self, place: MappedPlace) -> None:
+        assert isinstance(place, LentPlace)
+
+        def unmap() -> None:
+            self._device.server.release_shared(place.memory)
+            self._device.kick(None)
+
+        self._behind(place.usage, unmap)
+
+    def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
+        """`callback` when every use so far is over."""
+        tracks = self._device.tracks
+        tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
+
+
+def check_exportable(buffer: Buffer) -> None:
+    """Raises Refusal for what cannot be exported, or not now."""
+    buffer.range(0, 0, "export")
+    if buffer.read_only is not None:
+        why, fix = buffer.read_only.why, "export a copy: who maps memory can write to it"
+    elif buffer.module is not None:
+        why, fix = "is a variable of a module", "copy it to an array, and export that"
+    elif buffer.holders and not isinstance(buffer.place, LentPlace):
+        why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which know where it lies"
+        fix = "export it before they are made, or destroy them first"
+    else:
+        return
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"buffer {buffer.handle} cannot be exported: it {why}",
+        fix=fix,
+        details={"buffer": buffer.handle, "holders": buffer.holders},
+    )
+
+
+def _released() -> Refusal:
+    return Refusal(Reason.CANCELLED, "the export was released before it was there", fix="export it again")
+
+
+def _crowded(error: OSError) -> Refusal:
+    return Refusal(
+        Reason.QUEUE_FULL,
+        f"the memory could not be passed on just now: {error}",
+        fix="try again",
+        retry_after_s=0.1,
+    )

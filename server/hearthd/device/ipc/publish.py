@@ -1,0 +1,281 @@
+"""Published buffers in one process: EXPORT frames of whoever publishes (or lends: `lending`), IMPORT frames of whoever
+attaches.
+
+Within the process a published buffer is shared as it lies. When the first session of another process attaches it, its
+contents are copied, once, into memory that other processes can map; the handles of this process follow one by one, each
+behind its session's work under way, and the last one gives the old memory back. Nobody writes meanwhile, so both copies
+are the same, and none of them waits for another.
+
+The front knows who has what and says when it is over (`forget`); here is counted only what this process has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Refusal, to_text
+from hearthd.device.backend.resources import SharedMemory
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.context import Device
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.ipc.export import FILE, Exporting
+from hearthd.device.ipc.lend import Lending
+from hearthd.device.ipc.published import ATTACHED, Replies, Shared, check_publishable, closed
+from hearthd.device.memory.reservations import Reservations
+from hearthd.device.memory.shared_ownership import NOTHING, MappedPlace, Place, PoolPlace
+from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.session.buffer import Buffer, ReadOnly
+from hearthd.device.session.session import Session
+from hearthd.device.streams.ordering import Usage
+
+
+class Publishing:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, reservations: Reservations, session_of: Callable[[int], Session | None]) -> None:
+        self._device = device
+        self._reservations = reservations
+        self._session_of = session_of
+        self._known: dict[int, Shared] = {}
+        self._attachments: dict[object, int] = {}
+        """The number of each attached buffer of this process."""
+        self._exporting = Exporting(
+            device,
+            self._known,
+            self._map_place,
+            partial(self._answer, Kind.EXPORTED),
+            partial(self._refuse, Kind.EXPORTED),
+        )
+        self._lending = Lending(
+            device, reservations, partial(self._answer, Kind.EXPORTED), partial(self._refuse, Kind.EXPORTED)
+        )
+        self._files: dict[int, int] = {}
+        """Those that have come before the frame that asks for them."""
+        self._expected: dict[int, Frame] = {}
+
+    def listen(self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: Descriptors | None) -> None:
+        """Takes its frames, and the files beside them, from now on."""
+        control(Kind.EXPORT, self._export_frame)
+        control(Kind.IMPORT, self._import_frame)
+        self._exporting.descriptors = self._lending.descriptors = descriptors
+        if descriptors is not None:
+            descriptors.on(FILE, self._file_arrived)
+
+    def gauges(self) -> dict[str, int]:
+        return {
+            "buffers_published": sum(shared.publisher is not None for shared in self._known.values()),
+            "buffers_attached": len(self._attachments),
+            "buffers_exported": len(self._lending),
+        }
+
+    def close(self, session: Session) -> None:
+        """The session is over, and so are the names that it gave, and its exports; what is attached stays."""
+        self._lending.close(session)
+        ended = [shared for shared in self._known.values() if shared.publisher is session]
+        for shared in ended:
+            shared.publisher = None
+            shared.place.leave(shared)
+        if ended:
+            self._tell(ended=[shared.number for shared in ended])
+
+    # ---- publishing ----
+
+    def _export_frame(self, frame: Frame) -> None:
+        body = json.loads(frame.payload)
+        what, number = body["op"], body.get("memory", 0)
+        try:
+            if what == "publish":
+                self._publish(frame, number, body["buffer"], body["name"])
+            elif what == "published":
+                self._answer(Kind.EXPORTED, frame.id, {"same": self._published(frame.channel, number, body["buffer"])})
+            elif what == "export":
+                self._exporting.export(frame.id, number, body["file"])
+            elif what == "forget":
+                self._forget(number)
+            elif what == "bear":
+                self._bear(number)
+            elif what == "lend":
+                session = self._session_of(frame.channel)
+                self._lending.lend(frame.id, session, body["buffer"], body["export"], body["file"])
+            elif what == "release":
+                self._lending.release(frame.channel, body["export"])
+                self._answer(Kind.EXPORTED, frame.id, {})
+        except Refusal as refusal:
+            self._refuse(Kind.EXPORTED, frame.id, refusal)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._refuse(Kind.EXPORTED, frame.id, internal_error(what, error))
+
+    def _publish(self, frame: Frame, number: int, handle: int, name: str) -> None:
+        session = self._session_of(frame.channel)
+        if session is None:
+            raise closed()
+        buffer = session.buffers.find(handle)
+        replies = Replies(partial(self._refuse, Kind.EXPORTED))
+        origin = Origin(replies, session, session.streams.items[0], "publish", call=frame.id)
+        origin.capture = None  # it is no part of what the stream records
+        run = partial(self._name, frame.id, session, buffer, number, name)
+        submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
+
+    def _published(self, channel: int, number: int, handle: int) -> bool:
+        """Whether it is this buffer of the session that is published under the number."""
+        session, shared = self._session_of(channel), self._known.get(number)
+        if session is None or shared is None:
+            return False
+        return shared.publisher is session and session.buffers.get(handle) is shared.buffer
+
+    def _name(self, call: int, session: Session, buffer: Buffer, number: int, name: str) -> bool:
+        """Behind all that was asked of the buffer before; nobody can write to it from now on."""
+        if self._device.tracks.doubts.about(buffer.usage):
+            return False  # what a collective leaves in it may turn out to be worth nothing
+        check_publishable(buffer)
+        if buffer.place is None:
+            buffer.place = PoolPlace(self._reservations, buffer.reservation, session, buffer)
+            buffer.place.join(buffer, session)
+            buffer.reservation = None
+        place: Place = buffer.place
+        shared = Shared(number, buffer.size)
+        shared.publisher, shared.buffer, shared.place = session, buffer, place
+        self._known[number] = shared
+        self._take_in(place, number)
+        place.join(shared, session)
+        buffer.read_only = ReadOnly(
+            f"is published as {name!r}, or was and is still attached by others",
+            "unpublish it, and have those free it that attached it, or write to a copy",
+        )
+        session.shares = True
+        session.recall.forget()  # launches that wrote to it
+        self._behind(place.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
+        return True
+
+    def _forget(self, number: int) -> None:
+        """The name is gone and nobody has it attached any more: it is the publisher's own again."""
+        shared = self._known.pop(number, None)
+        if shared is None:
+            return
+        if shared.buffer is not None and shared.publisher is not None:
+            shared.buffer.read_only = None
+            shared.publisher.recall.forget()
+        if shared in shared.place.holders:
+            shared.place.leave(shared)
+
+    def _bear(self, number: int) -> None:
+        """The memory counts with this process from now on."""
+        shared = self._known.get(number)
+        if shared is not None and isinstance(shared.place, MappedPlace) and shared.place.bearer is None:
+            if shared.place.shared is not NOTHING:
+                self._device.server.own_shared(shared.place.shared)
+            shared.place.bear()
+            self._device.grants.overtaken()
+
+    # ---- attaching ----
+
+    def _import_frame(self, frame: Frame) -> None:
+        body = json.loads(frame.payload)
+        file = body.get("file")
+        if file and file not in self._files:
+            self._expected[file] = frame  # the two sockets keep no order between them
+            return
+        descriptor = self._files.pop(file, -1) if file else -1
+        try:
+            self._attach(frame, body, descriptor)
+        except Refusal as refusal:
+            self._refuse(Kind.IMPORTED, frame.id, refusal)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._refuse(Kind.IMPORTED, frame.id, internal_error("attach", error))
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _file_arrived(self, body: dict[str, Any], descriptors: list[int]) -> None:
+        for surplus in descriptors[1:]:
+            os.close(surplus)
+        self._files[body["file"]] = descriptors[0]
+        frame = self._expected.pop(body["file"], None)
+        if frame is not None:
+            self._import_frame(frame)
+
+    def _attach(self, frame: Frame, body: dict[str, Any], descriptor: int) -> None:
+        session, number, size, handle = self._session_of(frame.channel), body["memory"], body["size"], body["buffer"]
+        if session is None:
+            raise closed()
+        shared = self._known.get(number)
+        there = session.buffers.get(handle)
+        if there is not None and there in self._attachments and there.place.number == number:
+            # Asked again: the answer was lost with its connection.
+            self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(there.place), "again": True})
+            return
+        session.buffers.check_new(handle)
+        if shared is None:
+            if "file" not in body:
+                self._answer(Kind.IMPORTED, frame.id, {"missing": True})
+                return
+            memory = self._device.server.import_shared(descriptor, size) if size else NOTHING
+            shared = self._known[number] = Shared(number, size)
+            shared.place = self._map_place(memory, shared, None)
+        place = shared.place
+        buffer = Buffer(handle, shared.size)
+        buffer.address, buffer.usage, buffer.place, buffer.read_only = place.address, place.usage, place, ATTACHED
+        place.join(buffer, session)
+        self._attachments[buffer] = body["attachment"]
+        session.buffers.add(handle, buffer)
+        session.shares = True
+        self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(place)})
+
+    # ---- the end ----
+
+    def _map_place(self, memory: SharedMemory, shared: Shared, bearer: Session | None) -> MappedPlace:
+        place = MappedPlace(self._reservations, memory, shared.size, bearer, self._unmap)
+        self._take_in(place, shared.number)
+        return place
+
+    def _take_in(self, place: Place, number: int) -> None:
+        place.number = number
+        place.on_leave = self._left
+
+    def _left(self, place: Place, holder: object) -> None:
+        attachment = self._attachments.pop(holder, None)
+        if attachment is not None:
+            self._behind(place.usage, partial(self._tell, detached=[attachment]))
+        shared = self._known.get(place.number)
+        if shared is not None and shared.place is place and not place.holders:
+            del self._known[place.number]
+
+    def _unmap(self, place: MappedPlace) -> None:
+        def unmap() -> None:
+            if place.shared is not NOTHING:
+                self._device.server.release_shared(place.shared)
+            self._tell(left=[place.number])
+            self._device.kick(None)
+
+        self._behind(place.usage, unmap)
+
+    def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
+        """`callback` when every use so far is over."""
+        tracks = self._device.tracks
+        tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
+
+    # ---- to the front ----
+
+    def _answer(self, kind: Kind, call: int, body: dict[str, Any]) -> None:
+        self._device.outbox.put(kind, json.dumps(body).encode(), id=call)
+
+    def _refuse(self, kind: Kind, call: int, refusal: Refusal) -> None:
+        if call:
+            self._answer(kind, call, {"error": to_text(refusal)})
+
+    def _tell(self, **news: list[int]) -> None:
+        """What has ended here by itself: attachments, names, or all that the process had of a memory."""
+        self._answer(Kind.IMPORTED, 0, news)
+
+
+def _protected(place: Place) -> bool:
+    return place.shared is not None and place.shared.protected

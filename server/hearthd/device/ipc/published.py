@@ -1,0 +1,80 @@
+"""What a process knows of a published buffer, and what may be published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.memory.shared_ownership import LentPlace, Place
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer, ReadOnly
+from hearthd.device.session.session import BatchEntry, Session
+
+ATTACHED = ReadOnly("is attached, and whoever attaches a published buffer only reads it", "write to a copy of it")
+
+
+class Shared:
+    """One published buffer as this process has it."""
+
+    __slots__ = ("buffer", "number", "place", "publisher", "size", "waiting")
+
+    place: Place
+    """Where whoever attaches it next finds it."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.publisher: Session | None = None
+        """None: it is another process's, or its publisher has gone."""
+        self.buffer: Buffer | None = None
+        """The publisher's own."""
+        self.waiting: list[tuple[int, int]] = []
+        """Call and file of those that wait until it can be mapped."""
+
+
+class Replies:
+    """Where an operation of ours answers: to the front, which asked, and not to the session's client."""
+
+    def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
+        self._refuse = refuse
+
+    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
+        self._refuse(call, from_status(result.error))
+
+    def done(self, session: Session, call: int, request: int) -> None: ...
+    def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+    def failed(self, origin: Origin, refusal: Refusal) -> None: ...
+    def waited(self, nanoseconds: int) -> None: ...
+
+
+def check_publishable(buffer: Buffer) -> None:
+    """Raises Refusal for what cannot be published, or not now."""
+    buffer.range(0, 0, "publish")
+    if buffer.read_only is ATTACHED:
+        why, fix = ATTACHED.why, "publish a copy of it"
+    elif buffer.read_only is not None:
+        why, fix = buffer.read_only.why, "unpublish it first, or publish a copy"
+    elif isinstance(buffer.place, LentPlace):
+        why, fix = "is, or was, exported to another process, which may write to it", "publish a copy of it"
+    elif buffer.module is not None:
+        why, fix = "is a variable of a module", "copy it to an array, and publish that"
+    elif buffer.holders:
+        why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which may write to it"
+        fix = "publish it before they are made, or destroy them first"
+    else:
+        return
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"buffer {buffer.handle} cannot be published: it {why}",
+        fix=fix,
+        details={"buffer": buffer.handle, "holders": buffer.holders},
+    )
+
+
+def closed() -> Refusal:
+    return Refusal(Reason.SESSION_EXPIRED, "the session was closed before", fix="open a new one")
+
+
+def gone() -> Refusal:
+    return Refusal(Reason.NOT_PUBLISHED, "it is not published any more", fix="have it published again")

@@ -1,0 +1,297 @@
+"""From a launch record to what the driver takes: handles to objects, every check, addresses filled in.
+
+Who launches (`launch.py`, `graphs.py`, `dispatch.py`) binds here and decides itself when, and whether, to issue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hearth_proto.launches import (
+    KNOWN_FLAGS,
+    MAX_PARAMETER_BYTES,
+    TENSOR_MAP_BYTES,
+    LaunchFlag,
+    Place,
+    Record,
+    RecordError,
+    pack,
+    unpack,
+    unpack_layout,
+)
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend import launch_limits, residency
+from hearthd.device.backend.resources import Function
+from hearthd.device.context import Device
+from hearthd.device.launch.watchdog import Watchdog
+from hearthd.device.platform.tally import FULL, weigh
+from hearthd.device.session.buffer import Buffer, TensorMapEntry
+from hearthd.device.session.launch_plan import Plan, Q, addresses, attributes_of, check_layout, plan_key
+from hearthd.device.session.module import FunctionEntry, ModuleEntry
+from hearthd.device.session.session import Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.ordering import Usage
+
+MAX_PLANS = 256
+"""Checked launches remembered per function."""
+
+Pointer = Buffer | TensorMapEntry
+
+
+class Parsed(NamedTuple):
+    """A record with its handles looked up."""
+
+    record: Record
+    stream: LogicalStream
+    entry: FunctionEntry
+    pointers: list[Pointer]
+    grid_buffer: Buffer | None
+    key: bytes
+
+    def split(self) -> tuple[list[Buffer], list[Buffer]]:
+        """The buffers that the kernel may write, and those that it only reads."""
+        return split(self.pointers, [place.read_only for place in unpack_layout(self.record.layout) if place.pointer])
+
+
+class BoundLaunch:
+    """A launch that has passed every check, ready for the driver as often as it is wanted."""
+
+    __slots__ = ("buffers", "module", "params", "plan", "reads", "writes")
+
+    def __init__(
+        self, plan: Plan, params: bytearray, written: Sequence[Buffer], read: Sequence[Buffer], module: ModuleEntry
+    ) -> None:
+        self.plan = plan
+        self.params = params
+        self.buffers = [*written, *read]
+        self.writes: list[Usage] = [buffer.usage for buffer in written]
+        self.reads: list[Usage] = [buffer.usage for buffer in read]
+        self.module = module
+
+
+class Binder:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, watchdog: Watchdog) -> None:
+        self._device = device
+        self._watchdog = watchdog
+
+    def parse(self, session: Session, data: bytes) -> Parsed:
+        """One packed record. Raises Refusal(MALFORMED_MESSAGE), Refusal(INVALID_HANDLE) that names every handle."""
+        try:
+            (record,) = unpack(data)
+        except (RecordError, ValueError) as error:
+            why = str(error) if isinstance(error, RecordError) else "one record is expected here"
+            raise Refusal(Reason.MALFORMED_MESSAGE, why, fix="pack records as launches.py says") from error
+        stream = session.streams.find(record.stream)
+        entry = session.functions.find(record.function)
+        entry.module.wanted()
+        given = [place for place in unpack_layout(record.layout) if place.pointer]
+        pointers: list[Pointer] = []
+        unknown: list[Refusal] = []
+        for index, handle in enumerate(record.buffers):
+            tensor_map = index < len(given) and given[index].size == TENSOR_MAP_BYTES
+            try:
+                pointers.append(session.tensor_maps.find(handle) if tensor_map else session.buffers.find(handle))
+            except Refusal as refusal:
+                unknown.append(refusal)
+        grid_buffer = None
+        if record.extension is not None and record.extension.grid_buffer:
+            try:
+                grid_buffer = session.buffers.find(record.extension.grid_buffer)
+            except Refusal as refusal:
+                unknown.append(refusal)
+        if len(unknown) > 1:
+            first = unknown[0]
+            message = "; ".join(refusal.message for refusal in unknown)
+            raise Refusal(first.reason, f"launch of {entry.name}: {message}", fix=first.fix, details=first.details)
+        if unknown:
+            raise unknown[0]
+        return Parsed(record, stream, entry, pointers, grid_buffer, plan_key(data, record))
+
+    def bind(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> BoundLaunch:
+        """Checks what is not known to be right yet and fills in the addresses; the module must be ready.
+
+        Raises a Refusal with everything that is wrong.
+        """
+        return self.fill(entry, self.check(entry, record, pointers, key), record, pointers)
+
+    def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> Plan:
+        """The first half of `bind`: there need not be memory for all of the pointers yet."""
+        plan = entry.plans.get(key)
+        places = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
+        outside = _outside(record, places, pointers)
+        try:
+            if plan is None:
+                plan = self.plan(entry, record, key)
+        except Refusal as refusal:
+            if not outside:
+                raise
+            message = "; ".join((refusal.message, *outside))
+            raise Refusal(refusal.reason, message, fix=refusal.fix, details=refusal.details) from refusal
+        for pointer in pointers:
+            buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
+            buffer.range(0, 0, f"launch of {entry.name}")  # whether there is memory behind it
+        if outside:
+            raise Refusal(
+                Reason.OUT_OF_BOUNDS,
+                f"launch of {entry.name}: " + "; ".join(outside),
+                fix="stay within the buffer",
+                details={"kernel": entry.name, "failures": len(outside)},
+            )
+        return plan
+
+    def fill(self, entry: FunctionEntry, plan: Plan, record: Record, pointers: Sequence[Pointer]) -> BoundLaunch:
+        """The second half: the addresses, of what has been checked."""
+        params = plan.params_of(record.params)
+        for (patch, _), pointer in zip(plan.pointers, pointers, strict=True):
+            if isinstance(pointer, TensorMapEntry):
+                params[patch : patch + TENSOR_MAP_BYTES] = pointer.data
+            else:
+                Q.pack_into(params, patch, pointer.address + Q.unpack_from(params, patch)[0])
+        written, read = split(pointers, plan.readers)
+        return BoundLaunch(plan, params, written, read, entry.module)
+
+    def issue(self, stream: LogicalStream, bound: BoundLaunch, times: int | None = None) -> None:
+        """Hands it to the driver, behind whoever uses its buffers; `times`: all of its iterations unless given.
+
+        The caller has seen that the stream's track is not full; more than a window at once has to come in slices.
+        """
+        device = self._device
+        plan = bound.plan
+        track = stream.track
+        limit = plan.timeout_ns / 1e9 or stream.launch_timeout
+        for _ in range(plan.iterations if times is None else times):
+            device.tracks.before(track, bound.writes, bound.reads)
+            device.begin(stream, plan=plan)
+            track.launched.append((device.tracks.ordering.position(track.index), plan.name, stream.session))
+            if limit:
+                with self._watchdog.limit(track, plan.name, limit, stream.session):
+                    self._to_driver(bound, stream)
+            else:
+                self._to_driver(bound, stream)
+        if bound.module.prints is not None:
+            device.output.launched(bound.module.prints, track)
+
+    def _to_driver(self, bound: BoundLaunch, stream: LogicalStream) -> None:
+        plan = bound.plan
+        device = self._device
+        device.server.launch(
+            plan.function, plan.grid, plan.block, plan.shared_mem, stream.track.stream, bound.params, plan.attributes
+        )
+        device.telemetry.launched += plan.weight
+
+    def plan(self, entry: FunctionEntry, record: Record, key: bytes = b"") -> Plan:
+        """Every check that does not depend on the buffers, once per geometry and layout."""
+        key = key or plan_key(pack(record), record)
+        plan = entry.plans.get(key)
+        if plan is None:
+            plan = self._check(entry, record)
+            if len(entry.plans) >= MAX_PLANS:
+                entry.plans.clear()
+            entry.plans[key] = plan
+        return plan
+
+    def _check(self, entry: FunctionEntry, record: Record) -> Plan:
+        """In this order: flags, arguments, geometry, cluster, residency; all failures in one refusal."""
+        function = entry.resolve()
+        if record.flags & ~KNOWN_FLAGS:
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                f"launch flags {record.flags & ~KNOWN_FLAGS:#x} are unknown here",
+                fix="use a client of this daemon's version",
+            )
+        given = unpack_layout(record.layout)
+        wrong = check_arguments(function, given, record)
+        resident: list[str] = []
+        if not record.flags & LaunchFlag.UNCHECKED:
+            more, resident = self._check_geometry(function, record)
+            wrong += more
+        if wrong or resident:
+            reason = Reason.LAUNCH_INVALID if wrong else Reason.RESIDENCY_EXCEEDED
+            raise launch_limits.refuse(
+                entry.name, wrong + resident, record.grid, record.block, record.shared_mem, reason
+            )
+        plan = Plan(function, entry.name, record, given)
+        plan.weight = weigh(plan.threads, self._occupancy(function, record))
+        if entry.module.prints is not None:
+            plan.length = -1  # who printed has to be known
+        return plan
+
+    def _occupancy(self, function: Function, record: Record) -> int | None:
+        """How full a multiprocessor is with it, of `tally.FULL`; None where that cannot be known."""
+        limits = self._device.limits
+        limit = limits.max_threads_per_multiprocessor
+        threads = residency.product(record.block)
+        if threads > limits.max_threads_per_block or record.shared_mem > limits.shared_mem_per_block_optin:
+            return None  # unchecked, and no launch
+        try:
+            blocks = self._device.server.blocks_per_multiprocessor(function, threads, record.shared_mem)
+        except Refusal:
+            return None
+        return blocks * threads * FULL // limit if limit > 0 else None
+
+    def _check_geometry(self, function: Function, record: Record) -> tuple[list[str], list[str]]:
+        """What is wrong with the geometry, and what keeps it from being resident."""
+        limits = self._device.limits
+        server = self._device.server
+        grid, block, shared_mem = record.grid, record.block, record.shared_mem
+        kernel = launch_limits.KernelLimits(
+            function.attributes.max_threads_per_block, function.attributes.static_shared_bytes
+        )
+        wrong = launch_limits.check(limits, kernel, grid, block, shared_mem)
+        if record.extension is not None and not record.extension.iterations:
+            wrong.append("iterations is 0; a launch runs at least once")
+        attributes = attributes_of(record)
+        if attributes is None:
+            return wrong, []
+        resident: list[str] = []
+        if attributes.cluster is not None:
+            wrong += residency.check_cluster(limits, grid, attributes.cluster)
+            if not wrong and not server.max_clusters(function, attributes.cluster, block, shared_mem):
+                resident.append(
+                    f"no cluster of {residency.product(attributes.cluster)} blocks of this kernel fits the device"
+                )
+        if attributes.cooperative:
+            resident += residency.check_cooperative(limits, grid, block, None)
+            if not wrong and not resident:
+                blocks = server.blocks_per_multiprocessor(function, residency.product(block), shared_mem)
+                resident += residency.check_cooperative(limits, grid, block, blocks)
+        return wrong, resident
+
+
+def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
+    """Offsets that lie beyond the end of their buffers; `places`: of the pointers, as `launch_plan.addresses` has
+    them."""
+    wrong: list[str] = []
+    for (index, at), pointer in zip(places, pointers, strict=False):
+        if at >= 0 and isinstance(pointer, Buffer) and at + Q.size <= len(record.params):
+            offset = Q.unpack_from(record.params, at)[0]
+            if offset > pointer.size and pointer.lost is None:
+                wrong.append(
+                    f"argument {index} starts at byte {offset} of buffer {pointer.handle}, which has {pointer.size}"
+                )
+    return wrong
+
+
+def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
+    """The buffers behind pointers, each once: those that may be written, and those that are only read, as all are that
+    cannot be written to."""
+    written: dict[Buffer, None] = {}
+    read: dict[Buffer, None] = {}
+    for index, pointer in enumerate(pointers):
+        buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
+        only_read = buffer.read_only is not None or (index < len(readers) and readers[index])
+        (read if only_read else written)[buffer] = None
+    return list(written), [buffer for buffer in read if buffer not in written]
+
+
+def check_arguments(function: Function, given: Sequence[Place], record: Record) -> list[str]:
+    """What is wrong with the arguments' count, sizes and places."""
+    if len(record.params) > MAX_PARAMETER_BYTES:
+        return [f"the arguments take {len(record.params)} bytes; the most is {MAX_PARAMETER_BYTES}"]
+    if sum(place.pointer for place in given) != len(record.buffers):
+        return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
+    malformed = check_layout(given, len(record.params))
+    return [malformed] if malformed else launch_limits.check_parameters(given, function.parameters)

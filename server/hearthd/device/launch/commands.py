@@ -1,0 +1,332 @@
+"""Launches: packed records in, out to the driver.
+
+A launch whose function has seen this geometry and layout before goes the short way: one dictionary look-up replaces
+all checks but those on the buffers. Everything else becomes an operation that may wait, and goes through `Binder`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.launch.arguments import dim, pack_arguments
+from hearthd.device.launch.binder import Binder
+from hearthd.device.launch.deferred_launch import LaunchRun
+from hearthd.device.operation import Operation, Origin, Replies, submit
+from hearthd.device.session import permissions
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.launch_plan import KEY_AT, Plan, Q
+from hearthd.device.session.session import BatchEntry, Known, Session
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.ordering import Usage
+from hearthd.device.streams.stream_pool import NEVER, WINDOW
+
+LENGTH = struct.Struct("<I")
+
+MODES = {
+    commands_pb2.LAUNCH_MODE_CHECKED: 0,
+    commands_pb2.LAUNCH_MODE_VALIDATE: int(LaunchFlag.VALIDATE),
+    commands_pb2.LAUNCH_MODE_UNCHECKED: int(LaunchFlag.UNCHECKED),
+}
+
+
+class LaunchCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, binder: Binder, replies: Replies) -> None:
+        self._device = device
+        self._binder = binder
+        self._replies = replies
+
+    def run_records(
+        self,
+        session: Session,
+        data: bytes,
+        batch: BatchEntry,
+        index: int,
+        at: int = 0,
+        most: int = NEVER,
+        stops: Callable[[LogicalStream], bool] | None = None,
+    ) -> tuple[int, int]:
+        """Runs records of one `launches` field in order, from byte `at` on and `most` of them or some fewer; how many
+        there were, and at which byte it goes on. `stops`: whether to end before one for a stream that takes no more,
+        or for which many others wait; else it is put off."""
+        functions = session.functions.items
+        streams = session.streams.items
+        deferred = session.deferred
+        unpack_header = HEADER.unpack_from
+        default_timeout = session.launch_timeout
+        tracks = self._device.tracks
+        traced = session.trace is not None
+        recall = session.recall
+        known = recall.known if recall.worth_it() else None
+        last, again = b"", None
+        found = 0
+        size = len(data)
+        end = min(size, at + most * HEADER.size)
+        count = 0
+        while at < end:
+            if size - at < HEADER.size:
+                self._malformed(
+                    session, batch, index + count + found, f"{size - at} bytes are left; a record has at least 64"
+                )
+                at = size
+                count += 1
+                break
+            if known and not deferred and not traced:
+                if not last or not data.startswith(last, at):  # one that is the same as the one before is at hand
+                    last = data[at : at + LENGTH.unpack_from(data, at)[0]]
+                    again = known.get(last)
+                if again is not None and self._repeat(again):
+                    at += len(last)
+                    found += 1
+                    continue
+                last = b""  # what is known may be something else after this one
+            head = unpack_header(data, at)
+            length = head[0]
+            if length < HEADER.size or length & 7 or length > size - at:
+                self._malformed(
+                    session, batch, index + count + found, f"it says it has {length} bytes, {size - at} are left"
+                )
+                at = size
+                count += 1
+                break
+            entry = functions.get(head[3])
+            stream = streams.get(head[4])
+            plan = entry.plans.get(data[at + KEY_AT : at + HEADER.size + 4 * head[1]]) if entry is not None else None
+            if (
+                plan is None
+                or stream is None
+                or deferred
+                or traced
+                or stream.starting
+                or stream.capture is not None
+                or plan.timeout_ns
+                or default_timeout
+                or plan.length != length
+                or stream.track.held
+                or (stream.track.budget <= 0 and not tracks.reap(stream.track))
+                or not self._launch_again(session, stream, plan, data, at, known is not None)
+            ):
+                if stops is not None and stream is not None and _full(session, stream) and stops(stream):
+                    break
+                self._submit(session, data[at : at + length], batch=batch, index=index + count + found)
+            at += length
+            count += 1
+        if known is not None:
+            recall.report(found, count)
+        return count + found, at
+
+    def again(self, session: Session, record: bytes) -> bool:
+        """The one launch in `record`, where nothing of the session waits; False, with nothing done, where it takes more
+        than a look at what was launched before."""
+        recall = session.recall
+        known = recall.known.get(record)
+        if known is None or not self._repeat(known):
+            return False
+        recall.report(1, 0)
+        return True
+
+    def _repeat(self, known: Known) -> bool:
+        """A launch that is the same, byte for byte, as one before; False, with nothing done, where it has to wait."""
+        stream, track, plan = known.stream, known.track, known.plan
+        if stream.starting or stream.capture is not None or track.held:
+            return False
+        device = self._device
+        if track.budget <= 0 and not device.tracks.reap(track):
+            return False
+        again = known.again
+        if again is None:
+            again = known.again = device.server.repeated(
+                plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, known.params
+            )
+        position = device.tracks.before(track, known.writes, known.reads)
+        track.launched.append((position, plan.name, stream.session))
+        try:
+            again()
+        except (Refusal, RuntimeError):
+            known.again = None
+            return False  # the long way meets it again, and knows whom to tell
+        device.telemetry.launched += plan.weight
+        return True
+
+    def _launch_again(
+        self, session: Session, stream: LogicalStream, plan: Plan, data: bytes, at: int, remember: bool
+    ) -> bool:
+        """The short way; False, with nothing done, where a buffer needs a closer look."""
+        device = self._device
+        buffers = session.buffers.items
+        params = plan.params(data, at)
+        usages: list[Usage] = []
+        for patch, handle in zip(plan.patches, plan.handles.unpack_from(data, at + plan.handles_at), strict=True):
+            buffer = buffers.get(handle)
+            if buffer is None or buffer.failure is not None or buffer.lost is not None:
+                return False
+            offset = Q.unpack_from(params, patch)[0]
+            if offset > buffer.size:
+                return False
+            Q.pack_into(params, patch, buffer.address + offset)
+            usages.append(buffer.usage)
+        track = stream.track
+        tracks = device.tracks
+        reads: list[Usage] = []
+        if plan.readers or session.shares:
+            everything = usages
+            readers = plan.readers if not session.shares else self._readers(session, plan, data, at)
+            usages = [usage for usage, reader in zip(everything, readers, strict=True) if not reader]
+            reads = [usage for usage in everything if usage not in usages]
+        position = tracks.before(track, usages, reads)
+        track.launched.append((position, plan.name, session.id))
+        try:
+            device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
+        except Refusal:
+            return False  # the long way meets it again, and knows whom to tell
+        if remember:
+            for usage in (*usages, *reads):
+                usage.recalled = True
+            session.recall.remember(data[at : at + plan.length], Known(stream, plan, params, usages, reads))
+        device.telemetry.launched += plan.weight
+        return True
+
+    @staticmethod
+    def _readers(session: Session, plan: Plan, data: bytes, at: int) -> Sequence[bool]:
+        """Which of the buffers are only read: what the client says, and those that cannot be written to."""
+        buffers = session.buffers.items
+        handles = plan.handles.unpack_from(data, at + plan.handles_at)
+        shared = [buffers[handle].read_only is not None for handle in handles]
+        return [one or other for one, other in zip(shared, plan.readers, strict=True)] if plan.readers else shared
+
+    def launch(self, origin: Origin, command: commands_pb2.Launch) -> None:
+        """The readable form: becomes a record and goes the same way."""
+        if origin.record is not None:
+            origin.record.drop()  # the launch itself has one
+        layout, buffers, params = pack_arguments(command.arguments)
+        record = Record(
+            function=command.function,
+            stream=origin.stream.handle,
+            grid=dim(command.grid),
+            block=dim(command.block),
+            shared_mem=command.shared_mem,
+            flags=_flags(command),
+            timeout_ns=command.timeout_ns,
+            layout=layout,
+            buffers=buffers,
+            params=params,
+            extension=_extension(command),
+        )
+        self._submit(
+            origin.session,
+            pack(record),
+            batch=origin.batch,
+            index=origin.index,
+            request=origin.request,
+            call=origin.call,
+        )
+
+    def _malformed(self, session: Session, batch: BatchEntry, index: int, why: str) -> None:
+        origin = Origin(self._replies, session, session.streams.items[0], "launch", batch=batch, index=index)
+        refusal = Refusal(
+            Reason.MALFORMED_MESSAGE,
+            f"no launch record at this place: {why}; the rest of its launches was dropped",
+            fix="pack records as hearth_proto/launches.py says",
+        )
+        origin.fail(refusal)
+
+    def _submit(
+        self,
+        session: Session,
+        data: bytes,
+        *,
+        batch: BatchEntry | None,
+        index: int,
+        request: int = 0,
+        call: int = 0,
+    ) -> None:
+        """The long way: every check, and an operation that can wait for its module, its buffers or for room."""
+        stream, name = self._whose(session, data)
+        origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
+        try:
+            if session.permissions is not None:  # who may not launch has no function, so its launches come this way
+                permissions.check(self._device.outbox, session, "launches")
+            parsed = self._binder.parse(session, data)
+        except Refusal as refusal:
+            origin.fail(refusal, self._named(session, data))
+            return
+        run = LaunchRun(self._device, self._binder, origin, parsed)
+        written, read = parsed.split()
+        if parsed.grid_buffer is not None:
+            read = [*read, parsed.grid_buffer]
+        operation = Operation(
+            origin,
+            run.step if origin.capture is None else run.record,
+            writes=(stream, *written),
+            reads=(parsed.entry.module, *read),
+            needs=(*written, *read),
+            spoils=written,
+        )
+        operation.on_failure = run.give_up
+        if origin.capture is not None or not run.validates:
+            operation.after = origin.reply
+        submit(operation)
+
+    @staticmethod
+    def _whose(session: Session, data: bytes) -> tuple[LogicalStream, str]:
+        """As far as the handles of a record are known: its stream and its name."""
+        head = HEADER.unpack_from(data)
+        entry = session.functions.get(head[3])
+        stream = session.streams.get(head[4])
+        return (
+            stream if stream is not None else session.streams.items[0],
+            f"launch {entry.name}" if entry is not None else "launch",
+        )
+
+    @staticmethod
+    def _named(session: Session, data: bytes) -> list[Buffer]:
+        """The buffers that a record which is refused names, where its function is known."""
+        try:
+            (record,) = unpack(data)
+        except (RecordError, ValueError):
+            return []
+        if session.functions.get(record.function) is None:
+            return []
+        found = (session.buffers.get(handle) for handle in record.buffers)
+        return [buffer for buffer in found if buffer is not None]
+
+
+def _full(session: Session, stream: LogicalStream) -> bool:
+    """Whether a launch would have to wait for others of its stream."""
+    deferred = session.deferred
+    return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))
+
+
+def _flags(command: commands_pb2.Launch) -> int:
+    if command.mode not in MODES:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"launch mode {command.mode} is unknown here",
+            fix=f"use one of {', '.join(map(commands_pb2.LaunchMode.Name, MODES))}",
+            details={"mode": command.mode},
+        )
+    return MODES[command.mode] | (LaunchFlag.COOPERATIVE if command.cooperative else 0)
+
+
+def _extension(command: commands_pb2.Launch) -> Extension | None:
+    dynamic = command.dynamic_grid
+    iterations = command.iterations if command.HasField("iterations") else 1
+    cluster = dim(command.cluster) if command.HasField("cluster") else (0, 0, 0)
+    if iterations == 1 and not any(cluster) and not command.HasField("dynamic_grid"):
+        return None
+    return Extension(cluster, iterations, dynamic.buffer, dynamic.offset)
+
+
+def asked_for_launches(_origin: Origin, _records: bytes) -> None:
+    """Packed launches outside a batch, or with a request number, which would never be answered."""
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        "packed launches are one way: they take no request number",
+        fix="send them without one and a Flush behind them, or the readable form, Launch",
+    )

@@ -1,0 +1,151 @@
+"""One launch on the long way: it may wait for its module, its grid or room, then is validated, recorded or issued."""
+
+from __future__ import annotations
+
+from hearth_proto.launches import LaunchFlag
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.context import Device
+from hearthd.device.launch.binder import Binder, BoundLaunch, Parsed
+from hearthd.device.launch.dynamic_grid import DynamicGrid
+from hearthd.device.launch.memory_checker import Validation
+from hearthd.device.operation import Origin
+from hearthd.device.resources.grants import Plea
+from hearthd.device.resources.idle_work import Waiting
+from hearthd.device.streams.stream_pool import WINDOW
+
+
+class LaunchRun:
+    """One launch on the long way: what it has come to. A step that cannot go on answers False and is called again."""
+
+    def __init__(self, device: Device, binder: Binder, origin: Origin, parsed: Parsed) -> None:
+        self._device = device
+        self._binder = binder
+        self._origin = origin
+        self._parsed = parsed
+        self._capture = origin.capture
+        self._record = parsed.record
+        self._key = parsed.key
+        self._bound: BoundLaunch | None = None
+        self._left = 0
+        self._grid: DynamicGrid | None = None
+        self._rested: bool | Refusal = False
+        """Whether the device has rested, or need not have; or what came of it."""
+        self._waiting: Waiting | None = None
+        """What waits, or has waited, for its rest."""
+        self._plea = Plea(device.grants, lambda: device.kick(origin.session))
+        self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
+        extension = parsed.record.extension
+        if parsed.grid_buffer is not None and extension is not None:
+            self._grid = DynamicGrid(device, origin, parsed.grid_buffer, extension.grid_offset)
+
+    def step(self) -> bool:
+        if isinstance(self._rested, Refusal):
+            raise self._rested  # whatever else it would have to wait for
+        parsed = self._parsed
+        stream = parsed.stream
+        if parsed.entry.module.pending or stream.track.closed:
+            return False
+        if self._grid is not None:
+            if not self._grid.ready():
+                return False
+            if not self._read_grid(self._grid):
+                return True
+        if self._bound is None:
+            self._bound = self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key)
+            self._left = self._bound.plan.iterations
+        if not self._rests(self._bound):
+            return False
+        if self.validates:
+            return self._validate(self._bound)
+        while self._left and not stream.track.closed:
+            times = min(self._left, WINDOW, stream.track.room)
+            self._binder.issue(stream, self._bound, times)
+            self._left -= times
+        return not self._left
+
+    def _validate(self, bound: BoundLaunch) -> bool:
+        try:
+            return Validation(self._device, self._binder, self._origin, bound, self._parsed.pointers).run()
+        except Refusal as refusal:
+            if not self._plea.waits(refusal):
+                raise
+            return False
+
+    def _rests(self, bound: BoundLaunch) -> bool:
+        """Gives the first launch of some kernels to the driver while no other runs: it would wait for them."""
+        if self._rested is False:
+            self._look_for_rest(bound)
+        if isinstance(self._rested, Refusal):
+            raise self._rested
+        return self._rested
+
+    def _look_for_rest(self, bound: BoundLaunch) -> None:
+        device = self._device
+        if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
+            if self._waiting is not None:  # somebody else's launch has brought about what this one waited for
+                device.quiet.drop(self._waiting)
+            self._rested = True
+            return
+        refused = self._parsed.entry.refused
+        if refused is not None and not refused[1]():
+            self._rested = refused[0]
+        elif self._waiting is None:
+            what = f"the first launch of {bound.plan.name}"
+            self._waiting = device.quiet.load(
+                self._origin.session, what, lambda: self._issue_at_rest(bound), self._refuse
+            )
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._device.telemetry.loads_refused += 1
+        self._parsed.entry.refused = refusal, self._device.quiet.hopeful()
+        self._rested = refusal
+        self._device.kick(self._origin.session)
+
+    def give_up(self, _refusal: Refusal) -> None:
+        """The launch will not run: its session has ended, say."""
+        self._left = 0
+        if self._waiting is not None:
+            self._device.quiet.drop(self._waiting)
+        if self._bound is not None and self._rested is not True:
+            self._parsed.entry.plans.clear()  # the next launch is looked at again, for it may be the first then
+
+    def _issue_at_rest(self, bound: BoundLaunch) -> None:
+        self._device.server.first_launch_made(bound.plan.function, bound.module.prints is not None)
+        self._rested = True
+        if not self.validates and self._left:
+            try:
+                self._binder.issue(self._parsed.stream, bound, 1)
+                self._left -= 1
+            except Refusal as refusal:
+                self._rested = refusal
+        self._device.kick(self._origin.session)
+
+    def record(self) -> bool:
+        """In the place of `step` where the stream is being captured."""
+        parsed = self._parsed
+        if parsed.entry.module.pending:
+            return False
+        if self.validates or self._grid is not None:
+            what = 'mode="validate"' if self.validates else "a grid from a buffer"
+            raise Refusal(
+                Reason.CAPTURE_INVALID,
+                f"launch of {parsed.entry.name} with {what} cannot be captured: the host takes part in it",
+                fix="launch it outside the graph",
+            )
+        assert self._capture is not None
+        self._capture.add_launch(self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key))
+        return True
+
+    def _read_grid(self, grid: DynamicGrid) -> bool:
+        """Puts the grid that has come in its place; False: there is nothing to launch."""
+        extension = self._record.extension
+        if self._bound is None and extension is not None:
+            self._record = self._record._replace(
+                grid=grid.value, extension=extension._replace(grid_buffer=0, grid_offset=0)
+            )
+            self._key = b""
+            if not all(grid.value):
+                if self.validates:
+                    self._origin.reply()
+                return False
+        return True

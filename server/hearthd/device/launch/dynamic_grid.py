@@ -1,0 +1,65 @@
+"""A launch's grid out of a device buffer, without waiting for it: it is copied to the host behind the work before, and
+the launch goes on when it has come. Only what follows on the same stream waits."""
+
+from __future__ import annotations
+
+import struct
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.graph_nodes import Dim
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.context import Device
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer
+
+GRID = struct.Struct("<3I")
+"""As a kernel writes it: three uint32."""
+
+
+class DynamicGrid:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, origin: Origin, buffer: Buffer, offset: int) -> None:
+        self._device = device
+        self._origin = origin
+        self._buffer = buffer
+        self._offset = offset
+        self._asked = False
+        self.value: Dim = (0, 0, 0)
+        self.known = False
+
+    def ready(self) -> bool:
+        """Whether `value` is known; the first call asks for it. Raises Refusal(OUT_OF_BOUNDS, INVALID_ARGUMENT)."""
+        if self._asked:
+            return self.known
+        if self._offset % 4:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"the grid is to be read at byte {self._offset} of buffer {self._buffer.handle}",
+                fix="a uint32 lies at a multiple of 4",
+                details={"offset": self._offset},
+            )
+        address = self._buffer.range(self._offset, GRID.size, "the grid of a launch")
+        device = self._device
+        host = device.staging.acquire(GRID.size)
+        if host is None:
+            return False
+        self._asked = True
+        track = self._origin.stream.track
+        device.tracks.before(track, (), (self._buffer.usage,))
+        device.begin(self._origin.stream)
+        try:
+            device.server.download(host, 0, address, GRID.size, track.stream)
+        except Refusal:
+            device.staging.drop(track, host)
+            raise
+        arrived = device.tracks.doubts.settled(self._buffer.usage, lambda: self._arrived(host))
+        device.tracks.on_complete(track, arrived)
+        return False
+
+    def _arrived(self, host: HostBuffer) -> None:
+        x, y, z = GRID.unpack_from(host.view)
+        self._device.staging.release(host)
+        self.value = (x, y, z)
+        self.known = True
+        self._device.kick(self._origin.session)

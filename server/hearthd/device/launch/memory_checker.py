@@ -1,0 +1,175 @@
+"""Launches in `validate` mode: every buffer among the arguments is replaced by a copy between red zones.
+
+The kernel runs on the copies; what it wrote inside them is copied back, and what it wrote beside them is reported with
+kernel and buffer. Nothing outside the buffers is touched, whatever the kernel does within the zones. Addresses that a
+kernel finds in memory (a buffer of pointers) are not replaced.
+
+A race in the kernel's shared memory fails the launch as well, where the backend looks for races.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import HostBuffer, Memory
+from hearthd.device.backend.server import ChecksRaces
+from hearthd.device.context import Device
+from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
+from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer, TensorMapEntry
+from hearthd.device.session.launch_plan import Q
+
+
+class _Guarded(NamedTuple):
+    """A buffer's copy between zones."""
+
+    buffer: Buffer
+    plan: Shadow
+    memory: Memory
+    written: bool
+
+
+class Validation:
+    """One launch between red zones. `pointers` are its arguments that point, in order. Device-handle thread."""
+
+    def __init__(
+        self, device: Device, binder: Binder, origin: Origin, bound: BoundLaunch, pointers: Sequence[Pointer]
+    ) -> None:
+        self._device = device
+        self._binder = binder
+        self._origin = origin
+        self._bound = bound
+        self._buffers: list[Buffer] = []
+        self._race: Callable[[], Refusal | None] = lambda: None
+        for pointer in pointers:
+            if isinstance(pointer, TensorMapEntry):
+                raise Refusal(
+                    Reason.UNSUPPORTED,
+                    f"launch of {bound.plan.name}: a tensor map holds an address that cannot be replaced",
+                    fix='launch with mode="checked"',
+                )
+            self._buffers.append(pointer)
+
+    def run(self) -> bool:
+        """Gives all of it to the stream and answers; False where there is no host memory to see the zones in."""
+        device = self._device
+        track = self._origin.stream.track
+        plans = {buffer: shadow(buffer.size) for buffer in self._bound.buffers}
+        size = sum(sum(length for _, length in _zones(plan)) for plan in plans.values())
+        host = device.staging.acquire(size)
+        if host is None:
+            return False
+        guarded: dict[Buffer, _Guarded] = {}
+        try:
+            for index, (buffer, plan) in enumerate(plans.items()):
+                memory = device.grants.allocate(plan.total, track.stream)
+                guarded[buffer] = _Guarded(buffer, plan, memory, index < len(self._bound.writes))
+        except Refusal:
+            device.staging.release(host)
+            self._free(guarded)
+            raise
+        try:
+            self._fill(guarded)
+            self._binder.issue(self._origin.stream, self._onto(guarded))
+            if isinstance(device.server, ChecksRaces):
+                self._race = device.server.race_refusal(track.stream)
+            self._bring_back(guarded, host)
+        except Refusal:  # some of it may be under way
+            device.staging.drop(track, host)
+            raise
+        finally:
+            self._free(guarded)
+        device.telemetry.validated_launches += 1
+        device.tracks.on_complete(track, partial(self._look, list(guarded.values()), host))
+        return True
+
+    def _fill(self, guarded: Mapping[Buffer, _Guarded]) -> None:
+        device = self._device
+        track = self._origin.stream.track
+        for buffer, plan, memory, _ in guarded.values():
+            device.tracks.before(track, (), (buffer.usage,))
+            device.begin(self._origin.stream)
+            device.server.fill(memory.address, PATTERN, plan.total, track.stream)
+            if buffer.size:
+                device.server.copy(memory.address + plan.inside, buffer.address, buffer.size, track.stream)
+
+    def _onto(self, guarded: Mapping[Buffer, _Guarded]) -> BoundLaunch:
+        """The launch with the copies' addresses in the place of the buffers'."""
+        bound = self._bound
+        params = bytearray(bound.params)
+        for patch, buffer in zip(bound.plan.patches, self._buffers, strict=True):
+            offset = Q.unpack_from(params, patch)[0] - buffer.address
+            Q.pack_into(params, patch, guarded[buffer].memory.address + guarded[buffer].plan.inside + offset)
+        moved = BoundLaunch(bound.plan, params, (), (), bound.module)
+        moved.writes, moved.reads = bound.writes, bound.reads
+        return moved
+
+    def _bring_back(self, guarded: Mapping[Buffer, _Guarded], host: HostBuffer) -> None:
+        device = self._device
+        track = self._origin.stream.track
+        at = 0
+        for buffer, plan, memory, written in guarded.values():
+            if written and buffer.size:
+                device.tracks.before(track, (buffer.usage,))
+                device.server.copy(buffer.address, memory.address + plan.inside, buffer.size, track.stream)
+            for start, size in _zones(plan):
+                device.server.download(host, at, memory.address + start, size, track.stream)
+                at += size
+
+    def _free(self, guarded: Mapping[Buffer, _Guarded]) -> None:
+        for each in guarded.values():
+            self._device.server.free(each.memory, self._origin.stream.track.stream)
+
+    def _look(self, guarded: Sequence[_Guarded], host: HostBuffer) -> None:
+        """The launch is done: what is in the zones?"""
+        found: list[tuple[Buffer, Damage]] = []
+        at = 0
+        for each in guarded:
+            for start, size in _zones(each.plan):
+                hurt = damage(host.view[at : at + size], start, each.plan)
+                at += size
+                if hurt is not None:
+                    found.append((each.buffer, hurt))
+        self._device.staging.release(host)
+        if found:
+            self._origin.fail(refuse(self._bound.plan.name, found))
+        elif (race := self._race()) is not None:
+            self._origin.fail(race)
+        else:
+            self._origin.reply()
+
+
+def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(start, size) of both."""
+    return (0, plan.zone), (plan.behind, plan.total - plan.behind)
+
+
+def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]]) -> Refusal:
+    """What is said of a kernel that wrote outside its buffers."""
+    said = [
+        f"{hurt.count} bytes {_where(hurt, buffer.size)} buffer {buffer.handle}, which has {buffer.size} "
+        f"(bytes [{hurt.first}..{hurt.last + 1}) from its start)"
+        for buffer, hurt in found
+    ]
+    first, hurt = found[0]
+    return Refusal(
+        Reason.OUT_OF_BOUNDS_WRITE,
+        f"kernel {kernel} wrote outside its buffers: " + "; ".join(said),
+        fix="bound the kernel's indices; what it wrote inside its buffers was kept, the rest was not",
+        details={
+            "kernel": kernel,
+            "buffer": first.handle,
+            "buffer_size": first.size,
+            "first_byte": hurt.first,
+            "last_byte": hurt.last,
+            "buffers": len({buffer.handle for buffer, _ in found}),
+        },
+    )
+
+
+def _where(hurt: Damage, size: int) -> str:
+    return "before" if hurt.last < 0 else "behind" if hurt.first >= size else "around"

@@ -1,0 +1,288 @@
+"""Modules, functions and globals of sessions: compiled elsewhere, loaded here, kept while they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.compiler import Image, Job, Source
+from hearthd.device.compiler.service import Callback, Compiled
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.printf_capture import prints
+from hearthd.device.resources.idle_work import Waiting
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.module import FunctionEntry, ModuleEntry
+from hearthd.device.session.session import Session
+
+
+class ModuleCommands:
+    """Every session loads its own copy of a module: one session's `__device__` variables are not another's."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._waiting: dict[ModuleEntry, tuple[Job, Callback]] = {}
+        """Modules whose code is still being made."""
+        self._resting: dict[ModuleEntry, Waiting] = {}
+        """Those whose code waits to be loaded, until no kernel runs."""
+
+    def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
+        session = origin.session
+        entry = session.modules.add(command.module, ModuleEntry(command.module))
+        if command.kind == commands_pb2.CODE_KIND_CUDA_CPP:
+            self._compile(session, entry, command)
+        else:
+            self._assemble(session, entry, command.code)
+        if not origin.answered:
+            return None
+        return self._describe(origin, entry)
+
+    def _compile(self, session: Session, entry: ModuleEntry, command: commands_pb2.LoadModule) -> None:
+        try:
+            source = Source(
+                code=command.code.decode(),
+                options=tuple(command.options),
+                name_expressions=tuple(command.name_expressions),
+                headers=tuple(sorted(command.headers.items())),
+            )
+        except UnicodeDecodeError as error:
+            entry.pending = False
+            entry.error = Refusal(
+                Reason.COMPILE_FAILED,
+                f"the source is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
+                fix="send the source as UTF-8 text",
+            )
+            return
+
+        self._submit(session, entry, source)
+
+    def _assemble(self, session: Session, entry: ModuleEntry, code: bytes) -> None:
+        """Code that is loaded as it is, or needs assembling first; the driver's own way of that would stall the device
+        for everybody, and is taken only where there is no other."""
+        as_it_is = Compiled(Image(code=code), None, False, 0)
+        try:
+            assembly = self._device.server.compiler.assembly(code)
+        except Refusal as refusal:
+            self._fail(entry, refusal)
+            return
+        if assembly is None:
+            self._load(session, entry, as_it_is)
+        else:
+            self._submit(session, entry, assembly, as_it_is)
+
+    def _submit(self, session: Session, entry: ModuleEntry, job: Job, otherwise: Compiled | None = None) -> None:
+        def landed(outcome: Compiled) -> None:
+            del self._waiting[entry]
+            self._count(outcome)
+            if outcome.error is not None and outcome.error.reason is Reason.NO_COMPILER and otherwise is not None:
+                outcome = otherwise
+            self._load(session, entry, outcome)
+            self._device.kick(session)
+
+        self._waiting[entry] = job, landed
+        self._device.compiler.submit(job, landed, session.channel)
+
+    def _count(self, outcome: Compiled) -> None:
+        telemetry = self._device.telemetry
+        error = outcome.error
+        if error is None:
+            if outcome.cached:
+                telemetry.compile_cache_hits += 1
+            else:
+                telemetry.compile_cache_misses += 1
+                telemetry.compile.observe(outcome.elapsed_ns)
+        elif error.reason is Reason.COMPILE_LIMIT or "signal" in error.details:
+            telemetry.compile_crashes += 1
+
+    def _fail(self, entry: ModuleEntry, error: Refusal | None) -> None:
+        self._device.telemetry.compile_failures += 1
+        entry.pending = False
+        entry.error = error
+
+    def _load(self, session: Session, entry: ModuleEntry, outcome: Compiled) -> None:
+        if outcome.image is None:
+            self._fail(entry, outcome.error)
+            return
+        entry.cached = outcome.cached
+        entry.compile_ns = outcome.elapsed_ns
+        if prints(outcome.image.code):
+            entry.prints = session
+        entry.log = outcome.image.log
+        self._at_rest(session, entry, outcome.image)
+
+    def _at_rest(self, session: Session, entry: ModuleEntry, image: Image) -> None:
+        """Into the context when no kernel runs. Where that takes too long, whoever waits for it is refused, and who
+        comes later waits anew."""
+
+        quiet = self._device.quiet
+
+        def again(hopeful: Callable[[], bool]) -> None:
+            if hopeful():
+                entry.pending, entry.error, entry.again = True, None, None
+                self._at_rest(session, entry, image)
+
+        def refuse(refusal: Refusal) -> None:
+            del self._resting[entry]
+            self._device.telemetry.loads_refused += 1
+            entry.pending, entry.error, entry.again = False, refusal, partial(again, quiet.hopeful())
+            self._device.kick(session)
+
+        waiting = quiet.load(
+            session, f"the load of module {entry.handle}", lambda: self._bring_in(session, entry, image), refuse
+        )
+        if waiting is not None:
+            self._resting[entry] = waiting
+
+    def _bring_in(self, session: Session, entry: ModuleEntry, image: Image) -> None:
+        """Into the context, unless nobody wants it any more."""
+        self._resting.pop(entry, None)
+        entry.pending = False
+        if entry.released and not entry.holders:
+            return
+        try:
+            entry.module = self._device.server.load(image)
+            self._device.telemetry.modules_loaded += 1
+        except Refusal as refusal:
+            entry.error = refusal
+        self._device.kick(session)
+
+    def unload(self, origin: Origin, command: commands_pb2.UnloadModule) -> Operation:
+        """Behind the launches that wait; what is running keeps the code until it is done. A compile that is under way
+        is given up: whatever was to wait for it came before."""
+        session = origin.session
+        entry = session.modules.pop(command.module)
+        for handle in [h for h, function in session.functions.items.items() if function.module is entry]:
+            del session.functions.items[handle]
+        for handle in [h for h, buffer in session.buffers.items.items() if buffer.module is entry]:
+            session.buffers.pop(handle)
+
+        def run() -> bool:
+            self.release(session, entry)
+            origin.reply()
+            return True
+
+        operation = Operation(origin, run, writes=(entry, *entry.variables.values()))
+        operation.on_failure = lambda _refusal: self.release(session, entry)  # the session ends; its handle has gone
+        return operation
+
+    def release(self, session: Session, entry: ModuleEntry) -> None:
+        """The handle is gone: unloads the code when it has run, once nobody holds it any more."""
+        entry.released = True
+        if not entry.holders:
+            self._unload(session, entry)
+
+    def hold(self, entry: ModuleEntry) -> None:
+        """Keeps the code loaded until `let_go`, also when the handle is gone: for graphs and prepared launches."""
+        entry.holders += 1
+
+    def let_go(self, session: Session, entry: ModuleEntry) -> None:
+        """The end of one `hold`; `session` is the module's."""
+        entry.holders -= 1
+        if entry.released and not entry.holders:
+            self._unload(session, entry)
+
+    def _unload(self, session: Session, entry: ModuleEntry) -> None:
+        waiting = self._waiting.pop(entry, None)
+        if waiting is not None:
+            self._device.compiler.abandon(*waiting)
+        entry.again = None
+        resting = self._resting.pop(entry, None)
+        if resting is not None:
+            self._device.quiet.drop(resting)
+        module, entry.module = entry.module, None
+        if module is not None:
+            server = self._device.server
+            self._device.telemetry.modules_unloaded += 1
+            # Behind what runs of it, which may be of graphs; and nobody waits for it.
+            self._device.tracks.after_all(
+                session.tracks(), lambda: self._device.quiet.run(lambda: server.unload(module), urgent=False)
+            )
+
+    def describe(self, origin: Origin, command: commands_pb2.DescribeModule) -> Operation:
+        return self._describe(origin, origin.session.modules.find(command.module))
+
+    def _describe(self, origin: Origin, entry: ModuleEntry) -> Operation:
+        entry.wanted()
+
+        def answer() -> commands_pb2.Result:
+            module = entry.loaded()
+            result = commands_pb2.ModuleResult(
+                functions=module.functions,
+                globals=module.globals,
+                log=entry.log,
+                cached=entry.cached,
+                compile_ns=entry.compile_ns,
+            )
+            return commands_pb2.Result(module=result)
+
+        return self._when_ready(origin, entry, answer)
+
+    def get_function(self, origin: Origin, command: commands_pb2.GetFunction) -> Operation | None:
+        """Resolved when it is first used, so that nobody waits for the compile here."""
+        session = origin.session
+        module = session.modules.find(command.module)
+        entry = session.functions.add(command.function, FunctionEntry(command.function, module, command.name))
+        return self._describe_function(origin, entry) if origin.answered else None
+
+    def describe_function(self, origin: Origin, command: commands_pb2.DescribeFunction) -> Operation:
+        return self._describe_function(origin, origin.session.functions.find(command.function))
+
+    def _describe_function(self, origin: Origin, entry: FunctionEntry) -> Operation:
+        optin = self._device.limits.shared_mem_per_block_optin
+        entry.module.wanted()
+
+        def answer() -> commands_pb2.Result:
+            function = entry.resolve()
+            attributes = function.attributes
+            result = commands_pb2.FunctionResult(
+                name=function.name,
+                parameters=[commands_pb2.Parameter(offset=offset, size=size) for offset, size in function.parameters],
+                registers=attributes.registers,
+                static_shared_bytes=attributes.static_shared_bytes,
+                local_bytes=attributes.local_bytes,
+                constant_bytes=attributes.constant_bytes,
+                max_threads_per_block=attributes.max_threads_per_block,
+                max_dynamic_shared_bytes=max(0, optin - attributes.static_shared_bytes),
+            )
+            return commands_pb2.Result(function=result)
+
+        return self._when_ready(origin, entry.module, answer)
+
+    def get_global(self, origin: Origin, command: commands_pb2.GetGlobal) -> Operation:
+        session = origin.session
+        entry = session.modules.find(command.module)
+        session.buffers.check_new(command.buffer)
+        entry.wanted()
+        buffer = entry.variables.get(command.name)
+        if buffer is None:
+            buffer = entry.variables[command.name] = Buffer(command.buffer, 0)
+            buffer.module = entry
+        session.buffers.items[command.buffer] = variable = buffer
+
+        def run() -> bool:
+            if entry.pending:
+                return False
+            try:
+                variable.address, variable.size = entry.loaded().global_(command.name)
+                variable.lost = None  # where it was not to be had before
+            except Refusal as refusal:
+                variable.lost = refusal
+                raise
+            result = commands_pb2.Result()
+            getattr(result, "global").size = variable.size  # a keyword in Python, and a field in every other language
+            origin.reply(result)
+            return True
+
+        return Operation(origin, run, writes=(origin.stream, variable), reads=(entry,))
+
+    @staticmethod
+    def _when_ready(origin: Origin, entry: ModuleEntry, answer: Callable[[], commands_pb2.Result]) -> Operation:
+        def run() -> bool:
+            if entry.pending:
+                return False
+            origin.reply(answer())
+            return True
+
+        return Operation(origin, run, reads=(entry,))

@@ -1,0 +1,218 @@
+"""Streams and events, and what a client waits for: sync, flush."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.durable.buffers import behind
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.profiling.profile import ProfileCommands
+from hearthd.device.session.stream import EventEntry, LogicalStream
+from hearthd.device.streams.pending_outcomes import both
+from hearthd.device.streams.stream_errors import Failure, surface
+
+GRACE_S = 1e-3
+"""An event that was recorded on an idle stream a moment ago counts as done, as cudaStreamQuery would say."""
+
+
+class WaitCommands:
+    """Nothing here waits on the device-handle thread: answers are sent when events turn out to be done."""
+
+    def __init__(self, device: Device, profiles: ProfileCommands) -> None:
+        self._device = device
+        self._profiles = profiles
+
+    # ---- streams ----
+
+    def create_stream(self, origin: Origin, command: commands_pb2.CreateStream) -> None:
+        session = origin.session
+        session.streams.check_new(command.stream)
+        session.add_stream(
+            command.stream, self._device.tracks.acquire(command.priority + session.priority, bounded=True)
+        )
+        origin.reply()
+
+    def destroy_stream(self, origin: Origin, command: commands_pb2.DestroyStream) -> Operation:
+        """What it was given still runs; errors that nobody has seen move to the default stream."""
+        session = origin.session
+        if command.stream == 0:
+            raise Refusal(Reason.INVALID_ARGUMENT, "the default stream cannot be destroyed", fix="close the session")
+        stream = session.streams.pop(command.stream)
+
+        def run() -> bool:
+            if stream.capture is not None:
+                stream.capture.discard(session)
+            stream.hand_over(session.streams.items[0])
+            self._profiles.forget(session, stream)
+            # Buffers allocated here go back through this track, so whoever gets it next is ordered behind.
+            self._device.tracks.release(stream.track)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(stream,))
+
+    # ---- events ----
+
+    def record_event(self, origin: Origin, command: commands_pb2.RecordEvent) -> Operation:
+        session = origin.session
+        entry = session.events.get(command.event)
+        if entry is None:
+            entry = session.events.add(command.event, EventEntry(command.event))
+        event = entry
+
+        def run() -> bool:
+            track = origin.stream.track
+            if track.budget <= 0:  # whose turn it is does not matter: it takes the device no time
+                return False
+            if event.event is not None:
+                self._device.tracks.retire(event.event)
+            self._device.tracks.before(track, ())
+            self._device.begin(origin.stream)
+            event.event = self._device.server.record(track.stream, timing=True)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream, event))
+
+    def wait_event(self, origin: Origin, command: commands_pb2.WaitEvent) -> Operation:
+        event = origin.session.events.find(command.event)
+
+        def run() -> bool:
+            if origin.stream.track.budget <= 0:
+                return False
+            if event.event is not None:  # as in CUDA, an event that was never recorded is no wait
+                self._device.tracks.follow(origin.stream.track, event.event)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,), reads=(event,))
+
+    def query_event(self, origin: Origin, command: commands_pb2.QueryEvent) -> Operation:
+        event = origin.session.events.find(command.event)
+
+        def answer(done: bool) -> None:
+            origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=done)))
+
+        def run() -> bool:
+            if event.event is None or self._device.server.done(event.event):
+                answer(True)
+            elif command.wait:
+                self._device.tracks.watch(event.event, partial(answer, True))
+            else:
+                self._device.tracks.watch(event.event, partial(answer, True), GRACE_S, partial(answer, False))
+            return True
+
+        return Operation(origin, run, reads=(event,))
+
+    def elapsed_time(self, origin: Origin, command: commands_pb2.ElapsedTime) -> Operation:
+        start = origin.session.events.find(command.start)
+        end = origin.session.events.find(command.end)
+        device = self._device
+
+        def run() -> bool:
+            for entry in (start, end):
+                if entry.event is None:
+                    raise Refusal(
+                        Reason.INVALID_HANDLE,
+                        f"event {entry.handle} has not been recorded",
+                        fix="record both events, start first",
+                        details={"event": entry.handle},
+                    )
+            first, second = start.event, end.event
+            assert first is not None and second is not None
+
+            def answer() -> None:
+                elapsed = device.server.elapsed_ns(first, second)
+                origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=True, elapsed_ns=elapsed)))
+
+            device.tracks.watch_both(first, second, answer)
+            return True
+
+        return Operation(origin, run, reads=(start, end))
+
+    def destroy_event(self, origin: Origin, command: commands_pb2.DestroyEvent) -> Operation:
+        event = origin.session.events.pop(command.event)
+
+        def run() -> bool:
+            if event.event is not None:
+                self._device.tracks.retire(event.event)
+                event.event = None
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(event,))
+
+    # ---- waiting ----
+
+    def sync(self, origin: Origin, command: commands_pb2.Sync) -> Operation | None:
+        self._need_answer(origin, "sync")
+        run = self._sync_all if command.all_streams else self._sync_one
+        if not origin.session.deferred and origin.capture is None and origin.record is None:
+            run(origin)  # there is nothing that it could stand behind
+            return None
+        return Operation(origin, partial(run, origin), writes=(origin.stream,), barrier=command.all_streams)
+
+    def _sync_one(self, origin: Origin) -> bool:
+        stream, session, tracks = origin.stream, origin.session, self._device.tracks
+        answer = self._timed(origin, lambda: (stream,))
+        if session.snapshots or stream.flights:
+            answer = behind(session, stream, answer) if session.snapshots else answer
+            answer = both(stream.flights, answer) if stream.flights else answer
+        if tracks.idle(stream.track):
+            answer()
+        else:
+            tracks.on_complete(stream.track, answer)
+        return True
+
+    def _sync_all(self, origin: Origin) -> bool:
+        session, tracks = origin.session, self._device.tracks
+        flights = [flight for each in session.streams.marked for flight in each.flights]
+        answer = self._timed(origin, lambda: session.streams.marked)
+        answer = behind(session, None, answer) if session.snapshots else answer
+        busy = tracks.busy(session.tracks())  # an event on each of many costs
+        tracks.after_all(busy, both(flights, answer) if flights else answer)
+        return True
+
+    def _timed(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
+        """Answers with what has failed on these streams by then, and counts how long that took."""
+        telemetry = self._device.telemetry
+        telemetry.sync_points += 1
+        began = time.perf_counter_ns()
+
+        def answer() -> None:
+            answer_with(origin, streams())
+            telemetry.sync_wait.observe(time.perf_counter_ns() - began)
+
+        return answer
+
+    def flush(self, origin: Origin, _command: commands_pb2.Flush) -> Operation:
+        self._need_answer(origin, "flush")
+
+        def run() -> bool:
+            answer_with(origin, [origin.stream])
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,))
+
+    @staticmethod
+    def _need_answer(origin: Origin, what: str) -> None:
+        if not origin.answered:
+            raise Refusal(Reason.INVALID_ARGUMENT, f"a {what} needs a request number", fix="set Command.request")
+
+
+def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
+    """Answers who waits: with what has failed on these streams before, or that it is done."""
+    failures: list[Failure] = []
+    for stream in streams:
+        if stream.errors:
+            failures += stream.errors.take(origin.place)
+    if failures:
+        failures.sort(key=lambda failure: (failure.seq, failure.index))
+        origin.reply_error(surface(failures))
+    else:
+        origin.reply()

@@ -1,0 +1,112 @@
+"""Tensor maps: made of a buffer once, passed to kernels as often as wanted.
+
+A tensor map keeps the memory that it describes, as a graph does: freeing the buffer ends its handle, and the memory
+goes back when the last tensor map of it is destroyed (and counts as in use until then). What a map is made of is
+checked here, before the driver is asked; one that could not be made stays a handle that nothing can be launched with.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend import tensor_map
+from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec, Tile
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import Buffer, TensorMapEntry
+from hearthd.device.session.holdings import Keepers
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_errors import poisoned
+
+
+class TensorMapCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, keepers: Keepers) -> None:
+        self._device = device
+        self._keepers = keepers
+
+    def create(self, origin: Origin, command: commands_pb2.CreateTensorMap) -> Operation:
+        """The handle is there at once; what it stands for, when the buffer has its address."""
+        session = origin.session
+        session.tensor_maps.check_new(command.tensor_map)
+        buffer = session.buffers.find(command.buffer)
+        entry = session.tensor_maps.add(command.tensor_map, TensorMapEntry(command.tensor_map, buffer))
+        self._hold(buffer)
+        # Launches with the map are ordered on its buffer: each comes behind this.
+        operation = Operation(origin, partial(self._create, origin, command, entry), writes=(buffer,))
+        operation.on_failure = entry.lose
+        return operation
+
+    def _create(self, origin: Origin, command: commands_pb2.CreateTensorMap, entry: TensorMapEntry) -> bool:
+        device = self._device
+        buffer = entry.buffer
+        if buffer.lost is not None and (because := poisoned(buffer.failure)) is not None:
+            entry.lose(buffer.lost)
+            origin.skip(because, ())
+            return True
+        if "tensor_maps" not in device.limits.features:
+            raise tensor_map.not_served(f"device {device.spec.ordinal} ({device.spec.backend})")
+        what = f"tensor map of buffer {buffer.handle}"
+        address = buffer.range(0, 0, what)
+        spec = spec_of(command)
+        wrong = tensor_map.check(spec, address, command.offset, buffer.size)
+        if wrong:
+            more = {"buffer": buffer.handle, "offset": command.offset, "buffer_size": buffer.size}
+            raise tensor_map.refuse(spec, wrong, what, **more)
+        entry.data = device.server.encode_tensor_map(spec, address + command.offset)
+        origin.reply()
+        return True
+
+    def destroy(self, origin: Origin, command: commands_pb2.DestroyTensorMap) -> Operation:
+        """The handle dies now, the hold on the memory behind the launches that wait."""
+        session = origin.session
+        entry = session.tensor_maps.pop(command.tensor_map)
+
+        def run() -> bool:
+            self._let_go(session, entry.buffer)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(entry.buffer,))
+
+    def close(self, session: Session) -> None:
+        """The session is over: lets go of all that its tensor maps hold."""
+        for entry in session.tensor_maps.items.values():
+            self._let_go(session, entry.buffer)
+        session.tensor_maps.items.clear()
+
+    def _hold(self, buffer: Buffer) -> None:
+        self._keepers.memory.hold(buffer)
+        if buffer.module is not None:  # a variable's memory is its module's
+            self._keepers.modules.hold(buffer.module)
+
+    def _let_go(self, session: Session, buffer: Buffer) -> None:
+        self._keepers.memory.let_go(session, buffer)
+        if buffer.module is not None:
+            self._keepers.modules.let_go(session, buffer.module)
+
+
+def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
+    """The command's description, defaults filled in."""
+    access: Tile | Im2col | None = None
+    kind = command.WhichOneof("access")
+    if kind == "tile":
+        access = Tile(tuple(command.tile.box))
+    elif kind == "im2col":
+        given = command.im2col
+        access = Im2col(
+            tuple(given.lower_corner), tuple(given.upper_corner), given.channels_per_pixel, given.pixels_per_column
+        )
+    return TensorMapSpec(
+        dtype=command.dtype,
+        shape=tuple(command.shape),
+        strides=tuple(command.strides),
+        element_strides=tuple(command.element_strides) or (1,) * len(command.shape),
+        access=access,
+        interleave=command.interleave or "none",
+        swizzle=command.swizzle or "none",
+        l2_promotion=command.l2_promotion or "none",
+        oob_fill=command.oob_fill or "none",
+    )

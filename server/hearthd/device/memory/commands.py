@@ -1,0 +1,251 @@
+"""Allocate and free: what a session holds of the device's memory, and what it is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.memory.deferred_allocation import LATE, LateAllocation, may_wait
+from hearthd.device.memory.deferred_free import Clearing
+from hearthd.device.memory.reservations import Reservation, Reservations
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.resources.budget import ceiling
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_pool import Track
+
+
+class MemoryCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.reservations = Reservations(device)
+        self.clearance = self.reservations.clearance
+
+    def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
+        """At once, also while the stream waits: nothing can refer to the buffers before. What does not fit yet, waits
+        for the memory that is on its way back."""
+        session = origin.session
+        buffers = _named(session, command)
+        for buffer in buffers:
+            session.buffers.items[buffer.handle] = buffer
+        reserve = partial(self._reserve, session, origin.stream.track, buffers)
+
+        def lost(refusal: Refusal) -> None:
+            self._device.telemetry.out_of_memory += 1
+            for buffer in buffers:
+                buffer.lost = refusal
+
+        if not session.late_allocations:  # else it would take what an earlier one waits for
+            try:
+                reserve()
+            except Refusal as refusal:
+                if not may_wait(refusal):
+                    lost(refusal)
+                    origin.fail(refusal, buffers)  # what is done to them next is skipped, and not reported beside it
+                    return None
+            else:
+                origin.reply()
+                return None
+
+        def had() -> None:
+            session.late_allocations -= 1
+            origin.reply()
+
+        def given_up(refusal: Refusal) -> None:
+            session.late_allocations -= 1
+            lost(refusal)
+
+        session.late_allocations += 1
+        late = LateAllocation(self._device, self.reservations, session, reserve)
+        operation = Operation(origin, late.run, writes=(origin.stream, LATE, *buffers), spoils=buffers)
+        operation.after = had
+        operation.on_failure = given_up
+        return operation
+
+    def _reserve(self, session: Session, track: Track, buffers: Sequence[Buffer]) -> None:
+        """One reservation for all: each buffer at the next multiple of the device's alignment."""
+        alignment = self._device.server.properties.memory_alignment
+        spaced = (-(-buffer.size // alignment) * alignment for buffer in buffers[:-1])
+        places = list(accumulate(spaced, initial=0))
+        reservation = self.reservations.take(session, places[-1] + buffers[-1].size, track, buffers)
+        for buffer, place in zip(buffers, places, strict=True):
+            buffer.reservation = reservation
+            buffer.address = reservation.memory.address + place
+
+    def free(self, origin: Origin, command: commands_pb2.Free) -> Operation | None:
+        """The handles die now, the memory when the work that uses it is done; of many buffers, a piece at a time."""
+        session = origin.session
+        found, unknown = session.buffers.pop_all(command.buffers)
+        # Of those behind it, only programs that hold a buffer can name it still, and to them its handle is nothing.
+        ahead = tuple(buffer for buffer in found if session.deferred.holds(buffer)) if session.deferred else ()
+        clearing: Clearing[Buffer] | None = None
+        session.last_free = number = session.last_free + 1
+        session.frees[number] = None
+
+        def run() -> bool:
+            nonlocal clearing
+            if clearing is None:
+                clearing = self._clear(session, found)
+                clearing.then(lambda: self._device.kick(session))  # this, and an allocation that may wait for it
+            if not clearing.over:
+                return False
+            del session.frees[number]
+            refusal = clearing.failure or unknown
+            if refusal is not None:
+                raise refusal
+            origin.reply()
+            return True
+
+        operation = Operation(origin, run, writes=ahead)
+
+        def given_up(_: Refusal) -> None:
+            # The session is being closed before its turn: the buffers are in no table any more, so nobody else would.
+            session.frees.pop(number, None)
+            if clearing is None:
+                self._clear(session, found)
+
+        operation.on_failure = given_up
+        return operation
+
+    def _clear(self, session: Session, buffers: list[Buffer]) -> Clearing[Buffer]:
+        """Releases them, and drops them from the list."""
+        clearing = self.clearance.begin(session, buffers, _home, partial(self.release, session))
+        buffers.clear()
+        return clearing
+
+    def release(self, session: Session, buffer: Buffer) -> None:
+        """The handle is gone: gives the memory back, behind every use of it, once nobody holds it any more."""
+        buffer.freed = True
+        if buffer.durable is not None:
+            buffer.durable.end()
+        if not buffer.holders:
+            self._give_back(session, buffer)
+
+    def hold(self, buffer: Buffer) -> None:
+        """Keeps the memory until `let_go`, also when the handle is freed: for graphs and prepared launches."""
+        buffer.holders += 1
+
+    def let_go(self, session: Session, buffer: Buffer) -> None:
+        """The end of one `hold`; `session` is the buffer's."""
+        buffer.holders -= 1
+        if buffer.freed and not buffer.holders:
+            self._give_back(session, buffer)
+
+    def _give_back(self, session: Session, buffer: Buffer) -> None:
+        if buffer.place is not None:
+            buffer.place.leave(buffer)
+            return
+        reservation, buffer.reservation = buffer.reservation, None
+        if reservation is not None:
+            self.reservations.give(session, reservation, buffer)
+
+    def close(self, session: Session) -> None:
+        """Frees all that the session has, behind its work under way, a piece at a time: `clearance.after` tells when it
+        is done. What is held goes when its holders let go."""
+        self.reservations.close(session)
+        buffers = session.buffers.items
+        for buffer in [each for each in buffers.values() if each.place is not None or each.durable is not None]:
+            self.release(session, buffers.pop(buffer.handle))  # what others have a part in: they are told now
+        self._clear(session, list(buffers.values()))
+        buffers.clear()
+
+    # ---- how memory is kept ----
+
+    def set_allocation_mode(self, origin: Origin, command: commands_pb2.SetAllocationMode) -> None:
+        """At once, as allocations are. Raises Refusal(INVALID_ARGUMENT) for a mode that is none, or closes nothing."""
+        persistent = origin.session.persistent
+        if command.mode == commands_pb2.ALLOCATION_MODE_PERSISTENT:
+            persistent.enter()
+        elif command.mode == commands_pb2.ALLOCATION_MODE_AUTO:
+            persistent.leave()
+        else:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"{command.mode} is no allocation mode",
+                fix="ALLOCATION_MODE_PERSISTENT opens a window, ALLOCATION_MODE_AUTO closes one",
+                details={"mode": command.mode},
+            )
+        origin.reply()
+
+    def memory_usage(self, origin: Origin, _command: commands_pb2.MemoryUsage) -> Operation | None:
+        return self._cleared(origin, self._usage)
+
+    def memory_cleanup(self, origin: Origin, _command: commands_pb2.MemoryCleanup) -> Operation | None:
+        self.reservations.clear(origin.session)
+        return self._cleared(origin, self._trim)
+
+    def _cleared(self, origin: Origin, answer: Callable[[Origin], None]) -> Operation | None:
+        """Answers at once, but not before what has been given back is counted."""
+        clearing = self.clearance.latest(origin.session)
+        if clearing is None:
+            answer(origin)
+            return None
+        clearing.then(lambda: self._device.kick(origin.session))
+
+        def run() -> bool:
+            if clearing.over:
+                answer(origin)
+            return clearing.over
+
+        return Operation(origin, run)
+
+    def _usage(self, origin: Origin) -> None:
+        session = origin.session
+        info = self._device.server.memory_info()
+        most = ceiling(info, self._device.spec.memory_limit)
+        usage = commands_pb2.MemoryUsageResult(
+            allocations=session.allocations,
+            bytes_in_use=session.bytes_in_use,
+            bytes_padding=session.bytes_reserved - session.bytes_in_use,
+            bytes_reserved=info.reserved,
+            device_free=info.free,
+            device_total=min(most, session.device_bytes or most),
+            bytes_pinned=self._device.server.host_info().pinned,
+            bytes_pinned_in_use=session.bytes_pinned,
+            bytes_persistent=session.persistent.bytes,
+            bytes_peak=session.bytes_peak,
+            bytes_durable=session.bytes_durable,
+        )
+        origin.reply(commands_pb2.Result(memory_usage=usage))
+
+    def _trim(self, origin: Origin) -> None:
+        self._device.server.trim()
+        origin.reply()
+
+
+def _home(buffer: Buffer) -> Track | None:
+    reservation: Reservation | None = buffer.reservation
+    return reservation.home if reservation is not None else None
+
+
+def _named(session: Session, command: commands_pb2.Allocate) -> list[Buffer]:
+    """The buffers that an allocation names, at least one. Raises Refusal and leaves nothing behind."""
+    if not command.parts:
+        session.buffers.check_new(command.buffer)
+        return [Buffer(command.buffer, command.size)]
+    if command.buffer or command.size:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"an allocation of buffer {command.buffer} with {command.size} bytes and of {len(command.parts)} parts",
+            fix="name either one buffer and its size, or parts",
+            details={"buffer": command.buffer, "size": command.size, "parts": len(command.parts)},
+        )
+    buffers: dict[int, Buffer] = {}
+    session.buffers.check_room(len(command.parts))
+    for part in command.parts:
+        session.buffers.check_new(part.buffer)
+        if part.buffer in buffers:
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"two parts of an allocation are buffer {part.buffer}",
+                fix="mint a handle for each part",
+                details={"buffer": part.buffer},
+            )
+        buffers[part.buffer] = Buffer(part.buffer, part.size)
+    return list(buffers.values())

@@ -1,0 +1,72 @@
+"""Allocations that do not fit now, behind frees that have not happened yet: they wait for those, and fail only then.
+
+A client that runs ahead of the device frees before it allocates again. Its frees may still queue behind launches that
+wait for room, or be on their way through a busy stream; without this it would be told of a shortage that is none. Where
+the device is shared with other processes, the front is asked for more before the allocation fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.context import Device
+from hearthd.device.memory.reservations import Reservations
+from hearthd.device.resources.grants import Plea
+from hearthd.device.session.session import Session
+
+LATE = "late allocation"
+"""What all of a session's write, as its deferred commands see it: they are served in their order."""
+
+
+def may_wait(refusal: Refusal) -> bool:
+    """Whether an allocation was refused for what is in use now, and not for good."""
+    return refusal.details.get("fits") == "not now"
+
+
+class LateAllocation:
+    """One allocation that was refused. Device-handle thread."""
+
+    def __init__(
+        self, device: Device, reservations: Reservations, session: Session, reserve: Callable[[], None]
+    ) -> None:
+        self._device = device
+        self._reservations = reservations
+        self._session = session
+        self._reserve = reserve
+        self._behind = session.last_free
+        """The latest free that was submitted before it."""
+        self._asked = False
+        self._settled = False
+        self._plea: Plea | None = None
+
+    def run(self) -> bool:
+        """Tries again; False while memory is still to come. Raises the Refusal when no more is."""
+        try:
+            self._reserve()
+        except Refusal as refusal:
+            if may_wait(refusal) and (self._more_to_come() or self._might_be_granted(refusal)):
+                return False
+            raise
+        return True
+
+    def _more_to_come(self) -> bool:
+        if next(iter(self._session.frees), self._behind + 1) <= self._behind:
+            return True
+        if not self._asked:
+            self._asked = True
+            self._settled = not self._reservations.when_settled(self._again)
+        return not self._settled
+
+    def _might_be_granted(self, refusal: Refusal) -> bool:
+        """Other processes may hold what they do not use: the front is asked, last of all."""
+        if "granted" not in refusal.details:
+            return False
+        if self._plea is None:
+            self._plea = Plea(self._device.grants, lambda: self._device.kick(self._session))
+        return self._plea.waits(refusal)
+
+    def _again(self) -> None:
+        """What had been freed is back: once more, and for the last time."""
+        self._settled = True
+        self._device.kick(self._session)

@@ -1,0 +1,241 @@
+"""The ledger: what each session has of the device's memory, and the way in and out of the pool.
+
+A reservation is one allocation of the pool; it has as many parts as there are buffers in it, and goes back when the
+last of them has. Every reservation is real: two requests can never both be granted the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import Memory
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.context import Device
+from hearthd.device.memory.deferred_free import Clearance
+from hearthd.device.resources.budget import out_of_memory, over_quota, rounded
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.ordering import Usage
+from hearthd.device.streams.stream_pool import Track
+
+
+class Reservation:
+    """One allocation of the pool. `home` is the track that it is taken from and given back on."""
+
+    __slots__ = ("home", "last", "memory", "parts", "payer", "persistent", "tenant")
+
+    def __init__(self, memory: Memory, home: Track, persistent: bool) -> None:
+        self.memory = memory
+        self.home = home
+        self.persistent = persistent
+        self.payer: Session | None = None
+        """The session that it counts with; None: the one that took it."""
+        self.tenant = ""
+        self.parts = 0
+        """Buffers in it that have not been given back."""
+        self.last: dict[int, int] = {}
+        """The last position of every track that used it, while nobody has it or parts of it are free."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes back to the pool with the one buffer that is in it, and counts with the session that took
+        it."""
+        return self.parts == 1 and not (self.last or self.persistent or self.payer is not None)
+
+
+class Reservations:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._held: dict[str, int] = {}
+        """What each tenant has of the pool, with what its sessions keep for themselves."""
+        self._most = device.spec.memory_limit or device.server.properties.total_memory
+        self._freed_at: dict[Track, int] = {}
+        """Where each track's last free stands, until it is known to have happened."""
+        self.clearance = Clearance()
+        """What is on its way back, a piece at a time."""
+
+    def take(self, session: Session, size: int, track: Track, buffers: Sequence[Buffer]) -> Reservation:
+        """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
+
+        The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) after what the
+        session itself keeps unused has been given back, and the pool been trimmed, in vain.
+        """
+        device = self._device
+        reservation = session.persistent.take(rounded(size)) if size else None
+        if reservation is not None:
+            device.telemetry.persistent_hits += 1
+            device.tracks.settle(track, _usage(reservation.last))
+            reservation.last.clear()
+        else:
+            reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
+            reservation.tenant = session.tenant
+            self._held[session.tenant] = self._held.get(session.tenant, 0) + reservation.memory.reserved
+        # An allocation is a write on its track, at a position of its own: what the pool hands out may be in use until
+        # the track comes to it, by what the track freed before, or by those that the free or the driver waited for.
+        device.tracks.before(track, [buffer.usage for buffer in buffers])
+        reservation.parts = len(buffers)
+        session.bytes_reserved += reservation.memory.reserved
+        session.allocations += len(buffers)
+        session.bytes_in_use += sum(buffer.size for buffer in buffers)
+        session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
+        device.telemetry.allocations += len(buffers)
+        device.telemetry.allocated_bytes += size
+        return reservation
+
+    def take_at_once(self, session: Session, buffer: Buffer, track: Track) -> bool:
+        """As `take` for one new buffer, which is placed as well, where that takes no second thought: memory that the
+        session keeps, too little left of its quota or of the pool. False then, and nothing has changed."""
+        size, persistent, tenant = buffer.size, session.persistent, session.tenant
+        if persistent.bytes or persistent.window or not 0 < size <= self._most:
+            return False
+        held = self._held.get(tenant, 0)
+        if session.device_bytes and held + rounded(size) > session.device_bytes:
+            return False
+        device = self._device
+        memory: Memory | None = None
+        try:
+            memory = device.grants.allocate(size, track.stream)
+            position = device.tracks.step(track)
+        except DeviceFault:
+            raise
+        except Exception:  # `take` meets it again, and knows what to try
+            if memory is not None:
+                device.server.free(memory, track.stream)
+            return False
+        reserved = memory.reserved
+        self._held[tenant] = held + reserved
+        buffer.reservation = reservation = Reservation(memory, track, False)
+        reservation.tenant = tenant
+        reservation.parts = 1
+        buffer.address = memory.address
+        usage = buffer.usage
+        usage.track, usage.position = track.index, position
+        session.bytes_reserved += reserved
+        session.allocations += 1
+        session.bytes_in_use += size
+        session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
+        telemetry = device.telemetry
+        telemetry.allocations += 1
+        telemetry.allocated_bytes += size
+        return True
+
+    def give(self, session: Session, reservation: Reservation, buffer: Buffer) -> None:
+        """One buffer less; the last one gives the memory back, behind every use of it."""
+        session.allocations -= 1
+        session.bytes_in_use -= buffer.size
+        self._device.telemetry.frees += 1
+        self._device.telemetry.freed_bytes += buffer.size
+        for track, position in buffer.usage.tracks().items():
+            reservation.last[track] = max(position, reservation.last.get(track, 0))
+        reservation.parts -= 1
+        if reservation.parts:
+            return
+        size = reservation.memory.reserved
+        (reservation.payer or session).bytes_reserved -= size
+        if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
+            self._free(reservation)
+
+    def give_at_once(self, session: Session, buffer: Buffer) -> None:
+        """As `give` for a buffer that is `alone` in its reservation, which it has no more then."""
+        reservation: Reservation = buffer.reservation
+        memory, home, usage = reservation.memory, reservation.home, buffer.usage
+        reserved, size = memory.reserved, buffer.size
+        buffer.reservation = None
+        session.allocations -= 1
+        session.bytes_in_use -= size
+        session.bytes_reserved -= reserved
+        device = self._device
+        telemetry, tracks = device.telemetry, device.tracks
+        telemetry.frees += 1
+        telemetry.freed_bytes += size
+        if usage.reads is not None or usage.track != home.index:
+            tracks.settle(home, usage)
+        device.server.free(memory, home.stream)
+        self._held[reservation.tenant] -= reserved
+        self._freed_at[home] = tracks.step(home)
+
+    def check_quota(self, session: Session, more: int) -> None:
+        """Raises Refusal(QUOTA_EXCEEDED) where the session's tenant may not have so many bytes more."""
+        quota, held = session.device_bytes, self._held.get(session.tenant, 0)
+        if quota and held + rounded(more) > quota:
+            raise over_quota(more, quota, held)
+
+    def count(self, tenant: str, more: int) -> None:
+        """So many bytes outside of the pool more, or less, count with the tenant."""
+        self._held[tenant] = self._held.get(tenant, 0) + more
+
+    def pass_on(self, reservation: Reservation, session: Session) -> None:
+        """It counts with another session, and its tenant, from now on."""
+        size = reservation.memory.reserved
+        self.count(reservation.tenant, -size)
+        self.count(session.tenant, size)
+        reservation.tenant, reservation.payer, reservation.persistent = session.tenant, session, False
+
+    def when_settled(self, callback: Callable[[], None]) -> bool:
+        """`callback` when all that has been given back is free for every stream, also what is being given back; False:
+        it is so already."""
+
+        def cleared() -> None:
+            if not self._when_freed(callback):
+                callback()
+
+        return self.clearance.after_all(cleared) or self._when_freed(callback)
+
+    def _when_freed(self, callback: Callable[[], None]) -> bool:
+        self._freed_at = {track: at for track, at in self._freed_at.items() if track.done_position < at}
+        if self._freed_at:
+            self._device.tracks.after_all(self._freed_at, callback)
+        return bool(self._freed_at)
+
+    def clear(self, session: Session) -> None:
+        """Gives what the session keeps unused back to the pool, a piece at a time."""
+        self._free_all(session, session.persistent.clear())
+
+    def cleanup(self, session: Session) -> None:
+        """Gives what the session keeps unused back to the pool, and what the pool has unused to the device."""
+        for reservation in session.persistent.clear():
+            self._free(reservation)
+        self._device.server.trim()
+
+    def close(self, session: Session) -> None:
+        """The session is over: it keeps nothing."""
+        self._free_all(session, session.persistent.close())
+
+    def _allocate(self, session: Session, size: int, track: Track) -> Memory:
+        if size > self._most:
+            raise out_of_memory(size, self._device.server.memory_info(), self._device.spec.memory_limit)
+        try:
+            return self._within_quota(session, size, track)
+        except Refusal as refusal:
+            if refusal.reason not in (Reason.OUT_OF_MEMORY, Reason.QUOTA_EXCEEDED) or not session.persistent.bytes:
+                raise
+        self.cleanup(session)
+        return self._within_quota(session, size, track)
+
+    def _within_quota(self, session: Session, size: int, track: Track) -> Memory:
+        self.check_quota(session, size)
+        return self._device.grants.allocate(size, track.stream)
+
+    def _free_all(self, session: Session, reservations: list[Reservation]) -> None:
+        self.clearance.begin(session, reservations, _home, self._free)
+
+    def _free(self, reservation: Reservation) -> None:
+        home = reservation.home
+        tracks = self._device.tracks
+        tracks.settle(home, _usage(reservation.last))
+        self._device.server.free(reservation.memory, home.stream)
+        self._held[reservation.tenant] -= reservation.memory.reserved
+        self._freed_at[home] = tracks.step(home)  # of its own: what came before it may long be done
+
+
+def _home(reservation: Reservation) -> Track:
+    return reservation.home
+
+
+def _usage(positions: dict[int, int]) -> Usage:
+    usage = Usage()
+    usage.reads = positions
+    return usage

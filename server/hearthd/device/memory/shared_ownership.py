@@ -1,0 +1,158 @@
+"""Memory that several handles of one process share: who has it, and with whom it counts.
+
+A place has holders: buffers of sessions, and the name that it is published under. It counts with one session, that of
+its oldest holder, and passes on to the next when that one lets go; with the last holder it goes back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from hearthd.device.backend.resources import SharedMemory
+from hearthd.device.memory.reservations import Reservation, Reservations
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.ordering import Usage
+
+
+class _Nothing:
+    """Memory of no bytes, which takes no mapping."""
+
+    address = size = reserved = 0
+    protected = True
+
+
+NOTHING: SharedMemory = _Nothing()
+
+
+class Place(ABC):
+    """`usage` is that of every buffer in it, so that all sessions of the process are ordered against each other."""
+
+    def __init__(self, address: int, size: int, usage: Usage, bearer: Session | None) -> None:
+        self.address = address
+        self.size = size
+        self.usage = usage
+        self.bearer = bearer
+        """The session that it counts with; None: it counts with another process."""
+        self.holders: dict[object, Session] = {}
+        """Oldest first."""
+        self.number = 0
+        """Of the publication."""
+        self.on_leave: Callable[[Place, object], None] = lambda place, holder: None
+        """Told of each holder that has let go, before the memory goes back with the last one."""
+
+    @property
+    def shared(self) -> SharedMemory | None:
+        """The memory, where other processes can map it."""
+        return None
+
+    def join(self, holder: object, session: Session) -> None:
+        self.holders[holder] = session
+
+    def leave(self, holder: object) -> None:
+        """One holder less; the last one gives the memory back, behind every use of it."""
+        self._drop(holder)
+        self.on_leave(self, holder)
+        if not self.holders:
+            self._release()
+
+    def move(self, holder: object, to: Place) -> None:
+        """The holder has the same contents in another place from now on."""
+        to.join(holder, self.holders[holder])
+        self._drop(holder)
+        if not self.holders:
+            self._release()
+
+    def _drop(self, holder: object) -> None:
+        del self.holders[holder]
+        if self.holders and self.bearer is not None and self.bearer not in self.holders.values():
+            before, self.bearer = self.bearer, next(iter(self.holders.values()))
+            self._count(before, -1)
+            self._count(self.bearer, 1)
+
+    @abstractmethod
+    def _count(self, session: Session, sign: int) -> None:
+        """The memory counts with the session from now on, or, with -1, not any more."""
+
+    @abstractmethod
+    def _release(self) -> None: ...
+
+
+class PoolPlace(Place):
+    """A buffer's part of a reservation."""
+
+    def __init__(self, reservations: Reservations, reservation: Reservation, session: Session, buffer: Buffer) -> None:
+        super().__init__(buffer.address, buffer.size, buffer.usage, session)
+        self._reservations = reservations
+        self._reservation = reservation
+
+    def _count(self, session: Session, sign: int) -> None:
+        session.allocations += sign
+        session.bytes_in_use += sign * self.size
+        session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
+        reservation = self._reservation
+        if sign < 0 and self.bearer is not None and reservation.payer in (None, session):  # with the parts beside it
+            session.bytes_reserved -= reservation.memory.reserved
+            self.bearer.bytes_reserved += reservation.memory.reserved
+            self._reservations.pass_on(reservation, self.bearer)
+
+    def _release(self) -> None:
+        part = Buffer(0, self.size)
+        part.usage = self.usage
+        assert self.bearer is not None, "memory of the pool counts with somebody here"
+        self._reservations.give(self.bearer, self._reservation, part)
+
+
+class MappedPlace(Place):
+    """Memory that other processes map as well. `release` gives it back, once nothing uses it any more."""
+
+    def __init__(
+        self,
+        reservations: Reservations,
+        memory: SharedMemory,
+        size: int,
+        bearer: Session | None,
+        release: Callable[[MappedPlace], None],
+    ) -> None:
+        super().__init__(memory.address, size, Usage(), bearer)
+        self._reservations = reservations
+        self._memory = memory
+        self._give_back = release
+        if bearer is not None:
+            self._count(bearer, 1)
+
+    @property
+    def shared(self) -> SharedMemory:
+        return self._memory
+
+    def bear(self) -> None:
+        """It counts here from now on: the process that it counted with does not have it any more."""
+        if self.bearer is None and self.holders:
+            self.bearer = next(iter(self.holders.values()))
+            self._count(self.bearer, 1)
+
+    def _count(self, session: Session, sign: int) -> None:
+        session.allocations += sign
+        session.bytes_in_use += sign * self.size
+        session.bytes_reserved += sign * self._memory.reserved
+        self._reservations.count(session.tenant, sign * self._memory.reserved)
+        session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
+
+    def _release(self) -> None:
+        if self.bearer is not None:
+            self._count(self.bearer, -1)
+        self._give_back(self)
+
+
+class LentPlace(MappedPlace):
+    """Memory that another process on this host was given, to read and to write, by the session whose it is. It is not
+    handed on to anybody else: that it was given cannot be taken back."""
+
+    @property
+    def shared(self) -> None:  # type: ignore[override]
+        return None
+
+    @property
+    def memory(self) -> SharedMemory:
+        return self._memory

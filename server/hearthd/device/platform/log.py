@@ -1,0 +1,22 @@
+"""What a device process says to the daemon's log, in the front's format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from hearthd.shared.device_spec import DeviceSpec
+
+
+class Journal:
+    """Events of one device process; each line carries its device and generation."""
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        self._log = structlog.get_logger("hearthd.device").bind(device=spec.ordinal, generation=spec.generation)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._log.info(event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._log.warning(event, **fields)

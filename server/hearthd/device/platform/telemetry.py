@@ -1,0 +1,206 @@
+"""Counters of one device process, kept on the device-handle thread, so that a snapshot is consistent."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.platform.histogram import Histogram
+from hearthd.device.platform.tally import read
+
+OTHER = "other"
+"""The operation under which a command counts that this daemon does not know: what a client sends makes no label."""
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@dataclass
+class Telemetry:
+    """Counts since the process started. Names end in their unit; `_ns` is exported in seconds.
+
+    The fields of `int` are counters: they never go down.
+    """
+
+    batches: int = 0
+    device_busy_ns: int = 0
+    """Time in which the device had work of sessions that were known to have some."""
+    slices: int = 0
+    """Pieces of work that were measured because several sessions wanted the device."""
+    cancelled: int = 0
+    """Calls that were dropped because nobody waited for them any more."""
+    launched: int = 0
+    """Launches that were handed to the driver, with their threads and their occupancy; see `policy.tally`."""
+    validated_launches: int = 0
+    graph_launches: int = 0
+    prepared_launches: int = 0
+    dispatches: int = 0
+    host_to_device_bytes: int = 0
+    host_to_device_operations: int = 0
+    device_to_host_bytes: int = 0
+    device_to_host_operations: int = 0
+    device_to_device_bytes: int = 0
+    device_to_device_operations: int = 0
+    fills: int = 0
+    filled_bytes: int = 0
+    allocations: int = 0
+    allocated_bytes: int = 0
+    frees: int = 0
+    freed_bytes: int = 0
+    persistent_hits: int = 0
+    checkpoints: int = 0
+    checkpointed_bytes: int = 0
+    restored_buffers: int = 0
+    upload_inline_bytes: int = 0
+    """What clients sent, by its way: within the command, in chunks beside it, over stripes, in shared memory."""
+    upload_chunks_bytes: int = 0
+    upload_stripes_bytes: int = 0
+    upload_shared_memory_bytes: int = 0
+    download_inline_bytes: int = 0
+    download_chunks_bytes: int = 0
+    download_stripes_bytes: int = 0
+    download_shared_memory_bytes: int = 0
+    chunks_in_slots: int = 0
+    """Chunks of downloads that went to the front through memory that it shares with this process."""
+    out_of_memory: int = 0
+    sync_points: int = 0
+    timed_dispatches: int = 0
+    timed_upload_ns: int = 0
+    timed_kernel_ns: int = 0
+    timed_download_ns: int = 0
+    timed_wall_ns: int = 0
+    timed_enqueue_ns: int = 0
+    timed_wait_ns: int = 0
+    modules_loaded: int = 0
+    modules_unloaded: int = 0
+    loads_refused: int = 0
+    """Loads that would have waited for the device to rest for too long."""
+    compile_cache_hits: int = 0
+    compile_cache_misses: int = 0
+    compile_failures: int = 0
+    compile_crashes: int = 0
+    collectives: int = 0
+    collective_bytes: int = 0
+    collectives_failed: int = 0
+    """Those that had been launched, and were given up with their communicator."""
+    joins_abandoned: int = 0
+    """Communicators that were given up while this process waited for its peers in them."""
+    kernel_timeouts: int = 0
+    """Kernels that ran past their limit; one at most, for the process ends with it."""
+    profiles: int = 0
+    profiles_void: int = 0
+    traces: int = 0
+    trace_events: int = 0
+    trace_events_dropped: int = 0
+    output_bytes: int = 0
+    output_dropped_bytes: int = 0
+    output_unattributed_bytes: int = 0
+
+    operations: dict[str, int] = field(default_factory=dict)
+    """Commands that arrived, by their kind."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """Those that failed, were skipped, or were answered with what failed before them."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """The same by reason code (`hearth_proto.reasons.Reason`)."""
+    quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, "handles": 0, OTHER: 0})
+    """Those that a quota refused, by its name where the refusal tells it."""
+
+    batch_execution: Histogram = field(default_factory=Histogram)
+    queue_delay: Histogram = field(default_factory=Histogram)
+    """Of commands that had to wait in the device process before they could be handed to the device."""
+    launch_completion: Histogram = field(default_factory=Histogram)
+    """Of some launches; see `hearthd.device.streams.launch_timing`."""
+    compile: Histogram = field(default_factory=Histogram)
+    sync_wait: Histogram = field(default_factory=Histogram)
+    transfer: Histogram = field(default_factory=Histogram)
+    loop_turn: Histogram = field(default_factory=Histogram)
+
+    def know(self, operations: Iterable[str]) -> None:
+        """The kinds of commands that are served: they count by name, from 0 on."""
+        for name in (*operations, "launch", OTHER):
+            self.operations.setdefault(name, 0)
+            self.errors.setdefault(name, 0)
+
+    def count(self, operation: str, times: int = 1) -> None:
+        """Commands have arrived."""
+        operations = self.operations
+        operations[operation if operation in operations else OTHER] += times
+
+    def failed(self, operation: str, refusal: Refusal) -> None:
+        """A command has failed."""
+        self.errors[operation if operation in self.errors else OTHER] += 1
+        self.reasons[refusal.reason] = self.reasons.get(refusal.reason, 0) + 1
+        if refusal.reason is Reason.QUOTA_EXCEEDED:
+            quota = refusal.details.get("quota", OTHER)
+            self.quotas[quota if quota in self.quotas else OTHER] += 1
+
+    def uploaded(self, size: int, *, striped: bool) -> None:
+        """An upload beside its command has come whole."""
+        if striped:
+            self.upload_stripes_bytes += size
+        else:
+            self.upload_chunks_bytes += size
+
+    def dispatched(self, result: commands_pb2.DispatchResult) -> None:
+        """A dispatch is done; its device times count where it has any."""
+        self.dispatches += 1
+        if result.HasField("kernel_ns"):
+            self.timed_dispatches += 1
+            self.timed_upload_ns += result.upload_ns
+            self.timed_kernel_ns += result.kernel_ns
+            self.timed_download_ns += result.download_ns
+            self.timed_wall_ns += result.wall_ns
+            self.timed_enqueue_ns += result.enqueue_ns
+            self.timed_wait_ns += result.wait_ns
+
+    @property
+    def commands(self) -> int:
+        """All commands that have arrived."""
+        return sum(self.operations.values())
+
+    def counters(self) -> dict[str, int]:
+        """Every counter without a label but the device's."""
+        counters = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
+        tally = read(counters.pop("launched"))
+        return {
+            **counters,
+            "commands": self.commands,
+            "command_errors": sum(self.errors.values()),
+            "device_process_cpu_ns": time.process_time_ns(),
+            "kernel_launches": tally.launches,
+            "scheduled_threads": tally.threads,
+            "occupancy_measured_launches": tally.measured,
+            "occupancy_sum": tally.occupancy,
+        }
+
+    def snapshot(self, waiting: int = 0) -> dict[str, Any]:
+        """All of it; `waiting` commands are still waiting, and have no queue delay yet."""
+        waited = sum(self.queue_delay.counts)
+        return {
+            "counters": self.counters(),
+            "operations": dict(self.operations),
+            "errors": dict(self.errors),
+            "reasons": dict(self.reasons),
+            "quotas": dict(self.quotas),
+            "histograms": {
+                "batch_execution": self.batch_execution.snapshot(),
+                # Nobody looks at the clock for a command that runs as it arrives.
+                "queue_delay": self.queue_delay.snapshot(max(0, self.commands - waited - waiting)),
+                "launch_completion": self.launch_completion.snapshot(),
+                "compile": self.compile.snapshot(),
+                "sync_wait": self.sync_wait.snapshot(),
+                "transfer": self.transfer.snapshot(),
+                "loop_turn": self.loop_turn.snapshot(),
+            },
+        }

@@ -1,1 +1,0 @@
-"""Pure decisions: no threads, no CUDA, no sockets; property-tested without hardware."""

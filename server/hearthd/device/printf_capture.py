@@ -1,0 +1,196 @@
+"""What kernels print: gathered from the process's standard output, and sent to the session whose kernel it was.
+
+Standard output is one for the whole process, so text is a session's for certain only where no other has launched a
+kernel that prints since the last time all of it was collected; other text goes to the log, with the sessions that it
+may be from. It is collected before an answer to a session whose printing kernels have ended, so that what a sync waited
+for is there when it returns. Only sessions that launch such kernels pay for any of this.
+
+A thread empties the pipe behind standard output: CUDA's driver writes to it inside of calls that the device-handle
+thread makes, and must never find it full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Refusal
+from hearth_proto.v1 import device_pb2
+from hearthd.device.outbox import Outbox
+from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_pool import Track, Tracks
+
+KEPT_BYTES = 1 << 20
+"""Text kept between two collections, as much as CUDA's own buffer holds by default; what comes beyond is counted."""
+
+LOGGED_BYTES = 16 << 10
+"""Of it, at most so much in one line of the log."""
+
+PIPE_BYTES = 1 << 20
+STDOUT = 1
+
+_PRINTERS = (b"vprintf", b"printf\0", b"puts\0", b"putchar\0", b"printf_chk\0", b"fwrite\0", b"__tsan_init")
+"""What code that prints refers to: PTX and CUBIN to `vprintf`, a shared object to what the compiler made of it. The
+last is of kernels that are checked for races, which are reported among their output."""
+
+_FATBIN = b"\x50\xed\x55\xba"
+"""Magic number of a fatbin; its code may be compressed, so that nothing can be read off it."""
+
+
+def prints(code: bytes) -> bool:
+    """Whether kernels of this code may print. A yes too many costs their sessions a little at every answer."""
+    return code.startswith(_FATBIN) or any(name in code for name in _PRINTERS)
+
+
+class Journal(Protocol):
+    """The log."""
+
+    def info(self, event: str, **fields: object) -> None: ...
+    def warning(self, event: str, **fields: object) -> None: ...
+
+
+class Output:
+    """Belongs to the device-handle thread, but for the thread that empties the pipe."""
+
+    def __init__(
+        self,
+        flush: Callable[[], None],
+        tracks: Tracks,
+        outbox: Outbox,
+        telemetry: Telemetry,
+        journal: Journal,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._flush = flush
+        self._tracks = tracks
+        self._outbox = outbox
+        self._telemetry = telemetry
+        self._journal = journal
+        self._post = post
+        self.suspects: dict[tuple[int, int], int] = {}
+        """(channel, track) of printing kernels that have not been collected from -> position of the last one."""
+        self._sessions: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._kept = bytearray()
+        self._dropped = 0
+        self._told = False
+        self._pipe = -1
+
+    def capture(self) -> None:
+        """Puts a pipe in the place of standard output, for the rest of the process's life."""
+        self._pipe, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(OSError):  # more than an unprivileged user may have: then it stays as it is
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        os.dup2(write_end, STDOUT, inheritable=False)
+        os.close(write_end)
+        threading.Thread(target=self._empty, name="output", daemon=True).start()
+
+    # ---- who prints ----
+
+    def launched(self, session: Session, track: Track) -> None:
+        """A kernel that may print has been given to the track."""
+        self.suspects[session.channel, track.index] = self._tracks.ordering.position(track.index)
+        self._sessions[session.channel] = session.id
+
+    def settle(self, channel: int) -> None:
+        """The session is about to be answered: what its kernels that have ended printed goes before."""
+        ended = self._ended()
+        if any(suspect == channel for suspect, _ in ended):
+            self._collect(ended)
+
+    def close(self, channel: int) -> None:
+        """The session is over, and so is all of its work."""
+        mine = [suspect for suspect in self.suspects if suspect[0] == channel]
+        if mine:
+            self._collect([*self._ended(), *mine])
+
+    def last_words(self) -> None:
+        """The process ends: what is there goes out as far as it can be told whose it is."""
+        self._send()
+
+    def _ended(self) -> list[tuple[int, int]]:
+        tracks = self._tracks.all
+        return [suspect for suspect, at in self.suspects.items() if tracks[suspect[1]].done_position >= at]
+
+    def _collect(self, ended: list[tuple[int, int]]) -> None:
+        try:
+            self._flush()
+        except Refusal as refusal:  # it comes with the next one; nobody's answer is lost for it
+            self._journal.warning("kernel_output_not_flushed", why=refusal.message)
+        self._send()
+        for suspect in ended:
+            self.suspects.pop(suspect, None)
+        known = {channel for channel, _ in self.suspects}
+        self._sessions = {channel: name for channel, name in self._sessions.items() if channel in known}
+
+    # ---- where it goes ----
+
+    def _send(self) -> None:
+        data, dropped = self._take()
+        if not data and not dropped:
+            return
+        text = data.decode(errors="replace")
+        channels = {channel for channel, _ in self.suspects}
+        self._telemetry.output_dropped_bytes += dropped
+        if len(channels) != 1:
+            self._telemetry.output_unattributed_bytes += len(data)
+            sessions = sorted(self._sessions[channel] for channel in channels)
+            self._journal.info("kernel_output", sessions=sessions, text=text[:LOGGED_BYTES], bytes=len(data) + dropped)
+            return
+        if dropped:
+            text += f"\n[{dropped} more bytes of output were dropped: {KEPT_BYTES} are kept between two syncs]\n"
+        self._telemetry.output_bytes += len(data)
+        event = device_pb2.Event(output=device_pb2.Output(text=text))
+        response = device_pb2.ExecuteResponse(event=event)
+        self._outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=channels.pop())
+
+    def _stray(self) -> None:
+        """Text has come. With nobody known to print it has nobody to wait for."""
+        self._told = False
+        if not self.suspects:
+            self._send()
+
+    # ---- the pipe ----
+
+    def _take(self) -> tuple[bytes, int]:
+        """All that has been written so far, and how many bytes more there were."""
+        with self._lock:
+            while self._read():
+                pass
+            data, dropped = bytes(self._kept), self._dropped
+            self._kept.clear()
+            self._dropped = 0
+        return data, dropped
+
+    def _read(self) -> bool:
+        """One read, with the lock held; whether there was anything."""
+        if self._pipe < 0:
+            return False  # nothing is captured: standard output is somebody else's
+        try:
+            data = os.read(self._pipe, PIPE_BYTES)
+        except BlockingIOError:
+            return False
+        room = KEPT_BYTES - len(self._kept)
+        self._kept += data[:room]
+        self._dropped += max(0, len(data) - room)
+        return bool(data)
+
+    def _empty(self) -> None:
+        """The thread: it is never long before the pipe has room again."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while True:
+            poll.poll()
+            with self._lock:
+                came = self._read()
+            if came and not self.suspects and not self._told:
+                self._told = True  # a lost race costs one more look, never a text
+                self._post(self._stray)

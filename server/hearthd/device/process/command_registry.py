@@ -1,0 +1,149 @@
+"""The families of commands: what a session may ask of its device, and which of them answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hearthd.device.collectives.commands import Collectives
+from hearthd.device.context import Device
+from hearthd.device.dispatch.commands import DispatchCommands
+from hearthd.device.dispatch.run import Means
+from hearthd.device.durable.commands import SnapshotCommands
+from hearthd.device.fast_path.temporaries import Temporaries
+from hearthd.device.graphs.commands import GraphCommands
+from hearthd.device.graphs.prepared import PreparedCommands
+from hearthd.device.ipc.publish import Publishing
+from hearthd.device.launch.binder import Binder
+from hearthd.device.launch.commands import LaunchCommands, asked_for_launches
+from hearthd.device.launch.module_commands import ModuleCommands
+from hearthd.device.launch.occupancy import OccupancyCommands
+from hearthd.device.launch.stream_commands import WaitCommands
+from hearthd.device.launch.tensor_maps import TensorMapCommands
+from hearthd.device.launch.watchdog import Watchdog
+from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.operation import Operation, Origin, Replies
+from hearthd.device.profiling.annotations import Activity, Marks
+from hearthd.device.profiling.profile import ProfileCommands
+from hearthd.device.profiling.trace import TraceCommands
+from hearthd.device.session.holdings import Keepers
+from hearthd.device.session.session import Session
+from hearthd.device.transfers.chunk_memory import ChunkMemory
+from hearthd.device.transfers.copy_commands import MoveCommands
+from hearthd.device.transfers.registered import SharedMoves
+from hearthd.device.transfers.segments import Segments
+from hearthd.device.transfers.staged import Copies
+from hearthd.device.transfers.transfers import Transfers
+
+Handler = Callable[[Origin, Any], Operation | None]
+
+
+class Families:
+    """Each made with what it needs of the others. Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        replies: Replies,
+        session_of: Callable[[int], Session | None],
+        post: Callable[[Callable[[], None]], None],
+        marks: Marks | None,
+        activity: Activity | None,
+    ) -> None:
+        self.watchdog = Watchdog(device.tracks)
+        self.collectives = Collectives(device, post)
+        copies = Copies(device)
+        self.transfers = Transfers(device, copies, ChunkMemory(device.server, device.telemetry, post))
+        self.memory = MemoryCommands(device)
+        self.segments = Segments(device, post)
+        moves = MoveCommands(device, copies, self.transfers, SharedMoves(device, self.segments))
+        self._modules = ModuleCommands(device)
+        self.binder = Binder(device, self.watchdog)
+        self.launches = LaunchCommands(device, self.binder, replies)
+        means = Means(device, self.binder, self.memory, copies, self.transfers)
+        self._profiles = ProfileCommands(device)
+        self.traces = TraceCommands(device, post, marks, activity)
+        waits = WaitCommands(device, self._profiles)
+        keepers = Keepers(self.memory, self._modules)
+        self.snapshots = SnapshotCommands(device, self.memory, replies, post)
+        self.publishing = Publishing(device, self.memory.reservations, session_of)
+        self._tensor_maps = TensorMapCommands(device, keepers)
+        self._graphs = GraphCommands(device, self.binder, self.watchdog, keepers)
+        self._prepared = PreparedCommands(device, self.binder, self.watchdog, keepers)
+        self.handlers: dict[str, Handler] = {
+            "allocate": self.memory.allocate,
+            "free": self.memory.free,
+            "write": moves.write,
+            "read": moves.read,
+            "copy": moves.copy,
+            "fill": moves.fill,
+            "memory_usage": self.memory.memory_usage,
+            "memory_cleanup": self.memory.memory_cleanup,
+            "set_allocation_mode": self.memory.set_allocation_mode,
+            "load_module": self._modules.load,
+            "unload_module": self._modules.unload,
+            "describe_module": self._modules.describe,
+            "get_function": self._modules.get_function,
+            "describe_function": self._modules.describe_function,
+            "get_global": self._modules.get_global,
+            "launches": asked_for_launches,
+            "launch": self.launches.launch,
+            "begin_capture": self._graphs.begin,
+            "end_capture": self._graphs.end,
+            "launch_graph": self._graphs.launch,
+            "update_graph": self._graphs.update,
+            "destroy_graph": self._graphs.destroy,
+            "prepare": self._prepared.prepare,
+            "launch_prepared": self._prepared.launch,
+            "destroy_prepared": self._prepared.destroy,
+            "dispatch": DispatchCommands(means).dispatch,
+            "occupancy": OccupancyCommands(device).occupancy,
+            "create_stream": waits.create_stream,
+            "destroy_stream": waits.destroy_stream,
+            "record_event": waits.record_event,
+            "wait_event": waits.wait_event,
+            "query_event": waits.query_event,
+            "elapsed_time": waits.elapsed_time,
+            "destroy_event": waits.destroy_event,
+            "sync": waits.sync,
+            "flush": waits.flush,
+            "start_profile": self._profiles.start,
+            "end_profile": self._profiles.end,
+            "start_trace": self.traces.start,
+            "end_trace": self.traces.end,
+            "all_reduce": self.collectives.all_reduce,
+            "collective": self.collectives.collective,
+            "sync_collective": self.collectives.sync_collective,
+            "create_tensor_map": self._tensor_maps.create,
+            "destroy_tensor_map": self._tensor_maps.destroy,
+            "set_durable": self.snapshots.set_durable,
+            "checkpoint": self.snapshots.checkpoint,
+        }
+        """By the name of the command's field."""
+        self.at_once = Temporaries(device, self.memory, replies).handlers
+        """Asked first, for commands of batches."""
+
+    def close(self, session: Session) -> None:
+        """Lets go of all that the session holds, behind its work that is under way."""
+        self._profiles.close(session)
+        self.traces.closed(session)
+        self._tensor_maps.close(session)
+        self._graphs.close(session)
+        self._prepared.close(session)
+        self.transfers.close(session)
+        self.memory.close(session)
+        self.snapshots.close(session)
+        self.publishing.close(session)
+        self.collectives.close(session)
+        for module in session.modules.items.values():
+            self._modules.release(session, module)
+
+    def gauges(self) -> dict[str, int]:
+        """What is held and under way, of all sessions."""
+        return {
+            "stripes": self.transfers.stripes(),
+            **self.transfers.chunks.gauges(),
+            "traces_running": self.traces.running,
+            **self.segments.gauges(),
+            **self.publishing.gauges(),
+        }

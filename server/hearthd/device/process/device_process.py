@@ -1,0 +1,353 @@
+"""A device process: one loop over the front's link and wake-ups; everything runs on its only busy thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from hearth_proto.cores import cores
+from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
+from hearthd.device.backend.launch_limits import Limits
+from hearthd.device.backend.server import ComputeServer, DeviceFault, KeepsCrashRecord
+from hearthd.device.broker.client import Broker, BrokeredLibraries
+from hearthd.device.broker.images import CachedImages, ImageSource
+from hearthd.device.channels.lane import BATCH
+from hearthd.device.channels.lanes import Lanes
+from hearthd.device.channels.segment_channels import SegmentConnections
+from hearthd.device.channels.stripes import Stripes
+from hearthd.device.compiler.cache import CompileCache, cache_directory
+from hearthd.device.compiler.limits import CompileLimits
+from hearthd.device.compiler.pool import CompileWorkers
+from hearthd.device.compiler.service import CompileService
+from hearthd.device.context import Device
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.outbox import Outbox
+from hearthd.device.platform import spin_policy
+from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.log import Journal
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.printf_capture import Output
+from hearthd.device.process.executor import Executor
+from hearthd.device.process.fatal import give_up, send_output
+from hearthd.device.process.gc_policy import Collector
+from hearthd.device.process.idle_policy import NAP_S, Haste
+from hearthd.device.profiling.annotations import Activity, Marks
+from hearthd.device.resources.grants import Grants
+from hearthd.device.resources.idle_work import Quiet
+from hearthd.device.resources.staging import Staging
+from hearthd.device.session.session import Session
+from hearthd.device.streams.completion_forecast import SHORT_S
+from hearthd.device.streams.stream_pool import Tracks
+from hearthd.shared import crash_record, log
+from hearthd.shared.device_spec import DeviceSpec
+
+HEAD = HEADER.size
+RECEIVE_BYTES = 64 << 10
+LONG_RECEIVE_BYTES = 2 << 20
+"""While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""
+
+
+def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:
+    """The backend that the specification names. With a `broker`, all that it needs of the host's files comes from
+    there."""
+    if spec.backend == "cuda":
+        from hearthd.device.cuda.server import CudaServer
+
+        return CudaServer(spec)
+    from hearthd.device.cpu.server import CpuServer
+
+    if broker is None:
+        return CpuServer(spec)
+    from hearthd.device.cpu.collective import shared_segment
+
+    shared_segment.use(broker)
+    return CpuServer(spec, BrokeredLibraries(broker))
+
+
+def own_images(spec: DeviceSpec, server: ComputeServer, journal: Journal) -> ImageSource:
+    """A source of images within this process, for one that has no broker."""
+    workers = CompileWorkers(spec.backend, CompileLimits(spec.compile_timeout, spec.compile_memory))
+    workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
+    workers.serve(server.compiler)
+    cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
+    cache.report = lambda why: journal.warning("disk_full", why=why)
+    return CachedImages(workers, cache)
+
+
+class DeviceProcess:
+    """The loop, the link to the front, and the executor between them."""
+
+    _answers_faults = False
+    _pinned = False
+    """Whether it is known whose the compiled modules are: before anything of a session runs."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        spec: DeviceSpec,
+        server: ComputeServer,
+        broker: Broker | None = None,
+        descriptors: socket.socket | None = None,
+        confined: str = "",
+    ) -> None:
+        self._link = link
+        self._spec = spec
+        self._server = server
+        self._reader = FrameReader()
+        self.loop = Loop()
+        link.setblocking(False)
+        self._outbox = Outbox(link, self._watch_writes)
+        properties = server.properties
+        properties.confinement = confined
+        tracks = Tracks(server, spec.max_streams, self.loop.wake)
+        telemetry = Telemetry()
+        journal = Journal(spec)
+        images = broker or own_images(spec, server, journal)
+        if broker is not None and spec.backend == "cuda":
+            broker.serve(server.compiler.recipe())
+        output = Output(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
+        device = Device(
+            spec=spec,
+            server=server,
+            tracks=tracks,
+            staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
+            grants=Grants(spec, server, self._outbox),
+            compiler=CompileService(images, spec.compile_workers, self.loop.post),
+            outbox=self._outbox,
+            telemetry=telemetry,
+            output=output,
+            quiet=Quiet(server, tracks, lambda: self._kick(None), journal, spec.load_timeout),
+            limits=Limits(
+                properties.max_threads_per_block,
+                _dim(properties.max_block_dim),
+                _dim(properties.max_grid_dim),
+                properties.shared_mem_per_block,
+                properties.shared_mem_per_block_optin,
+                properties.multiprocessor_count,
+                properties.max_threads_per_multiprocessor,
+                properties.max_blocks_per_multiprocessor,
+                frozenset(properties.features),
+            ),
+            kick=self._kick,
+            again=self._again,
+        )
+        self._device = device
+        device.staging.on_return = telemetry.transfer.observe
+        self.loop.on_turn = telemetry.loop_turn.observe
+        tracks.timing.on_done = telemetry.launch_completion.observe
+        self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
+        self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
+        """The socket beside the link, where open files are handed over."""
+        self._haste = Haste(self._executor, tracks, self._outbox, self.loop)
+        self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
+        self._segments = SegmentConnections(self.loop, self._executor, journal, self.descriptors)
+        self._stripes = Stripes(self.loop, self._executor.session, self._executor.transfers, journal, self.descriptors)
+        self._collector = Collector()
+        self._controls: dict[int, Callable[[Frame], None]] = {}
+        self.control(Kind.TURN, self._executor.sharing.turn)
+        self.control(Kind.LIMIT, device.grants.told)
+        self._controls[Kind.CHANGE] = self._change
+        self._executor.publishing.listen(self.control, self.descriptors)
+        self._executor.snapshots.listen(self.descriptors)
+        self._executor.transfers.chunks.listen(self.control, self.descriptors, journal)
+        self.loop.add_reader(link.fileno(), self._readable)
+        if spec.linger and cores() >= spin_policy.CORES:
+            self.loop.lingering = Spinning(spec.linger)
+            tracks.forecast.short = SHORT_S
+        self.loop.on_poll = self._poll
+        self.loop.on_nap = self._haste.nap
+        if self.loop.lingering is not None:
+            self.loop.on_served = self._haste.expects
+        self.loop.on_idle = self._send
+        if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
+            self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
+            self.descriptors.receive()  # what the front has sent by now
+        self._outbox.put(Kind.READY, properties.SerializeToString())
+
+    def capture_output(self) -> None:
+        """From here on, what is written to standard output is what kernels print: it is for whom has a process to
+        itself."""
+        self._device.output.capture()
+
+    def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: Journal) -> None:
+        for file in files:
+            try:
+                server.keep_crash_record(file)
+                self._send_output_before_end(server)
+            except (OSError, ValueError) as error:  # a crash will go without names, and nothing else
+                journal.warning("crash_record", error=str(error))
+
+    def _send_output_before_end(self, server: KeepsCrashRecord) -> None:
+        """A kernel's fault ends the process when what kernels have printed is with the front."""
+        if self._answers_faults:
+            return
+        self._answers_faults = True
+        asked, answer = server.output_pipes()
+
+        def send(_events: int) -> None:
+            os.read(asked, 1)
+            send_output(self._device, self._link)
+            os.write(answer, b"!")
+
+        self.loop.add_reader(asked, send)
+
+    def run(self) -> None:
+        """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
+        self._device.compiler.warm()
+        self._collector.begin()
+        try:
+            self.loop.run()
+        except DeviceFault as fault:
+            self._die(f"the device failed: {fault}")
+        except Exception as error:
+            traceback.print_exc()
+            self._die(f"an error inside the daemon: {type(error).__name__}: {error}", fix="report it with the log")
+        self._outbox.send_all()
+        self._device.compiler.close()
+        if not self._device.tracks.in_flight():  # else to give memory back would wait for kernels that may never end
+            self._server.close()
+
+    def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
+        """`handler` takes the frames of this kind: one that names a session when all that came before it has been
+        looked at, others at once."""
+        self._controls[kind] = handler
+        self._executor.in_order[kind] = lambda _session, frame: handler(frame)
+
+    def _change(self, frame: Frame) -> None:
+        """Some of what the process was started with is something else from now on."""
+        if frame.channel:
+            return  # of a session that has ended
+        news = json.loads(frame.payload)
+        self._device.spec = dataclasses.replace(self._device.spec, launch_timeout=news["launch_timeout"])
+        self._device.quiet.limit = news["load_timeout"]
+        log.configure(news["log_level"], news["log_format"])
+
+    def _kick(self, session: Session | None) -> None:
+        self._executor.kick(session)  # made after what calls this
+
+    def _again(self) -> None:
+        self._executor.again = True  # as above
+
+    def _poll(self) -> float | None:
+        device, executor = self._device, self._executor
+        tracks, sharing = device.tracks, executor.sharing
+        self._haste.begin()
+        progress = tracks.poll()
+        if progress:
+            self._outbox.answer()  # who waited hears of it before anything else is done
+            executor.kick(None)
+            self.loop.linger()
+        device.staging.poll()
+        executor.pump()
+        device.staging.flush()
+        if self._haste.goes_on():
+            return NAP_S
+        wake = device.quiet.poll()
+        idle = not (progress and sharing.several)  # one that others wait for is filled from the sockets first
+        sharing.settle(idle)
+        executor.collectives.check()
+        expired = executor.watchdog.expired()
+        if expired is not None:
+            self._device.telemetry.kernel_timeouts += 1
+            self._die(
+                f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
+                fix="raise the launch's timeout, or make the kernel end",
+                sessions=[expired.session],
+            )
+        asleep = tracks.sleep() if idle else 0.0
+        if wake is not None:
+            asleep = sooner(wake, asleep)
+        asleep = self._stripes.sleep(self._lanes.sleep(executor.sleep(asleep)))
+        return self._collector.sleep(self._outbox.sleep(asleep))
+
+    def _send(self) -> None:
+        self._executor.collectives.flush()
+        self._outbox.send()
+
+    def _watch_writes(self, wanted: bool) -> None:
+        self.loop.watch(self._link.fileno(), writes=wanted)
+
+    def _readable(self, _events: int) -> None:
+        try:
+            data = self._link.recv(LONG_RECEIVE_BYTES if self._reader.pending > HEAD else RECEIVE_BYTES)
+        except BlockingIOError:
+            self._outbox.send()  # woken because there is room again
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # The front is gone, and nobody can ask for anything any more. Work under way is not waited for: it may
+            # never end.
+            os._exit(0)
+        try:
+            frames = self._reader.feed(data)
+        except FrameError as error:
+            self._die(f"the front's link has lost its framing: {error}")
+        if (
+            len(frames) == 1
+            and frames[0].kind == BATCH
+            and not self._reader.pending
+            and self._executor.straight.take_linked(frames[0].channel, frames[0].payload)
+        ):
+            return
+        for frame in frames:
+            self._frame(frame)
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.PING:
+            self._outbox.put(Kind.PONG, id=frame.id)
+        elif frame.kind == Kind.STATS:
+            self._executor.sharing.meter.tell()  # so that who asks for both gets both of one moment
+            self._outbox.put(Kind.STATS, json.dumps(self._executor.snapshot()).encode(), id=frame.id)
+        elif frame.kind == Kind.COLLECTIVE:
+            self._executor.collectives.message(frame.payload, self._executor.session)
+            self._executor.pump_kicked()  # every device launches collectives in the order in which it is told to
+        elif frame.kind == Kind.SHUTDOWN:
+            self._lanes.close()
+            self._stripes.close()
+            self.loop.stop()
+        elif frame.kind == Kind.LANE_END:
+            self._lanes.end(frame)
+        elif frame.kind in self._controls and self._executor.session(frame.channel) is None:
+            self._controls[frame.kind](frame)
+        else:
+            if frame.kind == Kind.CLOSE:
+                self._lanes.drop(frame.channel)
+            if frame.kind == Kind.OPEN and not self._pinned:
+                self._pinned = True
+                self._device.compiler.pin(str(json.loads(frame.payload).get("tenant", "")))
+            self._executor.frame(frame)
+            if frame.kind == Kind.OPEN:
+                self._lanes.opened(frame.channel)
+                self._segments.opened(frame.channel)
+                self._stripes.opened(frame.channel)
+
+    def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
+        give_up(self._device, self._executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
+
+
+def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:
+    """What looks at every command, where the configuration asks for it and the machine has it."""
+    marks: Marks | None = None
+    activity: Activity | None = None
+    if spec.nvtx:
+        from hearthd.device.cuda.nvtx import make_ranges
+
+        marks = make_ranges(journal.warning)
+    if spec.cupti:
+        from hearthd.device.cuda.cupti import make_activity
+
+        activity = make_activity(journal.warning)
+    return marks, activity
+
+
+def _dim(values: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = values
+    return x, y, z

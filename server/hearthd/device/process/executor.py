@@ -1,0 +1,339 @@
+"""Sessions and their batches, command by command, on the device-handle thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.context import Device
+from hearthd.device.fast_path.inline_batch import Straight
+from hearthd.device.launch.watchdog import shorter
+from hearthd.device.operation import Origin, internal_error, submit
+from hearthd.device.platform.telemetry import resident_bytes
+from hearthd.device.process.command_registry import Families
+from hearthd.device.profiling.annotations import Activity, Marks
+from hearthd.device.scheduler.arrivals import Arrivals
+from hearthd.device.scheduler.fair_share import Sharing
+from hearthd.device.session import failed_handles, permissions
+from hearthd.device.session.handle_limit import HandleLimits
+from hearthd.device.session.session import BatchEntry, Session
+
+OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # each look-up costs 0.3 us (Python 3.11)
+
+
+class Executor:
+    """Frames of sessions in, frames out."""
+
+    def __init__(
+        self,
+        device: Device,
+        post: Callable[[Callable[[], None]], None],
+        marks: Marks | None = None,
+        activity: Activity | None = None,
+    ) -> None:
+        self._device = device
+        self._sessions: dict[int, Session] = {}
+        self._handles = HandleLimits(device.spec.max_handles, self._sessions.values)
+        self._leaving: dict[int, Session] = {}
+        """Those that are closed, until nothing more of them runs."""
+        self._kicked: set[int] = set()
+        self.again = False
+        """Whether deferred commands are tried again at the next turn, whatever happens."""
+        self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
+        families = Families(device, self, self.session, post, marks, activity)
+        self._families, self._handlers = families, families.handlers
+        self._memory, self._traces = families.memory, families.traces
+        self.watchdog, self.binder = families.watchdog, families.binder
+        self.collectives, self.transfers, self.segments = families.collectives, families.transfers, families.segments
+        self.snapshots, self.publishing = families.snapshots, families.publishing
+        device.telemetry.know(self._handlers)
+        device.quiet.tenant_of = self._tenant_of
+        self.sharing = Sharing(device, Arrivals(device, families.launches, self, families.at_once), self._perform)
+        self.straight = Straight(device, self, families.launches, self.sharing, self.segments, families.at_once)
+        self._at_once: dict[int, Callable[[Session, Frame], None]] = {
+            Kind.UPLOAD: self._upload,
+            Kind.DOWNLOAD: self.transfers.download_frame,
+            Kind.CREDIT: self.transfers.credit,
+            Kind.ABORT: self.transfers.aborted,
+            Kind.CANCEL: self._cancel,
+            Kind.SNAPSHOT: self.snapshots.answered,
+            Kind.CHANGE: lambda session, frame: session.change(json.loads(frame.payload)),
+        }
+        """Frames that do not stay in the order of a session's commands; all others do."""
+        self.on_close: Callable[[Session], None] = self.segments.close
+        """Told of each session that ends, when nothing more of it runs."""
+        self.in_order: dict[int, Callable[[Session, Frame], None]] = {
+            Kind.CLOSE: self._close,
+            Kind.UPLOAD: self.transfers.upload_frame,
+            Kind.RESTORE: self.snapshots.restore,
+        }
+
+    def frame(self, frame: Frame) -> None:
+        """A frame that belongs to a session."""
+        if frame.kind == OPEN:
+            info = json.loads(frame.payload or b"{}")
+            info["launch_timeout"] = shorter(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
+            opened = self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
+            opened.permissions = permissions.of(info)
+            opened.limit(self._handles)
+            self.sharing.open(opened)
+            self._traces.opened(opened)
+            return
+        session = self._sessions.get(frame.channel)
+        if session is None:
+            return
+        handler = self._at_once.get(frame.kind)
+        if handler is not None:
+            handler(session, frame)
+        else:
+            self.sharing.take(session, frame)
+
+    def session(self, channel: int) -> Session | None:
+        return self._sessions.get(channel)
+
+    def _tenant_of(self, ident: str) -> str | None:
+        """Of a session by its id, as long as anything of it runs; None: there is none."""
+        each = (*self._sessions.values(), *self._leaving.values())
+        return next((session.tenant for session in each if session.id == ident), None)
+
+    def kick(self, session: Session | None) -> None:
+        """Deferred commands of the session (None: of all) are tried again before the loop sleeps."""
+        if session is None:
+            for channel, each in self._sessions.items():
+                if each.deferred:
+                    self._kicked.add(channel)
+        elif session.deferred:
+            self._kicked.add(session.channel)
+
+    def pump(self) -> None:
+        """Runs what has arrived, and tries the deferred commands of sessions for which something has happened."""
+        if self.again:
+            self.again = False
+            self.kick(None)
+        if self._memory.clearance.waiting:
+            self._memory.clearance.pump()
+        self.sharing.pump()
+        if self._kicked:
+            self.pump_kicked()
+
+    def pump_kicked(self) -> None:
+        """The latter alone."""
+        while self._kicked:
+            session = self._sessions.get(self._kicked.pop())
+            if session is not None:
+                session.deferred.pump()
+                self.sharing.pumped(session)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether something that was put off is to be tried first."""
+        return bool(self._kicked) or self._memory.clearance.waiting
+
+    @property
+    def more(self) -> bool:
+        """Whether something could be done at once."""
+        return bool(self._kicked) or self.again or self.sharing.more or self._memory.clearance.more
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long."""
+        if self._kicked or self.again or self._memory.clearance.more:
+            return 0.0
+        return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and gauges, for metrics, and what each tenant's buffers take."""
+        info = self._device.server.memory_info()
+        sessions = self._sessions.values()
+        gauges = {
+            "sessions": len(self._sessions),
+            "sessions_leaving": len(self._leaving),
+            "buffers": sum(len(session.buffers) for session in sessions),
+            "modules": sum(len(session.modules) for session in sessions),
+            "graphs": sum(len(session.graphs) for session in sessions),
+            "prepared_lists": sum(len(session.prepared) for session in sessions),
+            "commands_waiting": sum(len(session.deferred) for session in sessions),
+            "streams": len(self._device.tracks.all),
+            "streams_kept_back": len(self._device.tracks.kept_back),
+            **self._device.quiet.gauges(),
+            "memory_in_use_bytes": sum(session.bytes_in_use for session in sessions),
+            "memory_reserved_bytes": info.reserved,
+            "memory_free_bytes": info.free,
+            "memory_total_bytes": info.total,
+            "staging_bytes": self._device.staging.in_use + self.transfers.chunks.kept_bytes,
+            "durable_bytes": sum(session.bytes_durable for session in sessions),
+            "profiles_open": sum(len(session.profiles) for session in sessions),
+            "device_process_resident_memory_bytes": resident_bytes(),
+            **self._families.gauges(),
+        }
+        tenants: dict[str, int] = {}
+        for session in sessions:
+            tenants[session.tenant] = tenants.get(session.tenant, 0) + session.bytes_in_use
+        return {
+            **self._device.telemetry.snapshot(gauges["commands_waiting"]),
+            "gauges": gauges,
+            "tenants": tenants,
+            "leaving": {channel: self._rest_of(session) for channel, session in self._leaving.items()},
+        }
+
+    def _rest_of(self, session: Session) -> dict[str, Any]:
+        """What a session that is closed keeps from its end: kernels, or only that much is given back."""
+        clearing = self._memory.clearance.latest(session)
+        return {
+            "busy": clearing is None or self._memory.clearance.blocked(session),
+            "kernels": self._device.tracks.in_flight(session.id),
+        }
+
+    # ---- replies (see operation.Replies) ----
+
+    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
+        device = self._device
+        if device.output.suspects:
+            device.output.settle(session.channel)
+        if call:
+            device.outbox.put(RESULT, result.SerializeToString(), channel=session.channel, id=call)
+        else:
+            response = device_pb2.ExecuteResponse(result=result)
+            device.outbox.put(RESPONSE, response.SerializeToString(), channel=session.channel)
+
+    def done(self, session: Session, call: int, request: int) -> None:
+        device = self._device
+        if device.output.suspects:
+            device.output.settle(session.channel)
+        done = self._done.result  # of one message that serves all: what most commands are answered with
+        done.request = request
+        if call:
+            device.outbox.put(RESULT, done.SerializeToString(), channel=session.channel, id=call)
+        else:
+            device.outbox.put(RESPONSE, self._done.SerializeToString(), channel=session.channel)
+
+    def failed(self, origin: Origin, refusal: Refusal) -> None:
+        self._device.telemetry.failed(origin.name.partition(" ")[0], refusal)
+
+    def waited(self, nanoseconds: int) -> None:
+        self._device.telemetry.queue_delay.observe(nanoseconds)
+
+    def acknowledge(self, session: Session, entry: BatchEntry) -> None:
+        """Acknowledges every batch from the oldest on whose commands have all run."""
+        batches = session.batches
+        done = 0
+        while batches and not batches[0].left:
+            done = batches.popleft().seq
+        if done:
+            self._device.outbox.put(ACK, channel=session.channel, id=done)
+
+    # ---- frames ----
+
+    def _perform(self, session: Session, frame: Frame) -> None:
+        handler = self.in_order.get(frame.kind)
+        if handler is not None:
+            handler(session, frame)
+
+    def _upload(self, session: Session, frame: Frame) -> None:
+        if not self.sharing.behind(session, frame):
+            self.transfers.upload_frame(session, frame)
+
+    def _cancel(self, session: Session, frame: Frame) -> None:
+        """Nobody waits for a call any more: it is dropped unless it has begun. What has runs on, and nobody is told."""
+        refusal = Refusal(Reason.CANCELLED, "nobody waits for the call any more; it did not run")
+        if self.sharing.cancel(session, frame.id):
+            self._device.telemetry.cancelled += 1
+            self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
+            return
+        for operation in session.deferred:
+            if operation.call == frame.id and not (operation.begun or operation.announced):  # else peers count on it
+                operation.abandon(refusal)
+                self._device.telemetry.cancelled += 1
+                self._kicked.add(session.channel)
+                return
+
+    def command(
+        self,
+        session: Session,
+        command: commands_pb2.Command,
+        kind: str,
+        *,
+        batch: BatchEntry | None = None,
+        index: int = 0,
+        call: int = 0,
+    ) -> None:
+        device = self._device
+        device.telemetry.count(kind)
+        stream = session.streams.get(command.stream)
+        origin = Origin(
+            self,
+            session,
+            stream if stream is not None else session.streams.items[0],
+            kind or "command",
+            batch=batch,
+            index=index,
+            request=command.request,
+            call=call,
+        )
+        try:
+            if session.permissions is not None:
+                permissions.check(device.outbox, session, kind)
+            if stream is None:
+                origin.capture = None
+                raise session.streams.unknown(command.stream)
+            if stream.capture is not None:
+                stream.capture.admit(origin)
+            handler = self._handlers.get(kind)
+            if handler is None:
+                raise Refusal(
+                    Reason.UNSUPPORTED,
+                    f"a command of kind {kind or 'none'} is not served here",
+                    fix="use a client of this daemon's version; see NodeService.Describe",
+                )
+            operation = handler(origin, getattr(command, kind))
+            if operation is not None:
+                submit(operation)
+            elif origin.record is not None:
+                origin.record.settle()
+        except Refusal as refusal:
+            self._refuse(origin, kind, command, refusal)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            origin.fail(internal_error(origin.name, error))
+
+    @staticmethod
+    def _refuse(origin: Origin, kind: str, command: commands_pb2.Command, refusal: Refusal) -> None:
+        """It did not run; the end of what was never made is no failure."""
+        named = getattr(command, kind, None)
+        if failed_handles.never_was(origin.session, kind, named):
+            origin.reply()
+            if origin.record is not None:
+                origin.record.settle()
+            return
+        origin.fail(refusal)
+        if not origin.answered:  # whoever waited knows that there is nothing
+            failed_handles.refused(origin.session, kind, named, refusal)
+
+    def _close(self, session: Session, _frame: Frame) -> None:
+        """Frees all that the session held, behind its work that is under way; then says so."""
+        gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
+        for operation in session.deferred.clear():
+            operation.abandon(gone)
+        self.on_close(session)
+        self._families.close(session)
+        for event in session.events.items.values():
+            if event.event is not None:
+                self._device.tracks.retire(event.event)
+        let_go = self._device.tracks.keep(session.tracks())
+        for stream in session.streams.items.values():
+            self._device.tracks.release(stream.track)
+        self._leaving[session.channel] = self._sessions.pop(session.channel)
+
+        def closed() -> None:
+            del self._leaving[session.channel]
+            let_go()
+            self._device.output.close(session.channel)
+            self.sharing.gone(session)
+            self._device.outbox.put(Kind.CLOSED, channel=session.channel)
+
+        self._memory.clearance.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))

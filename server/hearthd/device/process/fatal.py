@@ -1,0 +1,88 @@
+"""How a device process ends that gives up its device: it says why, and is gone at once, for a lost context cannot be
+repaired, and a kernel not be stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.context import Device
+from hearthd.device.scheduler.backlog import Backlog
+from hearthd.device.scheduler.device_time import Meter
+
+LAST_WORDS_S = 0.3
+"""How long it waits for the front to have heard why."""
+
+_RECEIVE_BYTES = 64 << 10
+
+
+def give_up(
+    device: Device,
+    meter: Meter[Backlog],
+    link: socket.socket,
+    why: str,
+    *,
+    fix: str = "",
+    sessions: Sequence[str] | None = None,
+) -> NoReturn:
+    """Says why, over the link to the front, and ends the process.
+
+    `sessions`: whose kernels may have done it; those of all that are in flight, unless it is known better."""
+    tracks, outbox, spec = device.tracks, device.outbox, device.spec
+    refusal = Refusal(
+        Reason.DEVICE_LOST,
+        f"device {spec.ordinal} was lost: {why}",
+        fix=fix or "look at the kernels named; what was on the device has to be made again",
+        details={
+            "device": spec.ordinal,
+            "generation": spec.generation,
+            "in_flight": ", ".join(tracks.in_flight()),
+            "sessions": ", ".join(sessions if sessions is not None else tracks.suspects()),
+        },
+    )
+    device.output.last_words()
+    outbox.put(Kind.STATS, json.dumps(device.telemetry.snapshot()).encode())
+    meter.tell()
+    outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
+    outbox.send_all()
+    _linger(link)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("nobody outlives that")
+
+
+def send_output(device: Device, link: socket.socket) -> None:
+    """Sends what kernels have printed; returns when the front has read it, or after a moment."""
+    device.output.last_words()
+    device.outbox.send_all()
+    deadline = time.monotonic() + LAST_WORDS_S
+    with contextlib.suppress(OSError):
+        while _unread(link) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+def _unread(link: socket.socket) -> int:
+    """Bytes, as the kernel accounts for them, that the front has not read from the link."""
+    answer = fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
+
+
+def _linger(link: socket.socket) -> None:
+    """Until the front has heard it and closes the link: one that it writes to when this end is gone would break, and
+    take the last words with it."""
+    deadline = time.monotonic() + LAST_WORDS_S
+    with contextlib.suppress(OSError):
+        while (left := deadline - time.monotonic()) > 0:
+            link.settimeout(left)
+            if not link.recv(_RECEIVE_BYTES):
+                return

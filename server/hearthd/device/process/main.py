@@ -1,0 +1,99 @@
+"""How a device process begins: what it is to the system, then its device, then its loop."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import socket
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.confinement import attributes
+from hearthd.device.backend.server import DeviceFault
+from hearthd.device.broker import main as brokers
+from hearthd.device.outbox import Outbox
+from hearthd.device.platform.confine import confine
+from hearthd.device.platform.sandbox import adopt_orphans
+from hearthd.device.process.device_process import DeviceProcess, make_server
+from hearthd.shared.device_spec import DeviceSpec
+from hearthd.shared.lifeline import die_with
+from hearthd.shared.log import configure
+from hearthd.shared.malloc import keep_freed_memory
+
+EXIT_FAULT = 70
+"""Exit status of a process that gave up its device (EX_SOFTWARE)."""
+
+KEEP_BYTES = 1 << 30
+"""Freed host memory that a device process keeps for its next copies."""
+
+PR_SET_TIMERSLACK = 29
+
+SLACK_NS = 1000
+"""How much later than it should a sleep may end; 50 us if nothing is said, more than most kernels take."""
+
+
+def main(
+    link: socket.socket,
+    spec: DeviceSpec,
+    descriptors: socket.socket | None = None,
+    lifeline: Connection | None = None,
+) -> None:
+    """Entry point of a device process."""
+    _die_with_the_front(link, lifeline)
+    attributes.close_to_others()  # and its broker with it
+    adopt_orphans()
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # this thread's, which will be the device-handle thread
+    keep_freed_memory(KEEP_BYTES)
+    configure(spec.log_level, spec.log_format)
+    # kill -USR1: every thread's stack to the log. The front asks for it before it ends a process that is stuck.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A terminal or service manager signals the whole group; the front decides when a device process ends.
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    )  # as the fork server had them
+    try:
+        broker = brokers.start(spec)  # before there is a thread or a CUDA context
+        kept = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
+        confined = confine(spec, kept)
+        process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
+    except (Refusal, DeviceFault) as error:
+        refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))
+        link.setblocking(True)
+        outbox = Outbox(link, lambda _wanted: None)
+        outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
+        outbox.send_all()
+        os._exit(EXIT_FAULT)
+    process.capture_output()
+    process.run()
+    # Stream and compile threads may sit in native code that never returns; nothing is left to be saved.
+    os._exit(0)
+
+
+def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> None:
+    """The kernel kills this process when the front is gone, whatever it is doing; the end of the forkserver does not
+    concern it.
+
+    The forkserver lives as long as anybody has its "alive" pipe open, and hands that on to its children, who have no
+    use for it: a device process that is stuck would keep it alive.
+    """
+    alive = getattr(forkserver, "_forkserver", None)
+    if alive is not None and alive._forkserver_alive_fd is not None:
+        os.close(alive._forkserver_alive_fd)
+        alive._forkserver_alive_fd = None
+    if lifeline is not None:
+        os.set_inheritable(lifeline.fileno(), False)
+        with contextlib.suppress(OSError):  # the end of the link says the same to a process that is not stuck
+            if not die_with(lifeline.fileno()):
+                os._exit(0)
+    poll = select.poll()
+    poll.register(link, select.POLLHUP)
+    if poll.poll(0):  # the front was gone before
+        os._exit(0)

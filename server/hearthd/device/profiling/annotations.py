@@ -1,0 +1,90 @@
+"""Ranges around commands for a tool that looks at the process (NVTX), and what tells of single kernels (CUPTI).
+
+Both are off unless configured; who is there is decided when the device process starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from hearthd.device.backend.graph_nodes import Dim
+from hearthd.device.operation import Origin
+from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.observer import Record
+from hearthd.device.streams.stream_pool import Track
+
+
+class Marks(Protocol):
+    """Ranges around commands, for a tool that looks at the process: NVTX."""
+
+    def push(self, name: str, number: int) -> None: ...
+    def pop(self) -> None: ...
+
+
+class KernelSeen(NamedTuple):
+    """A kernel as CUPTI saw it; times as `time.perf_counter_ns` tells them. `number` is the command's."""
+
+    number: int
+    name: str
+    started_ns: int
+    ended_ns: int
+    grid: Dim
+    block: Dim
+    registers: int
+    shared_bytes: int
+
+
+class Activity(Protocol):
+    """What tells of single kernels: CUPTI. Kernels that are launched between `push` and `pop` are that command's."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def push(self, name: str, number: int) -> None: ...
+    def pop(self) -> None: ...
+    def collect(self, numbers: Iterable[int]) -> list[KernelSeen]:
+        """The kernels of these commands, once each. May block; any thread."""
+        ...
+
+
+class Marking:
+    """What sees a session's commands where only marks are wanted."""
+
+    def __init__(self, marks: Marks, numbers: Iterator[int]) -> None:
+        self.marks = marks
+        self._numbers = numbers
+
+    def record(self, origin: Origin) -> Record:
+        return MarkedRecord(self, origin, next(self._numbers))
+
+    def close(self) -> None:
+        pass
+
+
+class MarkedRecord:
+    """A command between marks."""
+
+    __slots__ = ("_marking", "_number", "_origin")
+
+    def __init__(self, marking: Marking, origin: Origin, number: int) -> None:
+        self._marking = marking
+        self._origin = origin
+        self._number = number
+
+    def enter(self) -> None:
+        self._marking.marks.push(self._origin.name, self._number)
+
+    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
+        pass
+
+    def leave(self, done: bool) -> None:
+        self._marking.marks.pop()
+
+    def failed(self, reason: str) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def drop(self) -> None:
+        pass

@@ -1,0 +1,142 @@
+"""Profiles: device time of a stretch of one stream's work, between two events, and what failed in it.
+
+Profiles of a stream nest and overlap, and those of other streams run beside them; each has its own pair of events. A
+command that fails between the start and the end of a profile, on its stream, fails every profile that is open around
+it: their times would be of something else than what was asked for. The failure itself surfaces once, as always: at the
+end of the innermost of these profiles, or at a sync, read or flush before. Ends that come after it has surfaced say
+`PROFILE_INVALID`. Failures of other streams and sessions, and of commands after the end, are none of a profile's.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.session import Session
+from hearthd.device.session.stream import LogicalStream, ProfileEntry
+from hearthd.device.session.stretch import Stretch
+from hearthd.device.streams.stream_errors import surface
+
+MAX_OPEN = 1024
+"""Profiles that one session may have open: each holds an event, and is told of every failure of its stream."""
+
+
+class ProfileCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def start(self, origin: Origin, command: commands_pb2.StartProfile) -> Operation:
+        """The device clock starts with the stream's next work, so that a compile in between is not counted."""
+        session = origin.session
+        if len(session.profiles) >= MAX_OPEN:
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"{len(session.profiles)} profiles are open; the most is {MAX_OPEN}",
+                fix="end some of them",
+                details={"open": len(session.profiles), "allowed": MAX_OPEN},
+            )
+        profile = ProfileEntry(command.profile, origin.stream, time.perf_counter_ns(), Stretch(origin.place))
+        session.profiles.add(command.profile, profile)
+        origin.stream.profiles.append(profile)
+
+        def run() -> bool:
+            origin.stream.starting.append(profile)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream, profile))
+
+    def end(self, origin: Origin, command: commands_pb2.EndProfile) -> Operation:
+        """Answered when the stream's work before it is done: the times, or what failed."""
+        if not origin.answered:
+            raise Refusal(Reason.INVALID_ARGUMENT, "a profile end needs a request number", fix="set Command.request")
+        session = origin.session
+        profile = session.profiles.find(command.profile)
+        if profile.stream is not origin.stream:
+            raise Refusal(
+                Reason.PROFILE_INVALID,
+                f"profile {command.profile} was started on stream {profile.stream.handle}, "
+                f"not on {origin.stream.handle}",
+                fix="end it on the stream where it was started",
+                details={"profile": command.profile, "stream": profile.stream.handle},
+            )
+        session.profiles.pop(command.profile)
+        profile.stretch.until = origin.place
+        operation = Operation(origin, partial(self._end, origin, profile), writes=(origin.stream, profile))
+        operation.on_failure = lambda _refusal: self._let_go(profile)
+        return operation
+
+    def _end(self, origin: Origin, profile: ProfileEntry) -> bool:
+        device = self._device
+        device.begin(origin.stream)
+        start = profile.start
+        assert start is not None, "started with the stream's work, at the latest just now"
+        end = device.server.record(origin.stream.track.stream, timing=True)
+        # Those of single calls have no place by which to tell them from what comes later: they are taken now.
+        taken = origin.stream.errors.take(origin.place, told=False)
+
+        def answer() -> None:
+            for failure in taken:
+                failure.surfaced = True
+            failures = taken + origin.stream.errors.take(origin.place or (0, 0))
+            elapsed = device.server.elapsed_ns(start, end)
+            device.server.release_event(end)
+            self._let_go(profile)
+            wall = time.perf_counter_ns() - profile.started_ns
+            if failures:
+                device.telemetry.profiles_void += 1
+                origin.reply_error(surface(failures))
+            elif profile.stretch.void:
+                device.telemetry.profiles_void += 1
+                origin.reply_error(_void(profile).to_status())
+            else:
+                device.telemetry.profiles += 1
+                origin.reply(commands_pb2.Result(profile=commands_pb2.ProfileResult(device_ns=elapsed, wall_ns=wall)))
+
+        device.tracks.on_complete(origin.stream.track, answer)  # in the order of the stream's other answers
+        return True
+
+    def close(self, session: Session) -> None:
+        """The session is over: its open profiles hold no events any more."""
+        for profile in session.profiles.items.values():
+            self._let_go(profile)
+        session.profiles.items.clear()
+
+    def forget(self, session: Session, stream: LogicalStream) -> None:
+        """The stream is destroyed, and so are the profiles that are open on it."""
+        for handle in [handle for handle, each in session.profiles.items.items() if each.stream is stream]:
+            self._let_go(session.profiles.pop(handle))
+
+    def _let_go(self, profile: ProfileEntry) -> None:
+        stream = profile.stream
+        if profile in stream.profiles:
+            stream.profiles.remove(profile)
+        if profile in stream.starting:
+            stream.starting.remove(profile)
+        start, profile.start = profile.start, None
+        if start is not None:
+            self._device.server.release_event(start)
+
+
+def _void(profile: ProfileEntry) -> Refusal:
+    stretch = profile.stretch
+    first = stretch.failures[0]
+    more = len(stretch.failures) - 1 + stretch.more
+    return Refusal(
+        Reason.PROFILE_INVALID,
+        f"profile {profile.handle} measured nothing of use: {first.command} failed in it, which has been reported: "
+        f"{first.cause.refusal.message}" + (f" (and {more} more)" if more else ""),
+        fix="repair the command that failed, and profile again",
+        details={
+            "profile": profile.handle,
+            "failed": len(stretch.failures) + stretch.more,
+            "command": first.command,
+            "cause": first.cause.refusal.reason,
+        },
+    )

@@ -1,0 +1,195 @@
+"""One session's trace: its records, and their times on the device."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.resources import Event, Stream
+from hearthd.device.context import Device
+from hearthd.device.operation import Origin
+from hearthd.device.profiling.annotations import Activity, Marks
+from hearthd.device.profiling.device_clock import DeviceClock
+from hearthd.device.profiling.trace_record import EVENT_BYTES, MAX_NAME, TraceRecord, Uncounted, dim3
+from hearthd.device.session.observer import Record
+from hearthd.device.streams.stream_pool import Track
+
+MAX_BYTES = 16 << 20
+"""What a trace keeps, as it travels: one answer has to fit a message, of which the client takes 32 MiB."""
+
+RENEW_NS = 2_000_000_000
+"""After so long the device clock gets a new reference; 32-bit floats then still resolve a quarter of a microsecond."""
+
+
+class Trace:
+    """One session's trace while it runs, and until it has been reported."""
+
+    def __init__(
+        self,
+        device: Device,
+        clock_stream: Stream,
+        limit: int,
+        marks: Sequence[Marks],
+        activity: Activity | None,
+        numbers: Iterator[int],
+    ) -> None:
+        self.device = device
+        self.marks = marks
+        self.records: list[TraceRecord] = []
+        self.dropped = 0
+        self.epoch_ns = time.time_ns()
+        self.began_ns = time.perf_counter_ns()
+        self._activity = activity
+        self._numbers = numbers
+        self._limit = limit
+        self._room = MAX_BYTES
+        self._under_way: dict[int, deque[TraceRecord]] = {}
+        self._watching: set[int] = set()
+        self._finished: Callable[[], None] | None = None
+        self._over = False
+        self._clock = DeviceClock()
+        self._segment = self._clock.renew(0)
+        self._anchored = False
+        asked = time.perf_counter_ns()
+        self._reference: Event | None = device.server.record(clock_stream, timing=True)
+        device.tracks.watch(self._reference, partial(self._anchor, asked))
+
+    def record(self, origin: Origin) -> Record:
+        if len(self.records) >= self._limit or self._room <= 0:
+            self.dropped += 1
+            return Uncounted(self)
+        record = TraceRecord(self, origin, next(self._numbers))
+        self.records.append(record)
+        return record
+
+    def forget(self, record: TraceRecord) -> None:
+        if self.records and self.records[-1] is record:
+            self.records.pop()
+        elif record in self.records:
+            self.records.remove(record)
+
+    def kept(self, size: int) -> None:
+        """A record is whole, and takes so many bytes in the answer."""
+        self._room -= size
+
+    def finish(self, finished: Callable[[], None]) -> None:
+        """`finished` when every record is whole. Its commands have all been tried by now."""
+        if not self._over:
+            self._finished = finished
+            self._look()
+
+    def close(self) -> None:
+        """Nobody wants to know any more; events go back as they come."""
+        self.finish(lambda: None)
+
+    # ---- times ----
+
+    def measure(self, record: TraceRecord, track: Track) -> None:
+        """Both events of a record have been recorded on the track."""
+        queue = self._under_way.setdefault(track.index, deque())
+        queue.append(record)
+        if self._anchored and track.index not in self._watching:
+            self._watch(track.index)
+
+    def _anchor(self, asked: int) -> None:
+        self._anchored = True
+        self._clock.observe(self._segment, 0, 0, asked, time.perf_counter_ns())
+        for index in list(self._under_way):
+            self._watch(index)
+        self._look()
+
+    def _watch(self, index: int) -> None:
+        """One event a track is watched, the oldest: those behind it are no earlier."""
+        end = self._under_way[index][0].end
+        assert end is not None
+        self._watching.add(index)
+        self.device.tracks.watch(end, partial(self._ended, index))
+
+    def _ended(self, index: int) -> None:
+        self._watching.discard(index)
+        queue = self._under_way[index]
+        while queue:
+            end = queue[0].end
+            assert end is not None
+            if not self.device.server.done(end):
+                self._watch(index)
+                return
+            self._measure(queue.popleft())
+        del self._under_way[index]
+        self._look()
+
+    def _measure(self, record: TraceRecord) -> None:
+        server = self.device.server
+        start, end, reference = record.start, record.end, self._reference
+        assert start is not None and end is not None and reference is not None
+        started = server.elapsed_ns(reference, start)
+        record.device_ns = max(0, server.elapsed_ns(start, end))
+        record.started, record.segment = started, self._segment
+        self._clock.observe(
+            self._segment, started, started + record.device_ns, record.submitted_ns, time.perf_counter_ns()
+        )
+        record.start = record.end = None
+        self.device.tracks.retire(end)
+        if started > RENEW_NS:
+            server.release_event(reference)
+            self._reference, self._segment = start, self._clock.renew(started)
+        else:
+            server.release_event(start)
+
+    def _look(self) -> None:
+        """Whether it is over."""
+        if self._finished is None or self._over or self._under_way or not self._anchored:
+            return
+        self._over = True
+        finished = self._finished
+        if self._reference is not None:
+            self.device.tracks.retire(self._reference)
+            self._reference = None
+        if self._activity is not None:
+            self._activity.stop()
+        finished()
+
+    # ---- the report ----
+
+    def result(self) -> commands_pb2.TraceResult:
+        """All of it. Any thread, once it is finished."""
+        result = commands_pb2.TraceResult(dropped=self.dropped, epoch_ns=self.epoch_ns)
+        references = self._clock.references()
+        for record in self.records:
+            record.write(result.events.add(), self.began_ns, references)
+        if self._activity is not None:
+            self._add_kernels(result, self._activity)
+        return result
+
+    def _add_kernels(self, result: commands_pb2.TraceResult, activity: Activity) -> None:
+        commands = {record.number: record for record in self.records}
+        try:
+            seen = activity.collect(commands)
+        except Exception as error:
+            print(f"kernel activity was not collected: {type(error).__name__}: {error}", file=sys.stderr)
+            return
+        room = self._room
+        for kernel in seen:
+            command = commands[kernel.number]
+            room -= EVENT_BYTES + len(kernel.name)
+            if room < 0:
+                result.dropped += 1
+                continue
+            result.kernels.append(
+                commands_pb2.KernelActivity(
+                    name=kernel.name[:MAX_NAME],
+                    stream=command.stream,
+                    seq=command.seq,
+                    index=command.index,
+                    started_ns=kernel.started_ns - self.began_ns,
+                    ended_ns=kernel.ended_ns - self.began_ns,
+                    grid=dim3(kernel.grid),
+                    block=dim3(kernel.block),
+                    registers=kernel.registers,
+                    shared_bytes=kernel.shared_bytes,
+                )
+            )

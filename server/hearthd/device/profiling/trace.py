@@ -1,0 +1,135 @@
+"""StartTrace and EndTrace: every command of a session with when it came, was handed to the device, ran and ended.
+
+Sessions without a trace have no records, and their launches take the short way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.resources import Stream
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin, internal_error
+from hearthd.device.profiling.annotations import Activity, Marking, Marks
+from hearthd.device.profiling.recorder import Trace
+from hearthd.device.session.session import Session
+
+DEFAULT_EVENTS = 100_000
+MAX_EVENTS = 200_000
+
+
+class TraceCommands:
+    """Belongs to the device-handle thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        post: Callable[[Callable[[], None]], None],
+        marks: Marks | None = None,
+        activity: Activity | None = None,
+    ) -> None:
+        self._device = device
+        self._post = post
+        self._activity = activity
+        self._clock_stream: Stream | None = None
+        self._sessions: set[int] = set()
+        self._numbers = itertools.count(1)
+        self._marks: list[Marks] = [each for each in (marks, activity) if each is not None]
+        self._always = Marking(marks, self._numbers) if marks is not None else None
+
+    def opened(self, session: Session) -> None:
+        """A session begins."""
+        session.trace = self._always
+
+    @property
+    def running(self) -> int:
+        """Sessions with a trace."""
+        return len(self._sessions)
+
+    def closed(self, session: Session) -> None:
+        self._sessions.discard(session.channel)
+        if session.trace is not None:
+            session.trace.close()
+            session.trace = None
+
+    def start(self, origin: Origin, command: commands_pb2.StartTrace) -> None:
+        """From the next command on; at most `MAX_EVENTS` and `recording.MAX_BYTES`, whatever is asked for."""
+        session = origin.session
+        if isinstance(session.trace, Trace):
+            raise Refusal(
+                Reason.PROFILE_INVALID,
+                "a trace of this session is running on this device",
+                fix="end it first; one trace has all commands of the session",
+            )
+        if self._clock_stream is None:
+            self._clock_stream = self._device.server.create_stream()
+        limit = min(command.max_events or DEFAULT_EVENTS, MAX_EVENTS)
+        if self._activity is not None:
+            self._activity.start()
+        self._sessions.add(session.channel)
+        session.trace = Trace(self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers)
+        origin.reply()
+
+    def end(self, origin: Origin, _command: commands_pb2.EndTrace) -> Operation:
+        """Answered when all that was submitted before is done."""
+        if not origin.answered:
+            raise Refusal(Reason.INVALID_ARGUMENT, "a trace end needs a request number", fix="set Command.request")
+        session = origin.session
+        trace = session.trace
+        if not isinstance(trace, Trace):
+            raise Refusal(
+                Reason.PROFILE_INVALID, "no trace of this session is running on this device", fix="start one first"
+            )
+        session.trace = self._always
+        self._sessions.discard(session.channel)
+        if origin.record is not None:
+            origin.record.drop()
+            origin.record = None
+
+        def run() -> bool:
+            trace.finish(partial(self._report, origin, trace))
+            return True
+
+        operation = Operation(origin, run, barrier=True)
+        operation.on_failure = lambda _refusal: trace.close()
+        return operation
+
+    def _report(self, origin: Origin, trace: Trace) -> None:
+        """Puts the answer together beside the device-handle thread: of 100,000 events that takes a while."""
+        telemetry = self._device.telemetry
+        lasted = time.perf_counter_ns() - trace.began_ns
+        telemetry.traces += 1
+        telemetry.trace_events += len(trace.records)
+        telemetry.trace_events_dropped += trace.dropped
+
+        def work() -> None:
+            try:
+                result = commands_pb2.Result(trace=trace.result())
+                copy = _packed(result.trace, lasted)
+            except Exception as error:
+                refusal = internal_error(origin.name, error)
+                self._post(lambda: origin.fail(refusal))
+                return
+
+            def answer() -> None:
+                self._device.outbox.put(Kind.TRACED, copy, channel=origin.session.channel)
+                origin.reply(result)
+
+            self._post(answer)
+
+        threading.Thread(target=work, name="trace", daemon=True).start()
+
+
+def _packed(result: commands_pb2.TraceResult, lasted_ns: int) -> bytes:
+    """The payload of TRACED: what the front keeps for who looks at its page."""
+    head = {"events": len(result.events), "epoch_ns": result.epoch_ns, "lasted_ns": lasted_ns}
+    return json.dumps(head).encode() + b"\n" + zlib.compress(result.SerializeToString(), 1)

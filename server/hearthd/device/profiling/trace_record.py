@@ -1,0 +1,157 @@
+"""One command in a trace.
+
+A record is made with the command's origin, entered while the command is tried, begun by `Device.begin` when it gives
+work to a track, left when it has run. Between the two events that frame its work lies its time on the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.graph_nodes import Dim
+from hearthd.device.backend.resources import Event
+from hearthd.device.operation import Origin
+from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.observer import Record
+from hearthd.device.streams.stream_pool import Track
+
+if TYPE_CHECKING:
+    from hearthd.device.profiling.recorder import Trace
+
+EVENT_BYTES = 112
+"""A TraceEvent without its names, generously."""
+
+MAX_NAME = 1024
+
+
+class TraceRecord:
+    """One command. Host times are `time.perf_counter_ns`, device times count from the segment's reference."""
+
+    __slots__ = (
+        "_device", "_origin", "_outer", "_trace", "_track", "block", "device_ns", "end", "error", "grid", "index",
+        "kernel", "name", "number", "queued_ns", "segment", "seq", "size", "start", "started", "stream", "submitted_ns",
+    )  # fmt: skip
+
+    def __init__(self, trace: Trace, origin: Origin, number: int) -> None:
+        self.queued_ns = time.perf_counter_ns()
+        self.number = number
+        self.stream = origin.stream.handle
+        self.seq = origin.seq
+        self.index = origin.index
+        self.name = ""
+        self.kernel = ""
+        self.grid: Dim | None = None
+        self.block: Dim | None = None
+        self.size = 0
+        self.error = ""
+        self.submitted_ns = 0
+        self.started = 0
+        self.device_ns = 0
+        self.segment = -1
+        self.start: Event | None = None
+        self.end: Event | None = None
+        self._trace = trace
+        self._device = trace.device
+        self._track: Track | None = None
+        self._origin: Origin | None = origin
+        self._outer: Record | None = None
+
+    # ---- see tables.Record ----
+
+    def enter(self) -> None:
+        self._outer = self._device.record
+        self._device.record = self
+        if self._origin is not None:
+            for mark in self._trace.marks:
+                mark.push(self._origin.name, self.number)
+
+    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
+        if self.start is None:
+            self.submitted_ns = time.perf_counter_ns()
+            self._track = track
+            self.start = self._device.server.record(track.stream, timing=True)
+        self.size += size
+        if plan is not None:
+            self.grid, self.block = plan.grid, plan.block
+
+    def leave(self, done: bool) -> None:
+        self._device.record = self._outer
+        self._outer = None
+        for mark in reversed(self._trace.marks):
+            mark.pop()
+        if done:
+            self.settle()
+
+    def failed(self, reason: str) -> None:
+        self.error = reason
+        if self._device.record is not self:
+            self.settle()
+
+    def settle(self) -> None:
+        origin, self._origin = self._origin, None
+        if origin is None:
+            return
+        self.name, _, kernel = origin.name.partition(" ")
+        self.kernel = kernel[:MAX_NAME]
+        self._trace.kept(EVENT_BYTES + len(self.kernel))
+        if self._track is None:
+            self.submitted_ns = time.perf_counter_ns()
+            return
+        self.end = self._device.server.record(self._track.stream, timing=True)
+        self._trace.measure(self, self._track)
+
+    def drop(self) -> None:
+        self._origin = None
+        self._trace.forget(self)
+
+    def write(self, event: commands_pb2.TraceEvent, began_ns: int, references: Sequence[int]) -> None:
+        """Times from the trace's beginning."""
+        event.name = self.name
+        event.stream = self.stream
+        event.seq = self.seq
+        event.index = self.index
+        event.queued_ns = self.queued_ns - began_ns
+        event.submitted_ns = self.submitted_ns - began_ns
+        started = references[self.segment] + self.started if self.segment >= 0 else self.submitted_ns
+        event.started_ns = started - began_ns
+        event.ended_ns = started + self.device_ns - began_ns
+        event.bytes = self.size
+        event.kernel = self.kernel
+        if self.grid is not None and self.block is not None:
+            event.grid.CopyFrom(dim3(self.grid))
+            event.block.CopyFrom(dim3(self.block))
+        event.error = self.error
+
+
+class Uncounted:
+    """A command that came when the trace was full: it is counted and not kept."""
+
+    __slots__ = ("_trace",)
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def enter(self) -> None:
+        pass
+
+    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
+        pass
+
+    def leave(self, done: bool) -> None:
+        pass
+
+    def failed(self, reason: str) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def drop(self) -> None:
+        self._trace.dropped -= 1
+
+
+def dim3(dim: Dim) -> commands_pb2.Dim3:
+    return commands_pb2.Dim3(x=dim[0], y=dim[1], z=dim[2])

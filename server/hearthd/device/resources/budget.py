@@ -1,0 +1,126 @@
+"""How much of a device's memory can be had: for the refusal that says so, and for calls that ask before they allocate.
+
+All numbers are bytes and Python integers. What the pool holds unused counts as free: it serves the next allocation.
+"""
+
+from __future__ import annotations
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import MemoryInfo
+
+GRANULARITY = 512
+"""Bytes that every allocation is rounded up to: CuPy's pool and CUDA's do, and so does the CPU's."""
+
+SHARE = 9
+OF = 10
+"""Nine tenths of the device, and of what is free of it, may be planned with: drivers, contexts and fragments need some.
+vyre's figures (`transient_dispatch_budget_uses_conservative_live_vram_fraction`)."""
+
+
+def rounded(size: int) -> int:
+    """What an allocation of `size` bytes takes of the pool."""
+    return -(-size // GRANULARITY) * GRANULARITY
+
+
+def ceiling(info: MemoryInfo, limit: int) -> int:
+    """The most that this process may ever hold; `limit` 0: what the device has."""
+    return min(limit, info.total) if limit else info.total
+
+
+def available(info: MemoryInfo, limit: int) -> int:
+    """The largest allocation that could succeed now; an upper bound, for memory may be in pieces."""
+    unused = max(0, info.reserved - info.in_use)
+    return max(0, min(info.free + unused, ceiling(info, limit) - info.in_use))
+
+
+def budget(info: MemoryInfo, limit: int) -> int:
+    """What a call that needs several allocations may plan with: a conservative part of `available`.
+
+    A configured limit is ours to keep, and counts in full; the device itself is shared with what nobody told us of.
+    """
+    unused = max(0, info.reserved - info.in_use)
+    most = info.total * SHARE // OF
+    if limit:
+        most = min(most, limit)
+    return max(0, min(most - info.in_use, (info.free + unused) * SHARE // OF))
+
+
+def check_budget(required: int, info: MemoryInfo, limit: int) -> None:
+    """Raises Refusal(OUT_OF_MEMORY) where `required` bytes are more than `budget`. Nothing is reserved by it."""
+    allowed = budget(info, limit)
+    if required > allowed:
+        raise out_of_memory(required, info, limit, largest=allowed)
+
+
+def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusal:
+    """Says of `size` bytes that the process may not hold them now: the device is shared with other processes."""
+    most = ceiling(info, limit)
+    if size > most:
+        return out_of_memory(size, info, limit)
+    largest = max(0, granted - info.in_use)
+    return Refusal(
+        Reason.OUT_OF_MEMORY,
+        f"{size} bytes do not fit now: this process has been granted {granted} of the device's {most}, of which "
+        f"{info.in_use} are in use; the rest is in use by other processes",
+        fix="free buffers that are no longer needed, or wait until others have",
+        details={
+            "requested": size,
+            "free": info.free,
+            "total": most,
+            "reserved": info.reserved,
+            "in_use": info.in_use,
+            "largest": largest,
+            "granted": granted,
+            **({"limit": limit} if limit else {}),
+            "fits": "not now",
+        },
+    )
+
+
+def over_quota(size: int, quota: int, in_use: int, granted: int | None = None) -> Refusal:
+    """Says that the tenant may not have `size` bytes; `granted`: to this process, where that is what it lacks."""
+    never = size > quota
+    return Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{size} bytes of device memory were asked for; the tenant may have {quota} on a device, of which {in_use} are "
+        "in use",
+        fix="ask for less" if never else "free buffers that are no longer needed, in any session of the tenant",
+        details={
+            "requested": size,
+            "allowed": quota,
+            "in_use": in_use,
+            "quota": "device_bytes",
+            **({"granted": granted} if granted is not None else {}),
+            "fits": "never" if never else "not now",
+        },
+    )
+
+
+def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | None = None) -> Refusal:
+    """Says of `size` bytes that they can never be had, or not now, with all the numbers."""
+    most = ceiling(info, limit)
+    if largest is None:
+        largest = available(info, limit)
+    details = {
+        "requested": size,
+        "free": info.free,
+        "total": most,
+        "reserved": info.reserved,
+        "in_use": info.in_use,
+        "largest": largest,
+        **({"limit": limit} if limit else {}),
+    }
+    numbers = f"{info.free} are free, the pool of this process holds {info.reserved}, of which {info.in_use} are in use"
+    if size > most:
+        return Refusal(
+            Reason.OUT_OF_MEMORY,
+            f"{size} bytes can never fit: the most is {most} ({numbers})",
+            fix="ask for less, or split the data over several devices",
+            details={**details, "fits": "never"},
+        )
+    return Refusal(
+        Reason.OUT_OF_MEMORY,
+        f"{size} bytes do not fit now: {largest} of {most} could be had ({numbers})",
+        fix="free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
+        details={**details, "fits": "not now"},
+    )

@@ -1,0 +1,135 @@
+"""Who waits for the device to rest, in order; who of them has waited too long, and whom the log is to be told of. Pure:
+times are passed in, in seconds of a monotonic clock.
+
+Some wait for nobody's sake, so that launches are not held back for them unless they are many. Of the others, a load has
+somebody who waits for it, who is told when it has waited for as long as loads may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from hearthd.device.platform.sleep import sooner
+
+J = TypeVar("J")
+
+PATIENT_MOST = 64
+"""Jobs that nobody waits for, above which they are as urgent as any."""
+
+TELL_S = 2.0
+"""A load that has waited for so long is worth a line in the log."""
+
+
+class Place(Generic[J]):
+    """One that waits, since `since`. `limited`: somebody waits for it, though not for ever."""
+
+    __slots__ = ("excused", "job", "limited", "since", "told", "urgent")
+
+    def __init__(self, job: J, since: float, urgent: bool, limited: bool) -> None:
+        self.job = job
+        self.since = since
+        self.urgent = urgent
+        self.limited = limited
+        self.excused = -math.inf
+        """It has not waited too long before this time, however long it has."""
+        self.told = False
+        """Whether the log has been."""
+
+
+class RestLine(Generic[J]):
+    """All of them, the first that came first."""
+
+    def __init__(self) -> None:
+        self._all: dict[Place[J], None] = {}
+        self._urgent: dict[Place[J], None] = {}
+        self._limited: dict[Place[J], None] = {}
+        self._crowded: float | None = None
+        """Since when there have been too many that nobody waits for."""
+        self.since: float | None = None
+        """Since when one has been waiting for whose sake launches may be held back; None: none is there."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def first(self) -> Place[J] | None:
+        return next(iter(self._all), None)
+
+    @property
+    def limited(self) -> int:
+        """How many loads there are."""
+        return len(self._limited)
+
+    def longest(self, now: float) -> float:
+        """Seconds that the one of them has waited which came first; 0: there is none."""
+        return max(0.0, now - first.since) if (first := next(iter(self._limited), None)) is not None else 0.0
+
+    def add(self, job: J, now: float, *, urgent: bool, limited: bool = False) -> Place[J]:
+        """One more. `limited`: a load, which is urgent always."""
+        place = Place(job, now, urgent or limited, limited)
+        self._all[place] = None
+        if place.urgent:
+            self._urgent[place] = None
+        elif self._crowded is None and len(self._all) - len(self._urgent) > PATIENT_MOST:
+            self._crowded = now
+        if limited:
+            self._limited[place] = None
+        self._reckon()
+        return place
+
+    def drop(self, place: Place[J]) -> bool:
+        """It waits no more; False: it had not been waiting."""
+        if place not in self._all:
+            return False
+        del self._all[place]
+        self._urgent.pop(place, None)
+        self._limited.pop(place, None)
+        if len(self._all) - len(self._urgent) <= PATIENT_MOST:
+            self._crowded = None
+        self._reckon()
+        return True
+
+    def _reckon(self) -> None:
+        first = next(iter(self._urgent), None)
+        self.since = self._crowded
+        if first is not None:
+            self.since = sooner(first.since, self._crowded)
+
+    # ---- loads ----
+
+    def expired(self, now: float, limit: float) -> list[Place[J]]:
+        """Loads that have waited for `limit` seconds and are not excused; 0: they may wait for ever."""
+        return [place for place in self._waited(now, limit or math.inf) if now >= place.excused]
+
+    def untold(self, now: float) -> list[Place[J]]:
+        """Loads that have waited for long, each named here once."""
+        found = [place for place in self._waited(now, TELL_S) if not place.told]
+        for place in found:
+            place.told = True
+        return found
+
+    def _waited(self, now: float, seconds: float) -> Iterator[Place[J]]:
+        for place in self._limited:
+            if now < place.since + seconds:
+                return
+            yield place
+
+    def wake(self, now: float, limit: float) -> float | None:
+        """Seconds until the next of them has waited too long, or for so long that it is to be told; None: none will."""
+        if not self._limited:
+            return None
+        ahead = self._next_due(limit) - now if limit else None
+        quiet = next((place for place in self._limited if not place.told), None)
+        if quiet is not None:
+            ahead = sooner(quiet.since + TELL_S - now, ahead)
+        return None if ahead is None else max(0.0, ahead)
+
+    def _next_due(self, limit: float) -> float:
+        due = math.inf
+        for place in self._limited:
+            if place.since + limit >= due:
+                break
+            due = min(due, max(place.since + limit, place.excused))
+        return due

@@ -1,0 +1,247 @@
+"""Work that the driver does only while no kernel runs: loading code and unloading it, and giving up what a
+communicator has.
+
+CUDA waits for every kernel of the context before it loads or unloads a module, whatever thread asks, and lets no other
+call through meanwhile (measured with CUDA 13 on an H200: as long as the kernel runs; CUDA_MODULE_LOADING and the
+library API only move the wait). The device-handle thread must not wait, so the work does, until the device rests.
+
+A kernel that never ends would keep it waiting for ever. So who loads is told when that takes too long, and by whom, and
+so is the log, earlier; but who waits for its own kernels alone waits as long as they take.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.server import ComputeServer
+from hearthd.device.platform.log import Journal
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.resources.idle_queue import Place, RestLine
+from hearthd.device.resources.idle_turns import holding
+from hearthd.device.resources.running import AGAIN_S, running, unrested
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_pool import NAMED, Tracks
+
+Job = Callable[[], None]
+
+BESIDE_S = 2.0
+"""How long launches are held back, at most, for what another thread does while the device rests."""
+
+
+class Load(NamedTuple):
+    """What somebody waits for: who, what, and how to tell that it will not be done."""
+
+    session: Session
+    what: str
+    refuse: Callable[[Refusal], None]
+
+
+class Task(NamedTuple):
+    run: Job
+    load: Load | None = None
+    """None: nobody waits for it."""
+
+
+Waiting = Place[Task]
+"""A job that waits."""
+
+
+class Quiet:
+    """Belongs to the device-handle thread. `kick`: launches are let through again. `limit`: seconds that a load may
+    wait; 0: for ever."""
+
+    def __init__(
+        self,
+        server: ComputeServer,
+        tracks: Tracks,
+        kick: Callable[[], None],
+        journal: Journal,
+        limit: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server = server
+        self._tracks = tracks
+        self._kick = kick
+        self._journal = journal
+        self.limit = limit
+        self._clock = clock
+        self.tenant_of: Callable[[str], str | None] = lambda _session: None
+        """Of a session by its id; None: it is not known."""
+        self._line: RestLine[Task] = RestLine()
+        self._asked = False
+        self._ends = 0
+        """How often all that the device had been given before has ended, while somebody waited for that."""
+        self._beside: dict[object, float] = {}
+        """What other threads do while the device rests, and until when launches are held back for it; -inf: they are
+        not any more."""
+
+    @property
+    def occupied(self) -> bool:
+        """Whether another thread does something that no kernel is to run beside, least of all one that may wait for a
+        peer."""
+        return bool(self._beside)
+
+    @property
+    def _held_beside(self) -> bool:
+        return any(until > -math.inf for until in self._beside.values())
+
+    def gauges(self) -> dict[str, int]:
+        """Loads that wait for the device to rest, and how long the first of them has."""
+        longest = self._line.longest(self._clock()) if self._line.limited else 0.0
+        return {"loads_waiting": self._line.limited, "load_wait_longest_ns": int(longest * 1e9)}
+
+    def run(self, job: Job, *, urgent: bool = True) -> None:
+        """`job` when no kernel runs, however long that takes: at once where that is so, or where the backend does not
+        mind. In order.
+
+        Launches are held back in turns for what is urgent.
+        """
+        self._add(Task(job), urgent)
+
+    def load(self, session: Session, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
+        """`job`, which is urgent, as `run` has it; or else `refuse(why)`, when it has waited for as long as it may.
+
+        None: it was done at once. What waits can be taken back by `drop`. `what`: it, in the refusal's words.
+        """
+        return self._add(Task(job, Load(session, what, refuse)), urgent=True)
+
+    def hopeful(self) -> Callable[[], bool]:
+        """For what is refused now: whether it is worth another try by then. What kept the device from resting has
+        ended, or some time has passed."""
+        ends, until = self._ends, self._clock() + AGAIN_S
+        return lambda: self._ends != ends or self._clock() >= until
+
+    def drop(self, waiting: Waiting) -> None:
+        """Nobody wants it any more, so nothing is held back for it. Nothing happens where it does not wait."""
+        if self._line.drop(waiting):
+            self._let_through()
+
+    def _add(self, task: Task, urgent: bool) -> Waiting | None:
+        if not self._server.loading_waits or (not self._line and self._idle()):
+            task.run()
+            return None
+        waiting = self._line.add(task, self._clock(), urgent=urgent, limited=task.load is not None)
+        self._ask()
+        return waiting
+
+    def beside(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
+        """`job(done)` as `run` has it, for what it has another thread do: launches are held back until `done` is
+        called, on this thread, though not for long."""
+        if self._server.loading_waits:
+            self.run(lambda: self._occupy(job), urgent=urgent)
+        else:
+            job(lambda: None)
+
+    def meanwhile(self, job: Callable[[Job], None]) -> None:
+        """The same, and at once, whatever runs."""
+        if self._server.loading_waits:
+            self._occupy(job)
+        else:
+            job(lambda: None)
+
+    def _occupy(self, job: Callable[[Job], None]) -> None:
+        token = object()
+        self._beside[token] = self._clock() + BESIDE_S
+        self._tracks.hold(True)
+
+        def done() -> None:
+            del self._beside[token]
+            if not self._held_beside:
+                self._tracks.hold(False)
+            self._kick()  # collectives wait as long as it takes
+
+        job(done)
+
+    def _let_through(self) -> None:
+        """Unless there is something that launches are held back for."""
+        if self._tracks.held and self._line.since is None and not self._held_beside:
+            self._tracks.hold(False)
+            self._kick()
+
+    def poll(self) -> float | None:
+        """Holds launches back or lets them through, and tells who has waited too long, as it is time; seconds until
+        that changes, None: it does not."""
+        if not self._beside and self._line.since is None:
+            return None
+        ahead = self._look_after_loads() if self._line.limited else None
+        turn = self._hold()
+        return ahead if turn is None else sooner(turn, ahead)
+
+    def _hold(self) -> float | None:
+        if self._beside:
+            now = self._clock()
+            for token, until in self._beside.items():
+                if -math.inf < until <= now:
+                    self._beside[token] = -math.inf
+            if self._held_beside:
+                return min(until for until in self._beside.values() if until > now) - now
+            self._let_through()
+        if self._line.since is None:
+            return None
+        held, left = holding(self._clock() - self._line.since)
+        if held is not self._tracks.held:
+            self._tracks.hold(held)
+            if not held:
+                self._kick()
+        return left
+
+    # ---- loads that wait for long ----
+
+    def _look_after_loads(self) -> float | None:
+        now = self._clock()
+        untold = self._line.untold(now)
+        if untold:
+            self._tell(untold, now)
+        for waiting in self._line.expired(now, self.limit):
+            load = waiting.job.load
+            if load is None:
+                continue
+            found = running(self._tracks, load.session, self.tenant_of)
+            if found.own and not (found.others or found.strangers):
+                waiting.excused = now + AGAIN_S
+            elif self._line.drop(waiting):  # it has not been taken back for the sake of one before
+                load.refuse(unrested(load.what, now - waiting.since, self.limit, found))
+        self._let_through()
+        return self._line.wake(now, self.limit)
+
+    def _tell(self, untold: Iterable[Waiting], now: float) -> None:
+        """One line of the log for all that have come to wait so long, of one moment as a rule."""
+        loads = [(waiting.since, waiting.job.load) for waiting in untold if waiting.job.load is not None]
+        kernels = list(dict.fromkeys(self._tracks.in_flight()))
+        self._journal.warning(
+            "loads_wait",
+            loads=len(loads),
+            waited_s=round(now - min(since for since, _ in loads), 3),
+            sessions=list(dict.fromkeys(load.session.id for _, load in loads))[:NAMED],
+            kernels=kernels[:NAMED],
+            sessions_of_kernels=self._tracks.suspects()[:NAMED],
+            load_timeout_s=self.limit,
+            why="no code is loaded while a kernel runs, and these have not ended",
+        )
+
+    # ---- the device's rest ----
+
+    def _idle(self) -> bool:
+        return not self._tracks.undone(self._tracks.all)
+
+    def _ask(self) -> None:
+        """Looks again when all that the device has been given so far is done."""
+        if not self._asked:
+            self._asked = True
+            self._tracks.after_all(self._tracks.undone(self._tracks.all), self._rested)
+
+    def _rested(self) -> None:
+        self._asked = False
+        self._ends += 1
+        while (waiting := self._line.first) is not None:
+            if not self._idle():  # one of them may have been a launch
+                self._ask()
+                break
+            self._line.drop(waiting)
+            waiting.job.run()
+        self._let_through()
+        self._kick()

@@ -1,0 +1,91 @@
+"""What keeps the device from resting, in words: for the log, and for who waited for its rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_pool import NAMED, Tracks, listed
+
+AGAIN_S = 5.0
+"""Who was refused is refused again, without a wait, until so much time has passed or that work has ended: what was sent
+behind it would else wait as long, one after the other."""
+
+
+class Running(NamedTuple):
+    """Kernels in flight, those of each session apart; oldest first, each once."""
+
+    own: list[str]
+    """Those of who asks."""
+    others: dict[str, list[str]]
+    """Those of other sessions of its tenant, by session."""
+    strangers: bool
+    """Whether another tenant has some: what they are called, and whose they are, is not to be told."""
+
+    @property
+    def kernels(self) -> list[str]:
+        """All that may be named."""
+        return list(dict.fromkeys((*self.own, *(name for names in self.others.values() for name in names))))
+
+    @property
+    def words(self) -> str:
+        parts = [f"{_named(self.own)} of this session"] if self.own else []
+        parts += [f"{_named(names)} of session {session}" for session, names in list(self.others.items())[:NAMED]]
+        if len(self.others) > NAMED:
+            parts.append("more of other sessions")
+        if self.strangers:
+            parts.append("work of another tenant's session")
+        return " and ".join(parts) or "work that has no kernel's name (a graph, a collective or a copy)"
+
+
+def running(tracks: Tracks, asking: Session, tenant_of: Callable[[str], str | None]) -> Running:
+    """`tenant_of` a session by its id; None where that is not known."""
+    own: list[str] = []
+    others: dict[str, list[str]] = {}
+    strangers = False
+    for session in tracks.suspects():
+        names = list(dict.fromkeys(tracks.in_flight(session)))
+        if session == asking.id:
+            own = names
+        elif tenant_of(session) == asking.tenant:
+            others[session] = names
+        else:
+            strangers = True
+    return Running(own, others, strangers)
+
+
+def unrested(what: str, waited: float, limit: float, found: Running) -> Refusal:
+    """For who waited for the device to rest for as long as that may take, and is refused `what`."""
+    fixes = []
+    if found.own:
+        fixes.append("let kernels of this session end (synchronize) before it loads")
+    if found.others:
+        fixes.append(
+            f"have it ended (hearth sessions end {next(iter(found.others))}: when the others have left its process; "
+            "hearth restart-device: at once)"
+        )
+    if found.strangers:
+        fixes.append('have a process for each tenant (devices.isolation = "tenant")')
+    fixes.append(
+        'use a session of its own (isolation="dedicated"), have kernels limited (launch.timeout), or raise '
+        "launch.load_timeout; then use it again"
+    )
+    return Refusal(
+        Reason.QUEUE_FULL,
+        f"{what} was not done within {waited:.3g} s: no code is loaded while a kernel runs, and this has not ended: "
+        f"{found.words}",
+        fix=", ".join(fixes),
+        details={
+            "waited_s": f"{waited:.3f}",
+            "load_timeout_s": f"{limit:g}",
+            "kernels": listed(found.kernels),
+            "sessions": ", ".join(list(found.others)[:NAMED]),
+        },
+        retry_after_s=AGAIN_S,
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"kernel{'s' if len(names) > 1 else ''} {listed(names)}"

@@ -1,0 +1,119 @@
+"""Host memory that copies go through, capped: a copy that finds none waits, it does not fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.backend.server import ComputeServer
+from hearthd.device.resources.drop_queue import DropQueue
+from hearthd.device.session.session import Session
+from hearthd.device.streams.stream_pool import Track, Tracks
+
+SMALL = 64 << 10
+"""Buffers below this share an event with others (`DropQueue`): a batch of them holds back 4 MiB at the most, however
+long the work behind it takes."""
+
+
+class Staging:
+    """Buffers on loan until the copy through them is done. Each is given back once; in any order."""
+
+    def __init__(self, server: ComputeServer, cap: int, tracks: Tracks, on_room: Callable[[], None]) -> None:
+        self._server = server
+        self._cap = cap
+        self._tracks = tracks
+        self._on_room = on_room
+        self._lent: dict[HostBuffer, tuple[Session | None, int]] = {}
+        self.on_return: Callable[[int], None] = lambda nanoseconds: None
+        """Told how long a buffer was on loan."""
+        self._dropped: dict[Track, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
+        self._starved = False
+        self._of_tenant: dict[str, int] = {}  # on loan
+        self.in_use = 0
+
+    def acquire(self, size: int, session: Session | None = None) -> HostBuffer | None:
+        """At least `size` bytes, or None while there are none: what waits is tried again when there are.
+
+        One copy larger than the cap may go alone. `session` is whom the memory is counted for, and whose tenant's quota
+        it has to be within. Raises Refusal(OUT_OF_MEMORY) where the host locks no more and nothing can come back.
+        """
+        buffer = self.find(size, session)
+        if buffer is None and not self.in_use:
+            refusal = self.refusal(size)
+            if refusal is not None:
+                raise refusal
+        return buffer
+
+    def find(self, size: int, session: Session | None = None) -> HostBuffer | None:
+        """As `acquire`, for who can also do without: see `refusal`."""
+        if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
+            buffer = self._server.allocate_host(size)
+            if buffer is not None:
+                self.in_use += buffer.size
+                self._lent[buffer] = session, time.perf_counter_ns()
+                if session is not None:
+                    session.bytes_pinned += buffer.size
+                    self._of_tenant[session.tenant] = self._of_tenant.get(session.tenant, 0) + buffer.size
+                return buffer
+        self._starved = True
+        self.flush()  # what may be done already is not to wait for the end of the turn
+        return None
+
+    def _within_quota(self, size: int, session: Session | None) -> bool:
+        """Whether the session's tenant may have so much more on loan. One copy larger than its quota may go alone."""
+        if session is None or not session.pinned_bytes:
+            return True
+        lent = self._of_tenant.get(session.tenant, 0)
+        return not lent or lent + size <= session.pinned_bytes
+
+    def refusal(self, size: int) -> Refusal | None:
+        """Why the host locks no more memory for now; None: it does, or what is on loan will be enough."""
+        return self._server.host_refusal(size)
+
+    def drop(self, track: Track, buffer: HostBuffer) -> None:
+        """Gives a buffer back when all that the track has been given so far is done."""
+        queue = self._dropped.get(track)
+        if queue is None:
+            queue = self._dropped[track] = DropQueue()
+        if queue.push(buffer, buffer.size) or buffer.size >= SMALL:
+            self._close(track)
+
+    def flush(self) -> None:
+        """Closes every batch: from now on only the device has to be waited for."""
+        if self._dropped:
+            for track in list(self._dropped):
+                self._close(track)
+
+    def poll(self) -> None:
+        """Lets waiting copies try again when the backend has more memory for them."""
+        if self._starved and self._server.host_grown():
+            self._starved = False
+            self._on_room()
+
+    def release(self, buffer: HostBuffer) -> None:
+        """A second time does nothing."""
+        self._release((buffer,))
+
+    def _close(self, track: Track) -> None:
+        batch = self._dropped.pop(track).close()
+        self._tracks.on_complete(track, partial(self._release, batch))
+
+    def _release(self, buffers: Iterable[HostBuffer]) -> None:
+        for buffer in buffers:
+            if buffer not in self._lent:
+                continue
+            session, lent_ns = self._lent.pop(buffer)
+            self.on_return(time.perf_counter_ns() - lent_ns)
+            if session is not None:
+                session.bytes_pinned -= buffer.size
+                left = self._of_tenant.pop(session.tenant) - buffer.size
+                if left:
+                    self._of_tenant[session.tenant] = left
+            self.in_use -= buffer.size
+            self._server.free_host(buffer)
+        if self._starved:
+            self._starved = False
+            self._on_room()

@@ -1,0 +1,267 @@
+"""Frames of a session as commands, one after the other, stopping where somebody else has to have a turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.device.context import Device
+from hearthd.device.fast_path.temporaries import AtOnce
+from hearthd.device.launch.commands import LaunchCommands
+from hearthd.device.scheduler.backlog import LAUNCH, NEEDS, NOTHING, Ahead, Backlog, Changes
+from hearthd.device.session.session import BatchEntry, Session
+
+LOOK_AHEAD_BYTES = 64 << 10
+"""Longer batches are not looked into before their turn: that takes time, which belongs to others."""
+
+HEAVY = {"collective": 15, "all_reduce": 15}
+"""What a command takes of a turn beyond that of others, in commands: what it asks of its peers is sent when the turn is
+over, and a long row of them must not hold up the first."""
+
+_NONE: frozenset[int] = frozenset()
+_NOBODY = (None, 0)
+
+CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
+"""Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
+
+
+class Commands(Protocol):
+    """Who runs them: the executor."""
+
+    def command(
+        self,
+        session: Session,
+        command: commands_pb2.Command,
+        kind: str,
+        *,
+        batch: BatchEntry | None = None,
+        index: int = 0,
+        call: int = 0,
+    ) -> None:
+        """Runs it, which is of this kind ("": of none), or puts it off until what it needs is there."""
+        ...
+
+    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None: ...
+    def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+
+
+class Arrivals:
+    """Belongs to the device-handle thread. What `batch` and `call` give yields where it may not go on; see
+    `Backlog.left` and `Backlog.may`."""
+
+    def __init__(
+        self, device: Device, launches: LaunchCommands, commands: Commands, at_once: Mapping[str, AtOnce]
+    ) -> None:
+        """`at_once`: who is asked first for commands of these kinds."""
+        self._device = device
+        self._at_once = at_once
+        self._launches = launches
+        self._commands = commands
+        self.handlers: dict[int, Callable[[Backlog, Frame], Iterator[None]]] = {
+            Kind.BATCH: self.batch,
+            Kind.CALL: self.call,
+        }
+
+    def batch(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
+        """Works a batch off."""
+        session = backlog.session
+        opened = self._open(backlog, frame)
+        if opened is None:
+            return
+        batch, answered = opened
+        telemetry, at_once = self._device.telemetry, self._at_once
+        began = time.perf_counter_ns()
+        backlog.paused = 0
+        entry = BatchEntry(session.last_seq)
+        session.batches.append(entry)
+        index = 0
+        for place, command in enumerate(batch.commands):
+            records = command.launches
+            if records and not command.request:  # so that is its kind; to ask for it costs as much as a launch
+                index += yield from self._run(backlog, records, entry, index, place)
+                continue
+            kind = command.WhichOneof("kind") or ""
+            runs, work = at_once.get(kind, _NOBODY)
+            if runs is not None and backlog.left > 0 and backlog.room >= work and not answered:
+                if runs(session, command, entry, index):
+                    backlog.left -= 1
+                    backlog.room -= work
+                    index += 1
+                    continue
+            elif kind == "launches" and not command.request:
+                continue  # none
+            if not answered or place not in answered:
+                need = NEEDS.get(kind, NOTHING)
+                while backlog.left <= 0 or not backlog.may(need) or (need and self._full(backlog, command)):
+                    yield from _pause(backlog, place)
+                self._commands.command(session, command, kind, batch=entry, index=index)
+                backlog.left -= 1 + HEAVY.get(kind, 0)
+                if need:
+                    backlog.room -= 1
+                if kind == "record_event" and backlog.awaited:
+                    for waiting in backlog.awaited.pop(command.record_event.event, ()):
+                        self._commands.command(session, waiting, "query_event")
+            index += 1
+        entry.left -= 1
+        if not entry.left:
+            self._commands.acknowledge(session, entry)
+        telemetry.batch_execution.observe(time.perf_counter_ns() - began - backlog.paused)
+
+    def _run(
+        self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, place: int
+    ) -> Generator[None, None, int]:
+        """Works packed launches off; how many there were."""
+        telemetry = self._device.telemetry
+        at = count = 0
+        while at < len(records):
+            if backlog.left <= 0 or not backlog.may(LAUNCH):
+                yield from _pause(backlog, place)
+                continue
+            most = min(2 * backlog.left, backlog.room)
+            launches, at = self._launches.run_records(
+                backlog.session, records, entry, index + count, at, most, backlog.stops
+            )
+            telemetry.count("launch", launches)
+            count += launches
+            backlog.left -= launches
+            backlog.room -= launches
+            if backlog.standstill.stream is not None:
+                paused = backlog.paused
+                yield from _pause(backlog, place)
+                telemetry.queue_delay.observe(backlog.paused - paused)
+        return count
+
+    @staticmethod
+    def _full(backlog: Backlog, command: commands_pb2.Command) -> bool:
+        """Whether the row stands still before a command that gives the device work."""
+        stream = backlog.session.streams.items.get(command.stream)
+        return stream is not None and stream.track.budget <= 0 and backlog.stops(stream)
+
+    def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
+        """The batch and the places of what has been answered in it; None where there is nothing to run."""
+        session = backlog.session
+        ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
+        try:
+            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if ahead is None else ahead.batch
+        except DecodeError:
+            self._protocol_error(session, "it is no ExecuteRequest")
+            return None
+        seq, number, last = batch.seq, frame.id, session.last_seq
+        if number and seq != number:
+            self._protocol_error(session, f"its seq is {seq}; that of its frame {number}")
+            return None
+        if seq != last + 1:
+            if 0 < seq <= last:
+                self._device.outbox.repeated(session.channel, number)
+            else:
+                self._protocol_error(session, f"its seq is {seq}; the next is {last + 1}")
+            return None
+        session.last_seq = seq
+        self._device.telemetry.batches += 1
+        backlog.under = batch
+        return batch, ahead.answered if ahead is not None else _NONE
+
+    def call(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
+        """Works a single call off."""
+        try:
+            command = commands_pb2.Command.FromString(frame.payload)
+        except DecodeError:
+            refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is no Command")
+            self._commands.result(backlog.session, frame.id, commands_pb2.Result(error=refusal.to_status()))
+            return
+        kind = command.WhichOneof("kind") or ""
+        need = NEEDS.get(kind, NOTHING)
+        while backlog.left <= 0 or not backlog.may(need):
+            yield
+        self._commands.command(backlog.session, command, kind, call=frame.id)
+        backlog.left -= 1
+        if need:
+            backlog.room -= 1
+
+    def look_ahead(self, backlog: Backlog, frame: Frame) -> None:
+        """A batch that may have to wait: what it asks of events is answered as soon as those have been recorded.
+
+        A client that keeps so much under way waits for the events of its earlier work behind its later work; the device
+        would run dry before it hears of them. All that waits before this batch has to have been looked into as well.
+        """
+        if len(frame.payload) > LOOK_AHEAD_BYTES or len(backlog.ahead) != len(backlog.frames):
+            return
+        session = backlog.session
+        try:
+            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch
+        except DecodeError:
+            return
+        if batch.seq != session.last_seq + len(backlog.ahead) + 1:
+            return  # it is sent again, or has no place
+        before = [each.changes for each in backlog.ahead.values()]
+        if backlog.work is not None and backlog.under is not None:
+            before.append(_changes(backlog.under.commands[backlog.place :]))
+        changes = _changes(batch.commands)
+        known = [each for each in before if each is not None]
+        answered: list[int] = []
+        if changes is not None and len(known) == len(before):
+            for place, command in enumerate(batch.commands):
+                if command.WhichOneof("kind") == "query_event" and command.request:
+                    known.append(_changes(batch.commands[:place]) or {})
+                    if self._answer(backlog, command, known):
+                        answered.append(place)
+                    known.pop()
+        backlog.ahead[id(frame)] = Ahead(batch, changes, frozenset(answered))
+
+    def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
+        """Whether what is asked of an event is answered now, or when it has been recorded: `before` is what happens to
+        events until then."""
+        session = backlog.session
+        stream = session.streams.get(command.stream)
+        if stream is None or stream.capture is not None:
+            return False
+        handle = command.query_event.event
+        ahead = [each[handle] for each in before if handle in each]
+        if ahead == [True]:
+            backlog.awaited.setdefault(handle, []).append(command)
+            return True
+        event = session.events.get(handle)
+        if ahead or event is None or event.event is None:
+            return False
+        self._commands.command(session, command, "query_event")
+        return True
+
+    def _protocol_error(self, session: Session, why: str) -> None:
+        refusal = Refusal(
+            Reason.MALFORMED_MESSAGE,
+            f"the message was no valid batch: {why}; nothing of it ran",
+            fix="send ExecuteRequest messages with batches numbered from 1",
+            details={"last_seq": session.last_seq},
+        )
+        event = device_pb2.Event(protocol_error=refusal.to_status())
+        response = device_pb2.ExecuteResponse(event=event)
+        self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
+        self._device.outbox.refused(session.channel, why)
+
+
+def _pause(backlog: Backlog, place: int) -> Iterator[None]:
+    """Stops before the command at this place of its batch, for once."""
+    backlog.place = place
+    began = time.perf_counter_ns()
+    yield
+    backlog.paused += time.perf_counter_ns() - began
+
+
+def _changes(commands: Iterable[commands_pb2.Command]) -> Changes | None:
+    """What the commands do to events; None where they decide about more than that."""
+    events: Changes = {}
+    for command in commands:
+        kind = command.WhichOneof("kind") or ""
+        if kind in CHANGING:
+            return None
+        if kind == "record_event":
+            events[command.record_event.event] = command.record_event.event not in events
+        elif kind == "destroy_event":
+            events[command.destroy_event.event] = False
+    return events

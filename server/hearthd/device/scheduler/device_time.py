@@ -1,0 +1,155 @@
+"""Whose the device's time is: at every moment it is shared out among those who have work on it.
+
+Work of two sessions that is on the device at once may run side by side, or one behind the other: nobody can tell from
+outside, so each pays half, except who has paid already what its work takes by itself. What is charged adds up to the
+time in which the device had work at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from hearth_proto.frames import Kind
+from hearthd.device.outbox import Outbox
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.telemetry import Telemetry
+
+TELL_S = 1.0
+"""How often the front is told, while there is something to tell."""
+
+
+class Payer(Protocol):
+    """Who pays: a session's `hearthd.device.scheduler.backlog.Backlog`."""
+
+    used: float
+    """Seconds so far."""
+
+    owes: float
+    """Seconds that it is still to pay for what it has on the device, as long as somebody else can; infinite: as many as
+    it takes."""
+
+    @property
+    def session_id(self) -> str: ...
+
+
+P = TypeVar("P", bound=Payer)
+
+
+class Meter(Generic[P]):
+    """Belongs to the device-handle thread. `charge` is told of every bit of time and who paid it."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        telemetry: Telemetry,
+        charge: Callable[[P, float], None] = lambda payer, seconds: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._outbox = outbox
+        self._telemetry = telemetry
+        self._charge = charge
+        self.clock = clock
+        self._under_way: dict[P, int] = {}
+        self._untold: dict[str, float] = {}
+        self._now = clock()
+        self._told = self._now
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody has work on the device."""
+        return bool(self._under_way)
+
+    def advance(self) -> float:
+        """Shares out the time since the last call; what time it is."""
+        now = self.clock()
+        if self._under_way:
+            spent = now - self._now
+            if len(self._under_way) == 1:
+                self._pay(next(iter(self._under_way)), spent)
+            else:
+                self._share(spent)
+            self._telemetry.device_busy_ns += int(spent * 1e9)
+        self._now = now
+        return now
+
+    def _share(self, spent: float) -> None:
+        part = spent / len(self._under_way)
+        whole = [payer for payer in self._under_way if payer.owes >= part]
+        rest = [payer for payer in self._under_way if payer.owes < part]
+        if not whole:
+            whole, rest = rest, []
+        for payer in rest:
+            spent -= payer.owes
+            self._pay(payer, payer.owes)
+        for payer in whole:
+            self._pay(payer, spent / len(whole))
+
+    def _pay(self, payer: P, seconds: float) -> None:
+        payer.used += seconds
+        payer.owes = max(payer.owes - seconds, 0.0)
+        session = payer.session_id
+        self._untold[session] = self._untold.get(session, 0.0) + seconds
+        self._charge(payer, seconds)
+
+    def begin(self, payer: P, since: float | None = None) -> float:
+        """It has work on the device, from now on or since then, and when that is; to be ended as often as it was
+        begun."""
+        before, now = self._now, self.advance()
+        if since is not None and not self._under_way:
+            self._now = now = min(max(before, since), now)
+        if not (self._under_way or self._untold):
+            self._told = now
+        self._under_way[payer] = self._under_way.get(payer, 0) + 1
+        return now
+
+    def spent(self, payer: P, since: float) -> float:
+        """It has had work on the device since then, and nobody else; it is done. What time it is."""
+        now = self.clock()
+        if not self._untold:
+            self._told = now
+        self._pay(payer, now - since)
+        self._telemetry.device_busy_ns += int((now - since) * 1e9)
+        self._now = now
+        return now
+
+    def end(self, payer: P) -> None:
+        """A piece of its work is done."""
+        self.advance()
+        left = self._under_way.get(payer, 0) - 1
+        if left > 0:
+            self._under_way[payer] = left
+        else:
+            self._under_way.pop(payer, None)
+
+    def tell(self) -> None:
+        """Tells the front what nobody has told it."""
+        self._told = self.advance()
+        told = {session: int(seconds * 1e9) for session, seconds in self._untold.items()}
+        for session, nanoseconds in told.items():  # what is lost by rounding stays to be told
+            self._untold[session] -= nanoseconds / 1e9
+        told = {session: nanoseconds for session, nanoseconds in told.items() if nanoseconds}
+        if told:
+            self._outbox.put(Kind.METER, json.dumps(told).encode())
+
+    def forget(self, payer: P) -> None:
+        """Its session is over: the front is told the rest now."""
+        self.advance()
+        self._under_way.pop(payer, None)
+        self.tell()
+        self._untold.pop(payer.session_id, None)
+
+    def poll(self, asleep: float | None) -> float | None:
+        """Tells the front when it is time; how long to sleep, not beyond the next time."""
+        if not (self._under_way or self._untold):
+            return asleep
+        left = self._told + TELL_S - self.clock()
+        if left <= 0:
+            self.tell()
+            left = TELL_S
+            if not self._under_way:
+                self._untold.clear()
+                return asleep
+        return sooner(left, asleep)

@@ -1,0 +1,321 @@
+"""Several sessions on one device: slices of work, measured one by one, and whose turn it is to give the device one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from hearthd.device.context import Device
+from hearthd.device.platform.sleep import sooner
+from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
+from hearthd.device.scheduler.device_time import Meter
+from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, CHANCE_S, PATIENCE_S, QUANTUM_S, SLICE_S
+from hearthd.device.streams.stream_pool import NEVER, Track
+from hearthd.shared.deficit_round_robin import Fair
+
+STRETCH_S = 2e-4
+"""How long one session may keep this thread while others have work."""
+
+SHORT_STRETCH_S = 5e-5
+"""The same while somebody waits for the end of something short."""
+
+PIECE = 64
+"""Commands before the clock is looked at."""
+
+FEW = 2
+"""So many may hurry others."""
+
+NEAR_S = 1.5e-4
+"""How near the end of a slice is watched for without sleeping, for sleeps take longer than they should."""
+
+
+class Slicing:
+    """Belongs to the device-handle thread.
+
+    `advance` works up to so many commands off, and says whether there are more; `rest`: a session has no more to do.
+    """
+
+    def __init__(
+        self, device: Device, advance: Callable[[Backlog, int], bool], rest: Callable[[Backlog], None]
+    ) -> None:
+        self._device = device
+        self._tracks = device.tracks
+        self._advance = advance
+        self._rest = rest
+        self.meter: Meter[Backlog] = Meter(device.outbox, device.telemetry, self._charge)
+        self._fair: Fair[Backlog] = Fair(QUANTUM_S)
+        self._holder: Backlog | None = None
+        """The last that was given a turn."""
+        self.active: dict[Backlog, None] = {}
+        """Those that have something waiting, or work on the device."""
+        self._stirred: dict[Backlog, None] = {}
+        self._wanting: dict[Backlog, None] = {}
+        self._opened: dict[Backlog, None] = {}
+        self._beside: set[Backlog] = set()
+        """Those with slices on the device beside the turn of another."""
+        self._check_at = 0.0
+        self.on = self.more = False
+        """Whether work goes in slices at all; whether something could be done at once."""
+
+    def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
+        """From now on in slices. What who had it alone has on the device is one of them, and no debt."""
+        backlog.bar(self._tracks)
+        backlog.sparse = not had_it_alone
+        if had_it_alone:
+            backlog.forgiven = True
+            self._found(backlog, backlog.undone(self._tracks), turn=True)
+
+    def end(self, backlog: Backlog) -> None:
+        """No slices any more."""
+        self.leave(backlog)
+        backlog.let(self._tracks)
+        backlog.sparse = True
+        backlog.forgiven = False
+
+    def leave(self, backlog: Backlog) -> None:
+        """It has no part in this any more."""
+        if backlog.open is not None:
+            self.close(backlog)
+        self._fair.forget(backlog)
+        self._want(backlog, False)
+        self._stirred.pop(backlog, None)
+        self._let_go(backlog)
+
+    def _let_go(self, backlog: Backlog) -> None:
+        """Who comes next does not wait for its turn any more, once that is done."""
+        if self._holder is backlog and not backlog.slices:
+            self._holder = None
+
+    def stir(self, backlog: Backlog) -> None:
+        """Something has come for it or gone: it is to be looked at."""
+        self._stirred[backlog] = None
+
+    def run(self, free: bool) -> None:
+        """Gives the device what it may be given by now, for a short while; nothing where it is not `free`."""
+        now = self.meter.advance()
+        if now >= self._check_at:
+            self._check_at = now + SLICE_S
+            self._check(now)
+        if not free:
+            self.close_all()
+        for backlog in tuple(self._stirred):
+            if backlog.open is None:
+                self._look(backlog)
+        if free:
+            self._give_all()
+
+    def _check(self, now: float) -> None:
+        """Whose slices have taken too long, and who has to pay for the time in which they are not done."""
+        for backlog in self.active:
+            if backlog.slices or backlog.open is not None:
+                if now > backlog.since + BESIDE_S:
+                    backlog.owes = math.inf
+                if now > backlog.late_at:
+                    for each in backlog.slices:
+                        each.late = True
+
+    def close_all(self) -> None:
+        """Before the loop sleeps: what was given has its marks."""
+        for backlog in tuple(self._opened):
+            self.close(backlog)
+            self.stir(backlog)
+
+    def sleep(self, asleep: float | None) -> float | None:
+        """How long the loop may sleep, where it would otherwise so long: not beyond the moment when a slice will have
+        taken too long; where it has to look whether work is done, not at all while the end of a turn is near, for
+        whose turn it is next waits for that."""
+        now = self.meter.clock()
+        for each in self.active:
+            if each.slices and not each.slices[-1].late:
+                left = max(each.late_at - now, 0.0)
+                asleep = sooner(left, asleep)
+            if each.wanting and each.late:
+                asleep = sooner(max(each.chance_at - now, 0.0), asleep)
+        holder = self._holder
+        if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
+            left = holder.since + holder.slices[0].count * holder.pace.seconds - now
+            if abs(left) < NEAR_S:
+                return 0.0
+        return asleep
+
+    def _look(self, backlog: Backlog) -> None:
+        """Runs what gives the device nothing, and lines up for the rest."""
+        self._stirred.pop(backlog, None)
+        if backlog.waiting and (backlog.closing or not backlog.need):
+            backlog.room = 0
+            if self._advance(backlog, PIECE) and not backlog.need:
+                self.more = True
+                self.stir(backlog)
+        if not backlog.active:
+            return
+        asks = backlog.asks
+        if asks and backlog not in self._fair:
+            session = backlog.session
+            self._fair.enter(backlog, session.tenant, session.weight, session.priority)
+        if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
+            self._fair.leave(backlog)  # copies need no turn, but credit
+        backlog.copies = asks == COPY
+        self._want(backlog, bool(asks))
+        if not (asks or backlog.waiting or backlog.slices):
+            collectives = backlog.collectives(self._tracks)
+            if collectives:
+                self._found(backlog, collectives, turn=False)
+            else:
+                self._rest(backlog)
+
+    def _want(self, backlog: Backlog, wanting: bool) -> None:
+        backlog.wanting = wanting
+        if wanting:
+            self._wanting[backlog] = None
+        else:
+            self._wanting.pop(backlog, None)
+
+    def _give_all(self) -> None:
+        holder = self._fair.turn()
+        for backlog in tuple(self._wanting):  # those first whose commands are few
+            if backlog.open is not None or backlog is holder:
+                continue
+            if backlog.sparse or backlog.copies:
+                self._give_beside(backlog)
+            if backlog.open is None and backlog.late:
+                self._give_chance(backlog)
+        for backlog in tuple(self._opened):
+            if backlog.open is None:
+                continue
+            if backlog.open.turn and backlog is not holder:
+                self.close(backlog)
+                self._look(backlog)
+            else:
+                self._fill(backlog)
+        if holder is not None and holder.open is None and holder.wanting:
+            self._give_turn(holder)
+
+    def _give_turn(self, backlog: Backlog) -> None:
+        copies = backlog.copies
+        last = self._holder
+        if not copies and last is not None and last is not backlog and last.in_turn:
+            self._give_beside(backlog)
+            return
+        limit = min(AHEAD * SLICE_S, self._fair.credit(backlog))
+        most = min(backlog.pace.most(backlog.on_device, limit), backlog.pace.most(0))
+        if most > 0:
+            self._open(backlog, most, launches=not copies, turn=not copies)
+
+    def _give_beside(self, backlog: Backlog) -> None:
+        """Lets a session go without a turn, where it has credit left and nothing under way, or only wants to copy."""
+        launches = backlog.sparse
+        if not (launches or backlog.copies):
+            return
+        if self._fair.credit(backlog) <= 0:
+            if backlog not in self._fair:
+                self.stir(backlog)  # it has to line up
+            return
+        most = backlog.pace.most(backlog.on_device)
+        if most > 0:
+            self._open(backlog, most, launches=launches, turn=False)
+
+    def _give_chance(self, backlog: Backlog) -> None:
+        """Lets a session whose kernel takes too long go once in a while, whatever it owes."""
+        now = self.meter.clock()
+        if now >= backlog.chance_at:
+            backlog.chance_at = now + CHANCE_S
+            self._open(backlog, max(backlog.pace.most(0), 1), launches=True, turn=False)
+
+    # ---- slices ----
+
+    def _open(self, backlog: Backlog, most: int, *, launches: bool, turn: bool) -> None:
+        self.meter.begin(backlog)
+        now = self.meter.clock()
+        if not backlog.slices:
+            backlog.paid, backlog.since = backlog.used, now
+            backlog.owes = math.inf if turn else 0.0
+        base = {track: track.given for track in backlog.busy_tracks()}
+        backlog.open = Slice(now, most, turn, base)
+        self._opened[backlog] = None
+        if not turn:
+            self._beside.add(backlog)
+        asked = any(track.asked for track in backlog.tracks())
+        backlog.let(self._tracks, most, launches)
+        backlog.need = NOTHING
+        if asked:
+            backlog.session.deferred.pump()
+        self._fill(backlog)
+
+    def _fill(self, backlog: Backlog) -> None:
+        """Fills the open slice, for a short while; closes it where it is full, or there is nothing more for it.
+
+        One beside the turn of another waits a little for more: many small ones would cost more than they take.
+        """
+        made = backlog.open
+        assert made is not None
+        begun = self.meter.clock()
+        if not backlog.waiting and not made.turn and begun < backlog.since + SLICE_S:
+            return
+        hurry = 0 < len(self._beside - {backlog}) <= FEW
+        until = begun + (SHORT_STRETCH_S if hurry else STRETCH_S)
+        self.more = True
+        before = made.given(backlog.busy_tracks())
+        while True:
+            given = made.given(backlog.busy_tracks())
+            backlog.room = made.most - given
+            if not made.turn and given != before:
+                backlog.owes += backlog.pace.owed(given - before)
+                before = given
+            if backlog.room <= 0 or backlog.need or not backlog.waiting:
+                break
+            if self.meter.clock() > until:
+                return
+            self._advance(backlog, PIECE // 4 if hurry else PIECE)
+        if backlog.open is made and (made.turn or backlog.waiting or self.meter.clock() >= backlog.since + SLICE_S):
+            self.close(backlog)
+            self._look(backlog)
+            backlog.sparse = backlog.sparse and not backlog.wanting
+
+    def close(self, backlog: Backlog) -> None:
+        """Ends the open slice, with a mark behind it."""
+        made, backlog.open = backlog.open, None
+        assert made is not None
+        del self._opened[backlog]
+        backlog.bar(self._tracks)
+        self._mark(backlog, made, [track for track in backlog.busy_tracks() if made.given((track,))])
+        self.meter.end(backlog)
+        if not backlog.slices:
+            self._beside.discard(backlog)
+
+    def _found(self, backlog: Backlog, tracks: list[Track], turn: bool) -> None:
+        """Work is on the device that was given without a slice; it becomes one."""
+        base = {track: track.finished for track in tracks}
+        self._mark(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
+
+    def _mark(self, backlog: Backlog, made: Slice, tracks: list[Track]) -> None:
+        if not tracks:
+            return
+        made.count = made.given(tracks)
+        self._device.telemetry.slices += 1
+        self.meter.begin(backlog)
+        if made.turn:
+            self._holder = backlog
+        if not backlog.on_device:
+            backlog.late_at = self.meter.clock() + PATIENCE_S
+        backlog.slices.append(made)
+        self._tracks.after_all(tracks, partial(self._done, backlog, made))
+
+    def _done(self, backlog: Backlog, made: Slice) -> None:
+        self.meter.end(backlog)
+        now = self.meter.clock()
+        backlog.slices.remove(made)
+        backlog.forgiven = False
+        backlog.learn(made.count, made.begun, now)
+        backlog.late_at = now + PATIENCE_S
+        if not backlog.slices and backlog.open is None:
+            backlog.owes = math.inf
+            self._beside.discard(backlog)
+        if backlog.ended:
+            self._let_go(backlog)
+        else:
+            self.stir(backlog)
+
+    def _charge(self, backlog: Backlog, seconds: float) -> None:
+        if self.on and not backlog.forgiven:
+            self._fair.charge(backlog, seconds)

@@ -1,0 +1,83 @@
+"""Modules and their functions under a client's handles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.resources import Function, Module
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.launch_plan import Plan
+
+if TYPE_CHECKING:
+    from hearthd.device.session.session import Session
+
+
+class ModuleEntry:
+    """A client's module: waiting for its compile, loaded, or failed."""
+
+    __slots__ = (
+        "again",
+        "cached",
+        "compile_ns",
+        "error",
+        "handle",
+        "holders",
+        "log",
+        "module",
+        "pending",
+        "prints",
+        "released",
+        "variables",
+    )
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.pending = True
+        self.prints: Session | None = None
+        """The session that gets what its kernels print; None where none of them can."""
+        self.module: Module | None = None
+        self.error: Refusal | None = None
+        self.again: Callable[[], None] | None = None
+        """Tries to load it, where that was refused because the device did not rest."""
+        self.log = ""
+        self.cached = False
+        self.compile_ns = 0
+        self.holders = 0
+        """Graphs and prepared launches that use it: its code outlives its handle for them."""
+        self.released = False
+        self.variables: dict[str, Buffer] = {}
+        """Those that were asked for, by name: one buffer each, under as many handles as there were questions."""
+
+    def wanted(self) -> None:
+        """Somebody is about to wait for it: what may come about by now is tried again."""
+        if self.again is not None:
+            self.again()
+
+    def loaded(self) -> Module:
+        """The module; raises what its compile or load failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.module is not None, "asked for before it was ready"
+        return self.module
+
+
+class FunctionEntry:
+    """A client's function; resolved at its first use. `plans` are the launches that have been checked."""
+
+    __slots__ = ("function", "handle", "module", "name", "plans", "refused")
+
+    def __init__(self, handle: int, module: ModuleEntry, name: str) -> None:
+        self.handle = handle
+        self.module = module
+        self.name = name
+        self.function: Function | None = None
+        self.plans: dict[bytes, Plan] = {}
+        self.refused: tuple[Refusal, Callable[[], bool]] | None = None
+        """Why its first launch was not made, and whether that is worth another try."""
+
+    def resolve(self) -> Function:
+        if self.function is None:
+            self.function = self.module.loaded().function(self.name)
+        return self.function

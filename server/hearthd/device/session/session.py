@@ -1,0 +1,185 @@
+"""What a session holds on a device: the objects behind its handles, what is under way for it, and what it may have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.session import permissions
+from hearthd.device.session.buffer import Buffer, TensorMapEntry
+from hearthd.device.session.deferred import Deferrable, Deferred
+from hearthd.device.session.handle_limit import HandleLimits
+from hearthd.device.session.handle_table import Table
+from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.module import FunctionEntry, ModuleEntry
+from hearthd.device.session.observer import Observer
+from hearthd.device.session.permissions import Permissions
+from hearthd.device.session.persistent import PersistentBlocks
+from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.stream import EventEntry, LogicalStream, ProfileEntry
+from hearthd.device.session.stream_table import StreamTable
+from hearthd.device.streams.ordering import Usage
+from hearthd.device.streams.stream_pool import Track
+from hearthd.device.transfers.flows import Download, Over, Upload
+
+
+class Known:
+    """A launch that the driver has been given before: its parameter block, what it writes and what it only reads."""
+
+    __slots__ = ("again", "params", "plan", "reads", "stream", "track", "writes")
+
+    def __init__(
+        self, stream: LogicalStream, plan: Plan, params: bytearray, writes: Sequence[Usage], reads: Sequence[Usage]
+    ) -> None:
+        self.stream = stream
+        self.track = stream.track
+        self.plan = plan
+        self.params = params
+        self.writes = writes
+        self.reads = reads
+        self.again: Callable[[], object] | None = None
+        """Hands it to the driver once more; None until it is repeated for the first time."""
+
+
+class Waiting(Deferrable, Protocol):
+    """A command that has been submitted; see `hearthd.device.operation`."""
+
+    begun: bool
+
+    @property
+    def announced(self) -> bool: ...
+    @property
+    def call(self) -> int: ...
+    def abandon(self, refusal: Refusal) -> None: ...
+
+
+class BufferTable(Table[Buffer]):
+    """Most buffers are made, used once and freed: launches that are remembered outlive those that they do not name."""
+
+    def _named(self, item: Buffer) -> bool:
+        return item.usage.recalled
+
+
+class BatchEntry:
+    """A batch that has arrived, and how many of its commands have not run yet."""
+
+    __slots__ = ("left", "seq")
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.left = 1  # the batch itself, until all of it has been looked at
+
+
+class Session:
+    """One session's state on this device."""
+
+    shares = False
+    """Whether it has had buffers that cannot be written to: launches with them read them, whatever they say."""
+
+    signals: Any = None
+    """Its `hearthd.device.fast_path.completion_signal.Signals`; None: it has asked for none."""
+
+    permissions: Permissions | None = None
+    """None: every command is allowed."""
+
+    def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], Track]) -> None:
+        self.channel = channel
+        self._identify(info)
+        self.recall: Recall[Known] = Recall()
+        """Launches that may be repeated without another look, by their records."""
+        self.buffers = BufferTable("buffer", self.recall)
+        self.streams = StreamTable(self.recall)
+        self.events: Table[EventEntry] = Table("event")
+        self.modules: Table[ModuleEntry] = Table("module", self.recall)
+        self.functions: Table[FunctionEntry] = Table("function", self.recall)
+        self.profiles: Table[ProfileEntry] = Table("profile")
+        self.tensor_maps: Table[TensorMapEntry] = Table("tensor map", self.recall)
+        self.graphs: Table[Any] = Table("graph")
+        """Each a `hearthd.device.graphs.capture.GraphEntry`."""
+        self.prepared: Table[Any] = Table("prepared list")
+        """Each a `hearthd.device.graphs.prepared.PreparedEntry`."""
+        self.tables: tuple[Table[Any], ...] = (
+            self.buffers, self.streams, self.events, self.modules, self.functions, self.profiles, self.tensor_maps,
+            self.graphs, self.prepared,
+        )  # fmt: skip
+        """All of them."""
+        self.uploads: dict[int, Upload] = {}
+        self.downloads: dict[int, Download] = {}
+        self.over = Over()
+        self.deferred: Deferred[Waiting] = Deferred()
+        self.batches: deque[BatchEntry] = deque()
+        self.last_seq = 0
+        self.late_allocations = 0
+        """Allocations that wait for memory: later ones wait behind them."""
+        self.frees: dict[int, None] = {}
+        """Frees that have not run yet, by number, oldest first."""
+        self.last_free = 0
+        self.allocations = 0
+        """Buffers with memory behind them, of live handles or held by a graph."""
+        self.bytes_in_use = 0
+        self.bytes_peak = 0
+        self.bytes_reserved = 0
+        self.bytes_pinned = 0
+        """Host memory on loan to copies that are under way."""
+        self.bytes_durable = 0
+        """Host memory for copies of durable buffers."""
+        self.durable: dict[int, Buffer] = {}
+        """Those buffers, by handle; one that has been freed may still be among them."""
+        self.snapshots: dict[Any, None] = {}
+        """Each a `hearthd.device.durable.snapshot.Snapshot` that is under way."""
+        self.persistent: PersistentBlocks[Any] = PersistentBlocks()
+        self.trace: Observer | None = None
+        """What sees every command of the session, if anything does; launches then take the long way."""
+        self._touched: dict[int, Track] = {}
+        self.add_stream(0, track(self.priority))
+
+    def _identify(self, info: Mapping[str, Any]) -> None:
+        """Takes what the front says of it."""
+        self.id: str = info.get("session", "")
+        self.tenant: str = info.get("tenant", "")
+        self.weight: float = info.get("weight", 1.0)
+        """Its share of the device's time, beside the weights of other sessions that want it."""
+        self.priority: int = info.get("priority", 0)
+        """Added to that of its streams; lower is more urgent."""
+        self.launch_timeout: float = info.get("launch_timeout", 0.0)
+        """Seconds, for launches that have no limit of their own; 0: none."""
+        self._bound(info)
+
+    def limit(self, limits: HandleLimits) -> None:
+        """Its handles are bounded from now on."""
+        for table in self.tables:
+            table.extend, table.bound = partial(limits.bound, self), 0
+
+    def change(self, info: Mapping[str, Any]) -> None:
+        """The front says something else of its tenant. Streams that are there keep their priority."""
+        for table in self.tables:
+            table.bound = 0  # they ask again
+        self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
+        self._bound(info)
+        self.permissions = permissions.of(info)
+        self.recall.forget()
+        for function in self.functions.items.values():
+            function.plans.clear()  # launches that were checked need no second look, nor a right
+
+    def _bound(self, info: Mapping[str, Any]) -> None:
+        self.device_bytes: int = info.get("device_bytes", 0)
+        """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
+        self.pinned_bytes: int = info.get("pinned_bytes", 0)
+        self.durable_bytes: int = info.get("durable_bytes", 0)
+        self.handles: int = info.get("handles", 0)
+        """The most handles of all sessions of its tenant together in this process; 0: no limit."""
+
+    def add_stream(self, handle: int, track: Track) -> None:
+        self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))
+        self.touch(track)
+
+    def touch(self, track: Track) -> None:
+        """Work of this session may be under way on the track from now on."""
+        self._touched[track.index] = track
+
+    def tracks(self) -> list[Track]:
+        """Every track that may have work of this session under way."""
+        return list(self._touched.values())

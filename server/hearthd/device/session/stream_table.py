@@ -1,0 +1,70 @@
+"""A session's streams by handle, and what has to be known of all of them together without looking at each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hearthd.device.session.handle_table import Table
+from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_pool import Track
+
+
+class StreamTable(Table[LogicalStream]):
+    """Many streams share few tracks, few of them have failures that nobody has been told of, few have collectives."""
+
+    def __init__(self, recall: Recall[Any]) -> None:
+        super().__init__("stream", recall)
+        self._used: dict[int, Track] = {}
+        self._users: dict[int, int] = {}
+        """How many of the streams each track has, by its index."""
+        self._tracks: list[Track] | None = None
+        self._marked: dict[LogicalStream, None] = {}
+
+    def put(self, handle: int, stream: LogicalStream) -> None:
+        """A new stream."""
+        self.items[handle] = stream
+        stream.marked = self._marked
+        track = stream.track
+        users = self._users[track.index] = self._users.get(track.index, 0) + 1
+        if users == 1:
+            self._used[track.index] = track
+            self._tracks = None
+
+    def pop(self, handle: int) -> LogicalStream:
+        stream = super().pop(handle)
+        index = stream.track.index
+        self._users[index] -= 1
+        if not self._users[index]:
+            del self._users[index], self._used[index]
+            self._tracks = None
+        return stream
+
+    @property
+    def tracks(self) -> list[Track]:
+        """Those of the streams, each once; the caller does not change the list."""
+        if self._tracks is None:
+            self._tracks = list(self._used.values())
+        return self._tracks
+
+    @property
+    def marked(self) -> list[LogicalStream]:
+        """Streams with failures to be told of, or collectives; also those whose handle has died meanwhile."""
+        if not self._marked:
+            return []
+        marked = [stream for stream in self._marked if stream.errors or stream.collectives or stream.flights]
+        if len(marked) < len(self._marked):
+            self._marked.clear()
+            self._marked.update(dict.fromkeys(marked))
+        return marked
+
+    @property
+    def collectives(self) -> list[Track]:
+        """Communicators' tracks that live streams have work on, each once."""
+        if not self._marked:
+            return []
+        found: dict[Track, None] = {}
+        for stream in self.marked:
+            if stream.collectives and self.items.get(stream.handle) is stream:
+                found.update(dict.fromkeys(stream.collectives))
+        return list(found)

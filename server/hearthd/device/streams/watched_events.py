@@ -1,0 +1,77 @@
+"""Events that somebody watches, whatever their streams are given since. Belongs to the device-handle thread."""
+
+from __future__ import annotations
+
+import time
+
+from hearthd.device.backend.resources import Event
+from hearthd.device.backend.server import ComputeServer
+from hearthd.device.streams.pending_outcomes import Callback
+
+
+class WatchedEvents:
+    """Each stays its owner's, who may `retire` it at any time: it is released when nobody watches it any more."""
+
+    def __init__(self, server: ComputeServer) -> None:
+        self._server = server
+        self._watched: list[tuple[Event, Callback, float, Callback]] = []
+        self._held: dict[Event, int] = {}
+        self._retired: set[Event] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def add(self, event: Event, callback: Callback, timeout: float | None, on_timeout: Callback | None) -> None:
+        """`callback` when it is done; with `timeout` seconds: `on_timeout` instead, when it is not done by then."""
+        deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
+        self.hold(event)
+        self._watched.append((event, callback, deadline, on_timeout or callback))
+
+    def poll(self) -> int:
+        """Calls back for what is done, or too late; how many were done."""
+        done = self._server.done
+        watched, self._watched = self._watched, []
+        now, found = time.perf_counter(), 0
+        for watch in watched:
+            event, callback, deadline, on_timeout = watch
+            if done(event):
+                found += 1
+                callback()
+            elif now > deadline:
+                on_timeout()
+            else:
+                self._watched.append(watch)
+                continue
+            self.drop(event)
+        return found
+
+    @property
+    def any_done(self) -> bool:
+        """Whether a `poll` would find one. Cheap to ask for again and again."""
+        return bool(self._watched) and any(self._server.done(watch[0]) for watch in self._watched)
+
+    @property
+    def any_deadline(self) -> bool:
+        """Whether one of them is watched for so long only."""
+        return any(deadline != float("inf") for _, _, deadline, _ in self._watched)
+
+    def hold(self, event: Event) -> None:
+        """It is not released before a `drop` for each of these."""
+        self._held[event] = self._held.get(event, 0) + 1
+
+    def drop(self, event: Event) -> None:
+        left = self._held[event] - 1
+        if left:
+            self._held[event] = left
+            return
+        del self._held[event]
+        if event in self._retired:
+            self._retired.discard(event)
+            self._server.release_event(event)
+
+    def retire(self, event: Event) -> None:
+        """Releases an event, as soon as nobody watches it any more."""
+        if event in self._held:
+            self._retired.add(event)
+        else:
+            self._server.release_event(event)

@@ -1,0 +1,154 @@
+"""Memory that this process shares with the front, for chunks of downloads: the device copies into a slot of it, and the
+front makes its message from there. The socket then carries little more than the slot's number.
+
+A chunk for which there is no slot goes through the socket, so nobody ever waits for one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.server import ComputeServer
+from hearthd.device.fd_passing import Descriptors
+from hearthd.device.platform.log import Journal
+from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.transfers.chunk_slots import ChunkSlots
+from hearthd.device.transfers.segment_mapper import Mapper, Post
+from hearthd.shared import chunk_ring
+from hearthd.shared.chunk_ring import SMALLEST, Layout
+
+
+class Slot:
+    """Memory for one chunk. Copies go to it as to a `HostBuffer`."""
+
+    __slots__ = ("address", "kept_ns", "number", "size", "view")
+
+    def __init__(self, number: int, address: int, size: int) -> None:
+        self.number = number
+        self.address = address
+        self.size = size
+        self.view = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+        self.kept_ns = 0
+        """Since when it has been kept for a copy."""
+
+
+class ChunkMemory:
+    """Belongs to the device-handle thread. The memory is mapped when a download comes for the first time, and goes with
+    the process."""
+
+    def __init__(self, server: ComputeServer, telemetry: Telemetry, post: Post) -> None:
+        self._telemetry = telemetry
+        self._mapper = Mapper(server.register_host, server.unregister_host, post)
+        self._journal: Journal | None = None
+        self._known = self._wanted = False
+        self._offer: tuple[int, Layout] | None = None
+        """The front's file, until a download comes."""
+        self._policy = ChunkSlots(0)
+        self._slots: list[Slot] = []
+        self._locked = False
+        """Whether the device copies there without the driver's help."""
+
+    def listen(
+        self,
+        control: Callable[[Kind, Callable[[Frame], None]], None],
+        descriptors: Descriptors | None,
+        journal: Journal,
+    ) -> None:
+        """Hears of what the front sends."""
+        self._journal = journal
+        control(Kind.SLOTS, self._returned)
+        if descriptors is not None:
+            descriptors.on(chunk_ring.FILE, self._offered)
+
+    def gauges(self) -> dict[str, int]:
+        return {"chunk_slots": self._policy.count, "chunk_slots_in_use": self._policy.in_use}
+
+    @property
+    def kept_bytes(self) -> int:
+        """In slots that copies are on their way to."""
+        return self._policy.kept * self._slots[0].size if self._slots else 0
+
+    # ---- coming ----
+
+    def _offered(self, body: dict[str, Any], files: list[int]) -> None:
+        layout = chunk_ring.from_message(body)
+        if not self._known and layout.slots and len(files) == 1 and os.fstat(files[0]).st_size == layout.bytes:
+            self._known = True
+            self._offer = files[0], layout
+            if self._wanted:
+                self.want()
+            return
+        for file in files:
+            os.close(file)
+        self._warn("chunk_slots", f"{len(files)} files came with {body}")
+
+    def want(self) -> None:
+        """There are downloads: has the memory mapped, where that has not been begun."""
+        self._wanted = True
+        if self._offer is not None:
+            (file, layout), self._offer = self._offer, None
+            self._mapper.map(file, layout.bytes, lambda: True, partial(self._mapped, layout), self._failed)
+
+    def _mapped(self, layout: Layout, address: int, locked: int, why: str) -> None:
+        self._locked = locked >= layout.bytes
+        size = layout.slot_bytes
+        self._slots = [Slot(number, address + layout.start(number), size) for number in range(layout.slots)]
+        self._policy = ChunkSlots(layout.slots)
+        if why:
+            self._warn("chunk_slots_not_locked", why)
+
+    def _failed(self, refusal: Refusal) -> None:
+        self._warn("chunk_slots", refusal.message)
+
+    def _warn(self, event: str, why: str) -> None:
+        if self._journal is not None:
+            self._journal.warning(event, why=why)
+
+    # ---- chunks ----
+
+    def keep(self, size: int) -> Slot | None:
+        """A slot into which the device may copy `size` bytes, for `send` or `drop` when it has; None: go another
+        way."""
+        slot = self._slot(size, self._policy.keep) if self._locked else None
+        if slot is not None:
+            slot.kept_ns = time.perf_counter_ns()
+        return slot
+
+    def drop(self, slot: Slot) -> None:
+        """What was copied there goes nowhere. Only when the device is done with it."""
+        self._policy.drop(slot.number)
+
+    def send(self, slot: Slot) -> None:
+        """What was copied there is about to go to the front, whose slot it is from now on."""
+        self._policy.send(slot.number)
+        self._telemetry.transfer.observe(time.perf_counter_ns() - slot.kept_ns)
+        self._telemetry.chunks_in_slots += 1
+
+    def fill(self, data: memoryview | bytes) -> Slot | None:
+        """A slot with a copy of `data`, as `send` leaves one; None: go another way."""
+        slot = self._slot(len(data), self._policy.send)
+        if slot is not None:
+            slot.view[: len(data)] = data
+            self._telemetry.chunks_in_slots += 1
+        return slot
+
+    def _slot(self, size: int, choose: Callable[[], int | None]) -> Slot | None:
+        """The one that is chosen, if there are any and chunks of this size go through them."""
+        if not self._slots or not SMALLEST <= size <= self._slots[0].size:
+            return None
+        number = choose()
+        return None if number is None else self._slots[number]
+
+    def _returned(self, frame: Frame) -> None:
+        bits = frame.id
+        while bits:
+            number = bits.bit_length() - 1
+            bits ^= 1 << number
+            self._policy.returned(number)

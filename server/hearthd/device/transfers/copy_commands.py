@@ -1,0 +1,264 @@
+"""Write, read, copy, fill: the commands that move bytes, checked and ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.graph_nodes import CopyNode, FillNode
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.transfers.layout import Piece, check_apart, check_pitch, check_rows, pieces
+from hearthd.device.transfers.registered import SharedMoves
+from hearthd.device.transfers.staged import Copies, Direct, locate, refused_read
+from hearthd.device.transfers.transfers import Transfers
+
+PATTERN_SIZES = (1, 2, 4, 8, 16)
+
+
+class MoveCommands:
+    """`Transfers` carries those whose bytes travel beside the batch, `SharedMoves` those whose bytes lie in memory that
+    the client shares."""
+
+    def __init__(self, device: Device, copies: Copies, transfers: Transfers, shared: SharedMoves) -> None:
+        self._device = device
+        self._copies = copies
+        self._transfers = transfers
+        self._shared = shared
+
+    # ---- from and to the host ----
+
+    def write(self, origin: Origin, command: commands_pb2.Write) -> Operation:
+        buffer = origin.session.buffers.find(command.buffer)
+        shared = command.HasField("shared")
+        rows = rows_of("write", command, command.size if command.transfer or shared else len(command.data))
+        if shared:
+            return self._shared.write(origin, command, buffer, rows)
+        if command.transfer:
+            return self._transfers.write(origin, command, buffer, rows)
+        return Operation(
+            origin,
+            partial(self._write, origin, buffer, rows, command.data, Direct(self._device, origin, buffer, rows)),
+            writes=(origin.stream, buffer),
+            spoils=(buffer,),
+        )
+
+    def _write(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: Direct) -> bool:
+        if origin.stream.track.full:
+            return False
+        buffer.check_writable("write")
+        direct.address = locate(buffer, rows, "write")
+        if data and not self._put(origin, buffer, rows, data, direct):
+            return False
+        self._device.telemetry.upload_inline_bytes += len(data)
+        if rows.size == buffer.size:
+            buffer.failure = None
+        origin.reply()
+        return True
+
+    def _put(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: Direct) -> bool:
+        staging, size = self._device.staging, len(data)
+        host = None if direct.asked else staging.find(size, origin.session)
+        if host is None:
+            without = direct.asked or staging.refusal(size) is not None
+            return without and direct.write(0, memoryview(data))
+        host.view[:size] = data
+        self._copies.upload(origin, buffer, direct.address, host, size, _in_pieces(rows))
+        return True
+
+    def read(self, origin: Origin, command: commands_pb2.Read) -> Operation:
+        buffer = origin.session.buffers.find(command.buffer)
+        if not origin.answered:
+            raise Refusal(Reason.INVALID_ARGUMENT, "a read needs a request number", fix="set Command.request")
+        rows = rows_of("read", command, command.size)
+        if command.HasField("shared"):
+            return self._shared.read(origin, command, buffer, rows)
+        if command.transfer:
+            return self._transfers.read(origin, command, buffer, rows)
+        limit = self._device.spec.max_inline_bytes
+        if command.size > limit:
+            raise Refusal(
+                Reason.MESSAGE_TOO_LARGE,
+                f"a read of {command.size} bytes inside a batch; the most is {limit}",
+                fix="name a transfer and open a Download stream for it",
+                details={"size": command.size, "max_inline_bytes": limit},
+            )
+        return Operation(
+            origin,
+            partial(self._read, origin, buffer, rows, Direct(self._device, origin, buffer, rows)),
+            writes=(origin.stream,),
+            reads=(buffer,),
+        )
+
+    def _read(self, origin: Origin, buffer: Buffer, rows: Rows, direct: Direct) -> bool:
+        device = self._device
+        track = origin.stream.track
+        if track.full:
+            return False
+        if refused_read(origin, buffer):
+            return True
+        direct.address = address = locate(buffer, rows, "read")
+        size = rows.size
+        if not size:
+            device.tracks.on_complete(track, partial(_answer_read, origin, b""))
+            return True
+        host = None if direct.asked else device.staging.find(size, origin.session)
+        if host is not None:
+            self._copies.download(origin, buffer, address, host, size, _in_pieces(rows))
+            verdicts = device.tracks.doubts.about(buffer.usage)
+            arrived = partial(self._arrived, origin, buffer, verdicts, host, size)
+            device.tracks.on_complete(track, both(verdicts, arrived) if verdicts else arrived)
+            device.telemetry.download_inline_bytes += size
+            return True
+        data = direct.read(0, size) if direct.asked or device.staging.refusal(size) is not None else None
+        if data is None:
+            return False
+        device.telemetry.download_inline_bytes += size
+        _answer_read(origin, data)
+        return True
+
+    def _arrived(
+        self, origin: Origin, buffer: Buffer, verdicts: Sequence[Verdict], host: HostBuffer, size: int
+    ) -> None:
+        """`verdicts`: of the collectives on which it hung what the buffer held."""
+        data = bytes(host.view[:size])
+        self._device.staging.release(host)
+        if not (verdicts and refused_read(origin, buffer, verdicts)):
+            _answer_read(origin, data)
+
+    # ---- on the device ----
+
+    def copy(self, origin: Origin, command: commands_pb2.Copy) -> Operation:
+        destination = origin.session.buffers.find(command.destination)
+        source = origin.session.buffers.find(command.source)
+        same = destination is source
+        return Operation(
+            origin,
+            partial(self._copy, origin, command, destination, source),
+            writes=(origin.stream, destination),
+            reads=() if same else (source,),
+            needs=(source,),
+            spoils=(destination,),
+        )
+
+    def _copy(self, origin: Origin, command: commands_pb2.Copy, destination: Buffer, source: Buffer) -> bool:
+        device = self._device
+        track = origin.stream.track
+        if track.full:
+            return False
+        node = copy_node(command, destination, source)
+        size = node.width * node.rows
+        if origin.capture is not None:
+            origin.capture.add_copy(destination, source, node)
+        elif size:
+            device.tracks.before(track, (destination.usage,), () if destination is source else (source.usage,))
+            device.begin(origin.stream, size)
+            if node.rows == 1:
+                device.server.copy(node.destination, node.source, size, track.stream)
+            else:
+                device.server.copy_rows(
+                    node.destination,
+                    node.destination_pitch,
+                    node.source,
+                    node.source_pitch,
+                    node.width,
+                    node.rows,
+                    track.stream,
+                )
+            device.telemetry.device_to_device_bytes += size
+            device.telemetry.device_to_device_operations += 1
+            if size == destination.size:
+                destination.failure = None
+        origin.reply()
+        return True
+
+    def fill(self, origin: Origin, command: commands_pb2.Fill) -> Operation:
+        buffer = origin.session.buffers.find(command.buffer)
+        check_pattern(command)
+        return Operation(
+            origin,
+            partial(self._fill, origin, command, buffer),
+            writes=(origin.stream, buffer),
+            spoils=(buffer,),
+        )
+
+    def _fill(self, origin: Origin, command: commands_pb2.Fill, buffer: Buffer) -> bool:
+        device = self._device
+        track = origin.stream.track
+        if track.full:
+            return False
+        node = fill_node(command, buffer)
+        if origin.capture is not None:
+            origin.capture.add_fill(buffer, node)
+        elif node.size:
+            device.tracks.before(track, (buffer.usage,))
+            device.begin(origin.stream, node.size)
+            device.server.fill(node.address, node.pattern, node.size, track.stream)
+            device.telemetry.fills += 1
+            device.telemetry.filled_bytes += node.size
+            if node.size == buffer.size:
+                buffer.failure = None
+        origin.reply()
+        return True
+
+
+def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> Rows:
+    """The part of the buffer that a write or a read of `size` bytes names. Raises Refusal(INVALID_ARGUMENT)."""
+    if not command.HasField("rows"):
+        return Rows(command.offset, size)
+    rows = command.rows
+    return check_rows(what, command.offset, size, rows.width, rows.rows, rows.pitch)
+
+
+def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -> CopyNode:
+    """The copy with its addresses; of no bytes at all, or of one row where the rows are dense on both sides.
+
+    Raises Refusal for ranges outside the buffers, rows that run into each other, and ranges that overlap.
+    """
+    destination.check_writable("copy, destination")
+    width, rows = command.size, max(command.rows, 1)
+    check_pitch("copy, destination", width, rows, command.destination_pitch)
+    check_pitch("copy, source", width, rows, command.source_pitch)
+    to = Rows(command.destination_offset, width, rows, command.destination_pitch)
+    since = Rows(command.source_offset, width, rows, command.source_pitch)
+    to_address = locate(destination, to, "copy, destination")
+    since_address = locate(source, since, "copy, source")
+    if destination is source:
+        check_apart(source.handle, to, since)
+    if to.dense and since.dense:
+        return CopyNode(to_address, since_address, width * rows)
+    return CopyNode(to_address, since_address, width, rows, to.pitch, since.pitch)
+
+
+def check_pattern(command: commands_pb2.Fill) -> None:
+    """Raises Refusal(INVALID_ARGUMENT) where a fill's numbers contradict each other."""
+    pattern = command.pattern
+    if len(pattern) not in PATTERN_SIZES or command.size % len(pattern) or command.offset % len(pattern):
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"fill of {command.size} bytes at {command.offset} with a pattern of {len(pattern)}",
+            fix=f"the pattern has {PATTERN_SIZES} bytes, and offset and size are multiples of that",
+            details={"size": command.size, "offset": command.offset, "pattern": len(pattern)},
+        )
+
+
+def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
+    """The fill with its address. Raises Refusal for a range outside the buffer."""
+    buffer.check_writable("fill")
+    address = buffer.range(command.offset, command.size, "fill")
+    return FillNode(address, command.pattern, command.size)
+
+
+def _in_pieces(rows: Rows) -> Iterator[Piece] | None:
+    """All of the rows; None where they are one range."""
+    return None if rows.dense else pieces(rows, 0, rows.size)
+
+
+def _answer_read(origin: Origin, data: bytes) -> None:
+    origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(data=data, size=len(data))))

@@ -1,0 +1,219 @@
+"""Downloads: reads whose bytes leave beside the batch, a chunk at a time, as far as the client has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from hearth_proto.chunks import download_head
+from hearth_proto.frames import Flag, Frame
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.pending_outcomes import both
+from hearthd.device.transfers.chunk_memory import ChunkMemory, Slot
+from hearthd.device.transfers.flows import Download
+from hearthd.device.transfers.layout import pieces
+from hearthd.device.transfers.shared import PlacedDownloads
+from hearthd.device.transfers.staged import Direct, locate, refused_read
+from hearthd.device.transfers.state import Move, check_live, claim
+from hearthd.device.transfers.striped_downloads import StripedDownloads
+
+LAST = int(Flag.LAST)
+
+Chunk = Callable[[Slot | bytes, int], None]
+"""Sends the next chunk of a transfer, and its size in bytes."""
+
+
+class Downloads(StripedDownloads, PlacedDownloads):
+    """Bytes on their way out."""
+
+    chunks: ChunkMemory
+    """The way to the front that copies least."""
+
+    def download_frame(self, session: Session, frame: Frame) -> None:
+        """The front has a client waiting for these chunks."""
+        if frame.id in session.over:
+            self.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            return
+        download = session.downloads.setdefault(frame.id, Download())
+        download.unstripe()  # its client could not go on with it
+        download.open = True
+        download.credits += frame.flags
+        self.chunks.want()
+        self._device.kick(session)
+
+    def credit(self, session: Session, frame: Frame) -> None:
+        download = session.downloads.get(frame.id)
+        if download is not None:
+            download.credits += frame.flags
+            self._device.kick(session)
+
+    def download_aborted(self, session: Session, transfer: int, download: Download) -> None:
+        download.aborted = True
+        if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
+            del session.downloads[transfer]
+            session.over.add(transfer)
+            download.unstripe()
+        self._device.kick(session)
+
+    def promise(self, session: Session, transfer: int, what: str) -> Download:
+        """The download of this number, from now on the `what`'s. Raises as `Uploads.expect`."""
+        check_live(session, transfer, session.uploads)
+        download = session.downloads.setdefault(transfer, Download())
+        claim(download, transfer, what)
+        return download
+
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: Rows) -> Operation:
+        session = origin.session
+        download = self.promise(session, command.transfer, "read")
+        operation = Operation(
+            origin,
+            partial(self._read, origin, command, buffer, download, Direct(self._device, origin, buffer, rows), rows),
+            writes=(origin.stream,),
+            reads=(buffer,),
+        )
+        operation.on_failure = partial(self.give_up, session, command.transfer)
+        return operation
+
+    def _read(
+        self,
+        origin: Origin,
+        command: commands_pb2.Read,
+        buffer: Buffer,
+        download: Download,
+        direct: Direct,
+        rows: Rows,
+    ) -> bool:
+        session = origin.session
+        if download.refused:
+            return True
+        if download.queued == 0 and refused_read(origin, buffer):
+            self.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            return True
+        direct.address = address = locate(buffer, rows, "read")
+
+        def take(host: HostBuffer, at: int, size: int) -> None:
+            self._copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
+
+        def sent() -> None:
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
+
+        return self.send(origin, command.transfer, download, command.size, take, sent, direct, buffer)
+
+    def send(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        size: int,
+        take: Move,
+        sent: Callable[[], None] = lambda: None,
+        direct: Direct | None = None,
+        buffer: Buffer | None = None,
+    ) -> bool:
+        """Lets `take` fetch as many chunks as the client has room for, in the stream's order; whether all were.
+
+        A chunk goes out when its copy is done, and after the last one `sent` is called. `direct` is for where there is
+        no host memory; what turns out to have failed behind `buffer` ends the read. Raises Refusal(TRANSFER_ABORTED)
+        where the client has closed the download.
+        """
+        if download.placed is not None:
+            place = download.placed
+            return self._send_placed(origin, transfer, download, place, size, take, sent, direct, buffer)
+        striped, track = download.striped, origin.stream.track
+        if striped is not None:
+            if not self._send_striped(origin, transfer, download, striped, size, take, direct, buffer):
+                return False
+            origin.session.downloads.pop(transfer, None)
+            origin.session.over.add(transfer)  # a stripe may still come to say that it would carry it
+            download.unstripe()
+            self._device.telemetry.download_stripes_bytes += size
+            sent()
+            return True
+        while download.queued < size or not size:
+            if download.aborted:
+                raise Refusal(
+                    Reason.TRANSFER_ABORTED,
+                    "the download was closed before its last byte",
+                    fix=f"{origin.name.partition(' ')[0]} again",
+                )
+            if not download.open or not download.credits or track.full:
+                return False
+            at, part = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
+            last = at + part == size
+            chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
+            host = self._slot(part, direct) or self._host(origin, max(part, 1), direct)
+            if host is not None:
+                if part:
+                    self._take(take, origin, host, at, part)
+                arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
+                verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
+                if buffer is not None and verdicts:
+                    release = self._release
+                    look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
+                    arrived = both(verdicts, look)
+                self._device.tracks.on_complete(track, arrived)
+            else:
+                without = direct is not None and self._without(max(part, 1), direct)
+                data = direct.read(at, part) if direct is not None and without else None
+                if data is None:
+                    return False
+                chunk(self._copied(data), part)
+            download.credits -= 1
+            download.queued += part
+            if last:
+                break
+        origin.session.downloads.pop(transfer, None)
+        self._device.telemetry.download_chunks_bytes += size
+        return True
+
+    def _slot(self, size: int, direct: Direct | None) -> Slot | None:
+        """Host memory for a chunk from which the front takes it; None: it has to be other memory."""
+        return None if direct is not None and direct.asked else self.chunks.keep(size)
+
+    def _take(self, take: Move, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
+        try:
+            take(host, at, size)
+        except Refusal:  # behind what the driver has taken of it
+            if isinstance(host, Slot):
+                self._device.tracks.on_complete(origin.stream.track, partial(self.chunks.drop, host))
+            raise
+
+    def _release(self, host: HostBuffer) -> None:
+        """Nobody gets what was copied there."""
+        if isinstance(host, Slot):
+            self.chunks.drop(host)
+        else:
+            self._device.staging.release(host)
+
+    def _arrived(self, host: HostBuffer, size: int, chunk: Chunk) -> None:
+        data: Slot | bytes
+        if isinstance(host, Slot):
+            self.chunks.send(host)
+            data = host
+        else:
+            data = self._copied(host.view[:size])  # so that the staging memory is free for the next chunk
+            self._device.staging.release(host)
+        chunk(data, size)
+
+    def _copied(self, data: memoryview | bytes) -> Slot | bytes:
+        """To where the front takes it from, if there is room; else to memory of its own."""
+        slot = self.chunks.fill(data)
+        return bytes(data) if slot is None else slot
+
+    def _chunk(
+        self, origin: Origin, transfer: int, offset: int, sent: Callable[[], None] | None, data: Slot | bytes, size: int
+    ) -> None:
+        outbox, channel, head = self._device.outbox, origin.session.channel, download_head(offset, size)
+        flags = LAST if sent is not None else 0
+        if isinstance(data, Slot):
+            outbox.put_slot(data.number, size, head, channel=channel, id=transfer, flags=flags)
+        else:
+            outbox.put_chunk(head, data, channel=channel, id=transfer, flags=flags)
+        if sent is not None:
+            sent()

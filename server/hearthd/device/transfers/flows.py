@@ -1,0 +1,91 @@
+"""Transfers under way: bytes that have arrived and wait for their Write, chunks on their way out."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.transfers.stripe_state import StripedDownload, StripedUpload
+
+if TYPE_CHECKING:
+    from hearthd.device.session.segment import Place
+    from hearthd.device.streams.pending_outcomes import Verdict
+
+
+class Over:
+    """The transfers that ended lately, done or given up: their last messages may still arrive."""
+
+    REMEMBERED = 1024
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int | None] = {}
+
+    def __contains__(self, transfer: object) -> bool:
+        return transfer in self._sizes
+
+    def add(self, transfer: int, size: int | None = None) -> None:
+        """This one, too. `size`: of an upload that has come whole, whose client may not have heard."""
+        self._sizes[transfer] = size
+        if len(self._sizes) > self.REMEMBERED:
+            del self._sizes[next(iter(self._sizes))]
+
+    def uploaded(self, transfer: int) -> int | None:
+        """The bytes of an upload that has come whole; None: it has not."""
+        return self._sizes.get(transfer)
+
+
+class Upload:
+    """Bytes that have arrived for a Write, or are expected."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[memoryview] = deque()
+        self.claimed = False
+        self.ended = False
+        self.error: Refusal | None = None
+        self.written = 0
+        self.striped: StripedUpload | None = None
+        """While its bytes come over stripes."""
+        self.placed: Place | None = None
+        """Where they lie, in memory that the client shares."""
+
+    def unstripe(self) -> None:
+        """It is over, or its bytes come another way, neither over stripes nor in shared memory: from the first on."""
+        if self.striped is not None:
+            self.striped.drop()
+            self.striped = None
+            self.written = 0
+        if self.placed is not None:
+            self.placed.segment.drop()
+            self.placed = None
+            self.written = 0
+
+
+class Download:
+    """Chunks of a Read on their way out."""
+
+    def __init__(self) -> None:
+        self.credits = 0
+        self.open = False
+        self.claimed = False
+        self.aborted = False
+        self.refused = False
+        """Whether it was answered with an error when some of it had been given to the device."""
+        self.queued = 0
+        self.striped: StripedDownload | None = None
+        """While its bytes go over stripes."""
+        self.placed: Place | None = None
+        """Where they go, in memory that the client shares."""
+        self.verdicts: dict[Verdict, None] = {}
+        """Of collectives on which hung what was copied there."""
+
+    def unstripe(self) -> None:
+        """It is over, or its bytes go another way, neither over stripes nor in shared memory: from the first on."""
+        if self.striped is not None:
+            self.striped.drop()
+            self.striped = None
+            self.queued = 0
+        if self.placed is not None:
+            self.placed.segment.drop()
+            self.placed = None
+            self.queued = 0

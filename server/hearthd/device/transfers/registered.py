@@ -1,0 +1,250 @@
+"""Writes and reads whose bytes lie in memory that the client shares: the device copies straight from it and to it.
+
+Such a command is one operation, given to the device in a few large copies, each with its place in the stream, so that
+others get their turns between two of them. What one of them still reads or writes is answered when that is over: only
+then may its client change the bytes, or look at them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import Device
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.segment import Segment
+from hearthd.device.session.segment_policy import check_range, step
+from hearthd.device.streams.completion_forecast import Foreseen
+from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.transfers.layout import pieces
+from hearthd.device.transfers.segments import Segments
+from hearthd.device.transfers.staged import Direct, locate, refused_read
+
+Copy = Callable[["Move", int, int, int], None]
+"""Gives the device one copy of a move: from its byte (third argument) on, so many."""
+
+
+UP, DOWN = 0, 1
+"""Which way a copy goes: the device has an engine for each."""
+
+
+class Move:
+    """One command's bytes, from `start` of the segment on, and how many of them the device has been given."""
+
+    __slots__ = (
+        "began", "buffer", "direct", "foreseen", "given", "origin", "over", "rows", "segment", "since", "start", "told",
+        "verdicts",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        origin: Origin,
+        segment: Segment,
+        start: int,
+        buffer: Buffer,
+        rows: Rows,
+        direct: Direct,
+        told: Callable[[int], None],
+    ) -> None:
+        self.origin = origin
+        self.since = time.perf_counter_ns()
+        self.told = told
+        """Hears how many nanoseconds it took."""
+        self.segment = segment
+        self.start = start
+        self.buffer = buffer
+        self.rows = rows
+        self.direct = direct
+        """For memory that could not be page-locked."""
+        self.given = 0
+        self.began = 0.0
+        """When the device was given the first copy, where it had nothing to do before it on the stream; else 0."""
+        self.foreseen: Foreseen | None = None
+        self.verdicts: dict[Verdict, None] = {}
+        """Of collectives on which it hung what was copied."""
+        self.over = False
+        segment.hold()
+
+    def end(self) -> None:
+        """The segment is not used any more. A second time does nothing."""
+        if not self.over:
+            self.over = True
+            self.told(time.perf_counter_ns() - self.since)
+            self.segment.drop()
+
+
+class SharedMoves:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, segments: Segments) -> None:
+        self._device = device
+        self._segments = segments
+
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: Rows) -> Operation:
+        """Answered when the bytes have been read."""
+        _check_alone("write", bool(command.data), command.transfer)
+        try:
+            move = self._move("write", origin, command.shared, buffer, rows)
+        except Refusal as refusal:  # told in its turn, for what stands behind it is not to run on the old bytes
+            return Operation(origin, partial(_refuse, refusal), writes=(origin.stream, buffer), spoils=(buffer,))
+        operation = Operation(origin, partial(self._write, move), writes=(origin.stream, buffer), spoils=(buffer,))
+        operation.on_failure = partial(self._given_up, move)
+        return operation
+
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: Rows) -> Operation:
+        """Answered when the bytes are there."""
+        _check_alone("read", False, command.transfer)
+        move = self._move("read", origin, command.shared, buffer, rows)
+        operation = Operation(origin, partial(self._read, move), writes=(origin.stream,), reads=(buffer,))
+        operation.on_failure = partial(self._given_up, move)
+        return operation
+
+    def _move(self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: Rows) -> Move:
+        segment = self._segments.find(origin.session, shared.segment)
+        check_range(what, segment.ident, segment.size, shared.offset, rows.size)
+        direct = Direct(self._device, origin, buffer, rows)
+        return Move(origin, segment, shared.offset, buffer, rows, direct, self._device.telemetry.transfer.observe)
+
+    # ---- the other way ----
+
+    def _write(self, move: Move) -> bool:
+        buffer = move.buffer
+        buffer.check_writable("write")
+        address = locate(buffer, move.rows, "write")
+        if not self._give(move, address, self._upload, self._put):
+            return False
+        if move.rows.size == buffer.size:
+            buffer.failure = None
+        self._device.telemetry.upload_shared_memory_bytes += move.rows.size
+        self._foresee(move, UP)
+        self._device.tracks.on_complete(move.origin.stream.track, partial(self._written, move))
+        return True
+
+    def _written(self, move: Move) -> None:
+        self._came(move, time.perf_counter())
+        move.end()
+        move.origin.reply()
+
+    def _read(self, move: Move) -> bool:
+        if not move.given and refused_read(move.origin, move.buffer):
+            move.end()
+            return True
+        address = locate(move.buffer, move.rows, "read")
+        if not self._give(move, address, self._download, self._get):
+            return False
+        self._device.telemetry.download_shared_memory_bytes += move.rows.size
+        self._foresee(move, DOWN)
+        arrived = partial(self._arrived, move)
+        if move.verdicts:
+            arrived = both(move.verdicts, arrived)  # type: ignore[assignment]
+        self._device.tracks.on_complete(move.origin.stream.track, arrived)
+        return True
+
+    def _arrived(self, move: Move) -> None:
+        now, origin = time.perf_counter(), move.origin
+        if not (move.verdicts and refused_read(origin, move.buffer, move.verdicts)):
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
+        if not origin.stream.track.pending:  # nothing more is done: who waits hears of it before the books are closed
+            self._device.outbox.answer()
+        self._came(move, now)
+        move.end()
+
+    def _foresee(self, move: Move, way: int) -> None:
+        """The device has been given all of it: when it will be done is known, if nothing else was to be done before."""
+        if move.began and move.segment.pinned:
+            move.foreseen = self._device.tracks.forecast.begin(way, move.rows.size, move.began)
+
+    def _came(self, move: Move, now: float) -> None:
+        if move.foreseen is not None:
+            self._device.tracks.forecast.came(move.foreseen, now)
+
+    # ---- copies ----
+
+    def _give(self, move: Move, address: int, copy: Copy, directly: Callable[[Move, int], bool]) -> bool:
+        """Gives the device what it takes of the move now; whether that was the rest of it."""
+        size, track = move.rows.size, move.origin.stream.track
+        move.direct.address = address
+        if not move.given and self._device.tracks.done(track):
+            move.began = time.perf_counter()
+        while move.given < size:
+            left = size - move.given
+            if move.segment.pinned:
+                if track.full:
+                    return False
+                part = step(move.start + move.given, left)
+                copy(move, address, move.given, part)
+            else:
+                part = min(left, self._device.spec.chunk_bytes)
+                if not directly(move, part):
+                    return False
+            move.given += part
+        return True
+
+    def _upload(self, move: Move, address: int, at: int, size: int) -> None:
+        device, segment, stream = self._device, move.segment, move.origin.stream
+        server, track = device.server, stream.track
+        device.tracks.before(track, (move.buffer.usage,))
+        device.begin(stream, size)
+        since = move.start + at
+        for start, offset, width, rows, pitch in pieces(move.rows, at, size):
+            if rows == 1:
+                server.upload(address + offset, segment, since + start, width, track.stream)
+            else:
+                server.upload_rows(address + offset, pitch, segment, since + start, width, rows, track.stream)
+        device.telemetry.host_to_device_bytes += size
+        device.telemetry.host_to_device_operations += 1
+
+    def _download(self, move: Move, address: int, at: int, size: int) -> None:
+        device, segment, stream = self._device, move.segment, move.origin.stream
+        server, track = device.server, stream.track
+        device.tracks.before(track, (), (move.buffer.usage,))
+        device.begin(stream, size)
+        into = move.start + at
+        for start, offset, width, rows, pitch in pieces(move.rows, at, size):
+            if rows == 1:
+                server.download(segment, into + start, address + offset, width, track.stream)
+            else:
+                server.download_rows(segment, into + start, address + offset, pitch, width, rows, track.stream)
+        for verdict in device.tracks.doubts.about(move.buffer.usage):
+            move.verdicts[verdict] = None
+        device.telemetry.device_to_host_bytes += size
+        device.telemetry.device_to_host_operations += 1
+
+    def _put(self, move: Move, size: int) -> bool:
+        """Copies a chunk where the memory is not page-locked; False: not yet."""
+        start = move.start + move.given
+        return move.direct.write(move.given, move.segment.view[start : start + size])
+
+    def _get(self, move: Move, size: int) -> bool:
+        data = move.direct.read(move.given, size)
+        if data is None:
+            return False
+        start = move.start + move.given
+        move.segment.view[start : start + size] = data
+        return True
+
+    def _given_up(self, move: Move, _refusal: Refusal) -> None:
+        """The command will not go on; what the device has been given of it is still under way."""
+        if move.given or not move.segment.pinned:
+            self._device.tracks.on_complete(move.origin.stream.track, move.end)
+        else:
+            move.end()
+
+
+def _check_alone(what: str, data: bool, transfer: int) -> None:
+    if data or transfer:
+        other = "data" if data else f"transfer {transfer}"
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"a {what} names shared memory, and {other} as well",
+            fix=f"name one place for the bytes of a {what}",
+        )
+
+
+def _refuse(refusal: Refusal) -> bool:
+    raise refusal

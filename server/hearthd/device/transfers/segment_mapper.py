@@ -1,0 +1,204 @@
+"""Mapping and page-locking of segments, and the end of both, on a thread that may take its time.
+
+Page-locking takes milliseconds, and so does clearing pages that nobody has touched. It goes a part at a time, by turns:
+a large segment keeps no small one waiting. The standard library's `mmap` would hold the interpreter meanwhile, and a
+descriptor for as long as the memory is mapped, so the C library is called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import mmap
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.session.segment_policy import parts
+
+PAUSE_S = 0.3e-3
+"""Between two parts that are locked. CUDA seems to let nobody else through while it locks one, and who asks again at
+once is before those whom that has kept waiting: all parts together would hold up the device-handle thread."""
+
+Post = Callable[[Callable[[], None]], None]
+Work = Iterator[None]
+Mapped = Callable[[int, int, str], None]
+"""Told the address, how many of the first bytes are page-locked, and why not all of them are."""
+
+_MADV_POPULATE_WRITE = 23
+"""Linux 5.14."""
+_MADV_DONTDUMP = 16
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Mapper:
+    """`map` and `unmap` are for the device-handle thread, which is told by `post`. `register` and `unregister` lock and
+    unlock pages; they may block, and raise where the system refuses."""
+
+    def __init__(
+        self, register: Callable[[int, int], None], unregister: Callable[[int, int], None], post: Post
+    ) -> None:
+        self._register = register
+        self._unregister = unregister
+        self._post = post
+        self._arrived: SimpleQueue[tuple[bool, Work]] = SimpleQueue()
+        self._started = False
+        self._locked_at = -math.inf
+        """When the last part was."""
+
+    def map(
+        self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
+    ) -> None:
+        """Maps `size` bytes of a memfd, and page-locks them as far as that goes, while they are `wanted` (asked from
+        any thread); owns the descriptor."""
+        self._begin(self._map(file, size, wanted, done, failed))
+
+    def unmap(
+        self, address: int, size: int, locked: int, unlocked: Callable[[], None], done: Callable[[], None]
+    ) -> None:
+        """The end of both; `unlocked` is told as soon as it is known to `unregister`."""
+        self._begin(self._unmap(address, size, locked, unlocked, done), first=True)
+
+    def _begin(self, work: Work, *, first: bool = False) -> None:
+        """`first`: before all that is under way. Launches are held back while pages are unlocked."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, name="segments", daemon=True).start()
+        self._arrived.put((first, work))
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        under_way: deque[Work] = deque()
+        while True:
+            while not under_way or not self._arrived.empty():
+                first, arrived = self._arrived.get()
+                if first:
+                    under_way.appendleft(arrived)
+                else:
+                    under_way.append(arrived)
+            work = under_way.popleft()
+            try:
+                next(work)
+            except StopIteration:
+                continue
+            except Exception:  # an error of our own costs this segment, not those of others
+                traceback.print_exc()
+                continue
+            under_way.append(work)
+
+    def _map(
+        self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
+    ) -> Work:
+        try:
+            address = _map(file, size)
+        except OSError as error:
+            self._post(partial(failed, _refused(size, error)))
+            return
+        finally:
+            os.close(file)
+        for start, length in parts(size):  # all of it first: what is locked can be unlocked only when the device rests
+            if not wanted():
+                break
+            try:
+                _populate(address + start, length)
+            except OSError as error:
+                _libc.munmap(address, size)
+                self._post(partial(failed, _refused(size, error)))
+                return
+            yield
+        locked, why = 0, ""
+        for start, length in parts(size):
+            if not wanted():
+                break
+            self._pause()
+            try:
+                self._register(address + start, length)
+            except Exception as error:  # a device that has failed tells its own thread
+                why = str(error) or type(error).__name__
+                break
+            finally:
+                self._locked_at = time.monotonic()
+            locked += length
+            yield
+        self._post(partial(done, address, locked, why))
+
+    def _pause(self) -> None:
+        left = self._locked_at + PAUSE_S - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+    def _unmap(
+        self, address: int, size: int, locked: int, unlocked: Callable[[], None], done: Callable[[], None]
+    ) -> Work:
+        gone = self._unlock(address, locked)
+        self._post(unlocked)
+        if gone:
+            yield
+            for start, length in parts(size):
+                _libc.munmap(address + start, length)
+                yield
+        self._post(done)
+
+    def _unlock(self, address: int, locked: int) -> bool:
+        """False where that fails, because the device has: its own thread is told, and the process ends. What is locked
+        has to stay mapped until then."""
+        for start, length in parts(locked):
+            try:
+                self._unregister(address + start, length)
+            except Exception:
+                return False
+        return True
+
+
+def _map(file: int, size: int) -> int:
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    if address is None or address == _FAILED:
+        raise _error()
+    _libc.madvise(address, size, mmap.MADV_DONTFORK)
+    _libc.madvise(address, size, _MADV_DONTDUMP)  # it is the client's
+    return int(address)
+
+
+def _populate(address: int, size: int) -> None:
+    """Has every page there, so that no copy finds out that one is not to be had. Older systems do it as they lock."""
+    if _libc.madvise(address, size, _MADV_POPULATE_WRITE):
+        error = _error()
+        if error.errno not in _UNKNOWN:
+            raise error
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def _refused(size: int, error: OSError) -> Refusal:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"a segment of {size} bytes cannot be mapped for reading and writing: {error.strerror}",
+            fix="pass the descriptor that memfd_create returned, without a seal against writing",
+        )
+    return Refusal(
+        Reason.OUT_OF_MEMORY,
+        f"a segment of {size} bytes cannot be mapped: {error.strerror}",
+        fix="share less memory",
+        details={"requested": size},
+    )

@@ -1,0 +1,202 @@
+"""The memory that clients share with this process: which session has which, and how it comes and goes.
+
+A segment is a client's memfd, mapped and page-locked here, so that the device copies straight from it and to it. Its
+client numbers it, and names it in commands as soon as it has been answered. Page-locking happens on another thread;
+unlocking waits, with CUDA, for the device, so it is done while that rests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.context import Device
+from hearthd.device.fast_path.completion_signal import signals_in
+from hearthd.device.platform.log import Journal
+from hearthd.device.session.segment import Segment
+from hearthd.device.session.segment_policy import check_room, check_sealed, check_size
+from hearthd.device.session.session import Session
+from hearthd.device.transfers.segment_mapper import Mapper, Post
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_F_GET_SEALS = fcntl.F_GET_SEALS
+
+Then = Callable[[Refusal | None], None]
+
+RETIRED = 8
+RETIRED_BYTES = 2 << 30
+"""So many, and so much, may wait for the device to rest by itself; beyond, it is made to."""
+
+
+class Segments:
+    """Of one device process. Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device, post: Post) -> None:
+        self._device = device
+        self._mapper = Mapper(device.server.register_host, device.server.unregister_host, post)
+        self.journal: Journal | None = None
+        self._named: dict[Session, dict[int, Segment]] = {}
+        """Those whose numbers are taken."""
+        self._count: Counter[Session] = Counter()
+        """All that are not gone, by session."""
+        self._bytes: Counter[str] = Counter()
+        """The same, by tenant."""
+        self._retired: dict[Segment, None] = {}
+        """Those that wait for the device to rest."""
+        self._warned = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._bytes.values())
+
+    def gauges(self) -> dict[str, int]:
+        return {"segments": sum(self._count.values()), "segment_bytes": self.bytes}
+
+    def get(self, session: Session, ident: int) -> Segment | None:
+        """The one that the number stands for in this session, if any."""
+        named = self._named.get(session)
+        segment = named.get(ident) if named is not None else None
+        return segment if segment is not None and segment.ready else None
+
+    def find(self, session: Session, ident: int) -> Segment:
+        """Raises Refusal(INVALID_HANDLE) for a number that stands for none of this session's."""
+        segment = self.get(session, ident)
+        if segment is None:
+            raise Refusal(
+                Reason.INVALID_HANDLE,
+                f"segment {ident} is not shared by this session with this device process",
+                fix="send it (SEGMENT) on a connection that OpenBulk gave, and wait for the answer; it goes with its "
+                "connection, and with the device process",
+                details={"kind": "segment", "handle": ident},
+            )
+        return segment
+
+    # ---- coming ----
+
+    def take(self, session: Session, ident: int, announced: object, file: int, most: int, then: Then) -> Segment:
+        """A client's memfd, from now on under this number; owns the descriptor, unless it raises. `then` is told when
+        the segment is ready, or why it is not. Raises Refusal; nothing of the file is touched before it is known to be
+        a memfd, for other files may keep who asks waiting."""
+        check_sealed(_seals(file))
+        size = check_size(announced, os.fstat(file).st_size)
+        if os.fstatvfs(file).f_bsize != _PAGE:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                "a segment's memfd is of huge pages, which may be missing when they are first used",
+                fix="leave MFD_HUGETLB out",
+            )
+        named = self._named.setdefault(session, {})
+        if ident == 0 or ident in named:
+            raise _not_new(ident)
+        check_room(size, self.bytes, most, self._count[session])
+        if session.pinned_bytes:
+            check_room(size, self._bytes[session.tenant], session.pinned_bytes, 0)
+        segment = named[ident] = Segment(ident, size, session, self._retire)
+        self._count[session] += 1
+        self._bytes[session.tenant] += size
+        self._mapper.map(
+            file,
+            size,
+            lambda: not segment.over,
+            partial(self._mapped, segment, then),
+            partial(self._failed, segment, then),
+        )
+        return segment
+
+    def _mapped(self, segment: Segment, then: Then, address: int, locked: int, why: str) -> None:
+        segment.mapped(address, locked)
+        if why and not self._warned and self.journal is not None:
+            self._warned = True
+            self.journal.warning("segments_not_locked", why=why, size=segment.size)
+        if segment.over:  # its client has gone meanwhile
+            self._let_go(segment)
+            return
+        segment.ready = True
+        if segment.signals and segment.pinned:
+            segment.session.signals = signals_in(segment, self._device.server)
+        then(None)
+
+    def _failed(self, segment: Segment, then: Then, refusal: Refusal) -> None:
+        over = segment.over
+        self._forget(segment)
+        self._gone(segment)
+        if not over:
+            then(refusal)
+
+    # ---- going ----
+
+    def release(self, segment: Segment) -> None:
+        """Its client names it no more; it goes when nobody uses it. A second time does nothing."""
+        if not segment.over:
+            self._forget(segment)
+            segment.end()
+
+    def close(self, session: Session) -> None:
+        """All of a session that ends."""
+        for segment in tuple(self._named.get(session, {}).values()):
+            self.release(segment)
+        self._named.pop(session, None)
+
+    def _forget(self, segment: Segment) -> None:
+        signals = segment.session.signals
+        if signals is not None and signals.segment is segment:
+            segment.session.signals = None
+        named = self._named.get(segment.session)
+        if named is not None and named.get(segment.ident) is segment:
+            del named[segment.ident]
+            if not named:
+                del self._named[segment.session]
+
+    def _retire(self, segment: Segment) -> None:
+        if segment.ready:  # else it is on its way, and goes when it has come
+            self._let_go(segment)
+
+    def _let_go(self, segment: Segment) -> None:
+        segment.view = memoryview(b"")
+        if segment.locked:
+            self._retired[segment] = None
+            size = sum(each.size for each in self._retired)
+            urgent = len(self._retired) > RETIRED or size > RETIRED_BYTES
+            self._device.quiet.beside(partial(self._unmap, segment), urgent=urgent)
+        else:
+            self._unmap(segment, lambda: None)
+
+    def _unmap(self, segment: Segment, rested: Callable[[], None]) -> None:
+        """`rested`: nobody needs the device's rest any more."""
+        self._retired.pop(segment, None)
+        gone = partial(self._gone, segment)
+        self._mapper.unmap(segment.address, segment.size, segment.locked, rested, gone)
+
+    def _gone(self, segment: Segment) -> None:
+        session = segment.session
+        _less(self._count, session, 1)
+        _less(self._bytes, session.tenant, segment.size)
+
+
+def _less(counter: Counter, key: object, less: int) -> None:  # type: ignore[type-arg]
+    counter[key] -= less
+    if not counter[key]:
+        del counter[key]
+
+
+def _seals(file: int) -> int:
+    """-1: it is no file that has seals."""
+    with contextlib.suppress(OSError):
+        return fcntl.fcntl(file, _F_GET_SEALS)
+    return -1
+
+
+def _not_new(ident: int) -> Refusal:
+    if not ident:
+        return Refusal(Reason.INVALID_ARGUMENT, "0 cannot be the number of a segment", fix="mint numbers from 1")
+    return Refusal(
+        Reason.HANDLE_IN_USE,
+        f"segment {ident} is there already in this session on this device",
+        fix="mint a number that was not used before",
+        details={"kind": "segment", "handle": ident},
+    )

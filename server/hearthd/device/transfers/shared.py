@@ -1,0 +1,156 @@
+"""Transfers whose bytes lie in memory that the client shares, as a whole: the command has its place among the others
+when it comes, and where the bytes are is said beside it, perhaps later. The device then copies straight from there, or
+to there; the command's answer says that it is done with the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.segment import Place
+from hearthd.device.session.segment_policy import step
+from hearthd.device.session.session import Session
+from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.transfers.flows import Download, Upload
+from hearthd.device.transfers.staged import Direct, refused_read
+from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
+
+
+class _Placed(Bulk):
+    def _leave(self, origin: Origin, place: Place, given: bool) -> None:
+        """Behind what the device has been given of it, the memory is held no more."""
+        if given and place.segment.pinned:
+            self._device.tracks.on_complete(origin.stream.track, place.segment.drop)
+        else:
+            place.segment.drop()
+
+
+class PlacedUploads(_Placed):
+    """Bytes on their way in."""
+
+    def place_upload(self, session: Session, transfer: int, place: Place) -> None:
+        """They lie there, and stay as they are until the command is answered. Raises Refusal."""
+        check_live(session, transfer, session.downloads)
+        upload = announced(session.uploads, transfer, Upload, "Write")
+        if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
+            raise another_way(transfer)
+        upload.placed = place
+        place.segment.hold()
+        self._device.kick(session)
+
+    def _receive_placed(
+        self, origin: Origin, upload: Upload, place: Place, size: int, put: Move, direct: Direct | None
+    ) -> bool:
+        """As `receive`."""
+        if upload.error is not None:
+            raise upload.error
+        _check_size(origin, "upload", place, size)
+        track, segment = origin.stream.track, place.segment
+        before = upload.written
+        segment.hold()
+        try:
+            while upload.written < size:
+                at = upload.written
+                if segment.pinned:
+                    if track.full:
+                        return False
+                    part = step(place.start + at, size - at)
+                    put(place.part(at, part), at, part)
+                else:
+                    part = min(size - at, self._device.spec.chunk_bytes)
+                    if direct is None or not direct.write(at, place.view(at, part)):
+                        return False
+                upload.written += part
+        finally:
+            self._leave(origin, place, upload.written > before)
+        self._device.telemetry.upload_shared_memory_bytes += size
+        return True
+
+
+class PlacedDownloads(_Placed):
+    """Bytes on their way out."""
+
+    def place_download(self, session: Session, transfer: int, place: Place) -> None:
+        """They go there; the client looks when the command is answered. Raises Refusal."""
+        check_live(session, transfer, session.uploads)
+        download = announced(session.downloads, transfer, Download, "Read")
+        if download.placed is not None or download.striped is not None or download.open:
+            raise another_way(transfer)
+        download.placed = place
+        place.segment.hold()
+        self._device.kick(session)
+
+    def _send_placed(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        place: Place,
+        size: int,
+        take: Move,
+        sent: Callable[[], None],
+        direct: Direct | None,
+        buffer: Buffer | None,
+    ) -> bool:
+        """As `send`."""
+        if download.aborted:
+            raise Refusal(
+                Reason.TRANSFER_ABORTED,
+                "the download was given up before its last byte",
+                fix=f"{origin.name.partition(' ')[0]} again",
+            )
+        _check_size(origin, "download", place, size)
+        device, track, segment = self._device, origin.stream.track, place.segment
+        before = download.queued
+        segment.hold()
+        try:
+            while download.queued < size:
+                at = download.queued
+                if segment.pinned:
+                    if track.full:
+                        return False
+                    part = step(place.start + at, size - at)
+                    take(place.part(at, part), at, part)
+                else:
+                    part = min(size - at, device.spec.chunk_bytes)
+                    data = direct.read(at, part) if direct is not None else None
+                    if data is None:
+                        return False
+                    place.view(at, part)[:] = data
+                download.queued += part
+                if buffer is not None:
+                    for verdict in device.tracks.doubts.about(buffer.usage):
+                        download.verdicts[verdict] = None
+        finally:
+            self._leave(origin, place, download.queued > before)
+        origin.session.downloads.pop(transfer, None)
+        origin.session.over.add(transfer)
+        device.telemetry.download_shared_memory_bytes += size
+        arrived = sent
+        if buffer is not None and download.verdicts:
+            arrived = both(download.verdicts, partial(_look, origin, buffer, download.verdicts, sent))
+        device.tracks.on_complete(track, arrived)
+        download.unstripe()  # what the device has been given of it holds the memory
+        return True
+
+
+def _look(origin: Origin, buffer: Buffer, verdicts: dict[Verdict, None], sent: Callable[[], None]) -> None:
+    """The bytes are there, and it is known how the collectives ended that they hung on."""
+    if not refused_read(origin, buffer, verdicts):
+        sent()
+
+
+def _check_size(origin: Origin, what: str, place: Place, size: int) -> None:
+    """Raises Refusal(OUT_OF_BOUNDS) for a place of another size than the command's bytes."""
+    if place.size != size:
+        raise Refusal(
+            Reason.OUT_OF_BOUNDS,
+            f"the {what} was placed in {place.size} bytes of segment {place.segment.ident}; the {origin.name} has "
+            f"{size}",
+            fix=f"place as many bytes as the {origin.name} says",
+            details={"size": size, "placed": place.size},
+        )

@@ -1,0 +1,178 @@
+"""Copies between host buffers and the device, in a stream's order: what inline writes and transfers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.context import Device
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.streams.pending_outcomes import Verdict
+from hearthd.device.streams.stream_errors import poisoned, surface
+from hearthd.device.transfers.layout import Piece, pieces
+
+
+class Copies:
+    """Belongs to the device-handle thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def upload(
+        self,
+        origin: Origin,
+        buffer: Buffer,
+        address: int,
+        host: HostBuffer,
+        size: int,
+        into: Iterable[Piece] | None = None,
+    ) -> None:
+        """Host buffer to device, in the stream's order; the host buffer goes back when the copy is done, or refused.
+
+        `into`: where its bytes go behind `address`; one behind the other unless told.
+        """
+        device = self._device
+        track = origin.stream.track
+        device.tracks.before(track, (buffer.usage,))
+        device.begin(origin.stream, size)
+        try:
+            if into is None:
+                device.server.upload(address, host, 0, size, track.stream)
+            else:
+                self._upload(address, host, into, track.stream)
+        finally:
+            device.staging.drop(track, host)  # behind what the driver has taken of it
+        device.telemetry.host_to_device_bytes += size
+        device.telemetry.host_to_device_operations += 1
+
+    def _upload(self, address: int, host: HostBuffer, into: Iterable[Piece], stream: object) -> None:
+        server = self._device.server
+        for at, offset, width, rows, pitch in into:
+            if rows == 1:
+                server.upload(address + offset, host, at, width, stream)
+            else:
+                server.upload_rows(address + offset, pitch, host, at, width, rows, stream)
+
+    def download(
+        self,
+        origin: Origin,
+        buffer: Buffer,
+        address: int,
+        host: HostBuffer,
+        size: int,
+        out_of: Iterable[Piece] | None = None,
+    ) -> None:
+        """The other way. The host buffer stays the caller's, unless this raises: then it is given back."""
+        device = self._device
+        track = origin.stream.track
+        device.tracks.before(track, (), (buffer.usage,))
+        device.begin(origin.stream, size)
+        try:
+            if out_of is None:
+                device.server.download(host, 0, address, size, track.stream)
+            else:
+                self._download(address, host, out_of, track.stream)
+        except Refusal:
+            device.staging.drop(track, host)
+            raise
+        device.telemetry.device_to_host_bytes += size
+        device.telemetry.device_to_host_operations += 1
+
+    def _download(self, address: int, host: HostBuffer, out_of: Iterable[Piece], stream: object) -> None:
+        server = self._device.server
+        for at, offset, width, rows, pitch in out_of:
+            if rows == 1:
+                server.download(host, at, address + offset, width, stream)
+            else:
+                server.download_rows(host, at, address + offset, pitch, width, rows, stream)
+
+
+class Direct:
+    """Copies of one command for which no page-locked memory is to be had: straight out of its message, or into it.
+
+    The driver makes who copies from or to ordinary memory wait for all that its stream was given before, and nobody may
+    wait here. So the command waits instead, until its stream has come to it; then nothing is left to be waited for but
+    the copy, a chunk at a time. What follows on the stream waits behind the command, and others notice nothing.
+    """
+
+    __slots__ = ("_buffer", "_device", "_origin", "_reached", "_rows", "address", "asked")
+
+    def __init__(self, device: Device, origin: Origin, buffer: Buffer, rows: Rows) -> None:
+        self._device = device
+        self._origin = origin
+        self._buffer = buffer
+        self._rows = rows
+        self._reached = False
+        self.address = 0
+        """Of the first row; to be set before the first copy."""
+        self.asked = False
+        """A copy is waiting for its turn: it has to be made here, whatever memory has come meanwhile."""
+
+    def write(self, at: int, data: memoryview) -> bool:
+        """Puts `data` into the rows from their byte `at` on; False: not yet, call again."""
+        size = len(data)
+        if not self._turn(size, writes=True):
+            return False
+        for start, offset, width, rows, pitch in pieces(self._rows, at, size):
+            part = data[start : start + width * rows]
+            self._device.server.write_now(self.address + offset, pitch, part, width, rows)
+        self._device.telemetry.host_to_device_bytes += size
+        self._device.telemetry.host_to_device_operations += 1
+        return True
+
+    def read(self, at: int, size: int) -> bytes | None:
+        """`size` bytes of the rows from their byte `at` on; None: not yet, call again."""
+        if not self._turn(size, writes=False):
+            return None
+        data = bytearray(size)
+        with memoryview(data) as into:
+            for start, offset, width, rows, pitch in pieces(self._rows, at, size):
+                with into[start : start + width * rows] as part:
+                    self._device.server.read_now(part, self.address + offset, pitch, width, rows)
+        self._device.telemetry.device_to_host_bytes += size
+        self._device.telemetry.device_to_host_operations += 1
+        return bytes(data)
+
+    def _turn(self, size: int, *, writes: bool) -> bool:
+        """Whether the stream has come to this copy; the first call asks it to say so."""
+        if self._reached:
+            self.asked = self._reached = False
+            return True
+        track = self._origin.stream.track
+        if not self.asked and not track.full:
+            self.asked = True
+            usage = (self._buffer.usage,)
+            self._device.tracks.before(track, usage if writes else (), () if writes else usage)
+            self._device.begin(self._origin.stream, size)
+            doubts = self._device.tracks.doubts
+            arrive = self._arrive if writes else doubts.settled(self._buffer.usage, self._arrive)
+            self._device.tracks.on_complete(track, arrive)
+        return False
+
+    def _arrive(self) -> None:
+        self._reached = True
+        self._device.kick(self._origin.session)
+
+
+def locate(buffer: Buffer, rows: Rows, what: str) -> int:
+    """The address of the first row; refuses what lies outside the buffer."""
+    if not rows.dense:
+        what = f"{what} of {rows.rows} rows of {rows.width} bytes, {rows.pitch} apart"
+    return buffer.range(rows.offset, rows.extent, what)
+
+
+def refused_read(origin: Origin, buffer: Buffer, verdicts: Iterable[Verdict] = ()) -> bool:
+    """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did.
+
+    `verdicts`: of collectives that the buffer stood behind when it was copied; others may have been told by now.
+    """
+    failures = origin.stream.errors.take(origin.place)
+    if not failures:
+        behind = poisoned(buffer.failure) or next((each.failure for each in verdicts if each.failure), None)
+        failures = [behind.cause] if behind is not None else []
+    if failures:
+        origin.reply_error(surface(failures))
+    return bool(failures)

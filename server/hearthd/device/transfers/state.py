@@ -1,0 +1,119 @@
+"""What uploads and downloads share: numbers, the host memory that they go through, an end before the last byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from typing import TypeVar
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.context import Device
+from hearthd.device.operation import Origin
+from hearthd.device.session.session import Session
+from hearthd.device.transfers.flows import Download, Upload
+from hearthd.device.transfers.staged import Copies, Direct
+from hearthd.device.transfers.stripe_window import Landing
+
+MAX_UNCLAIMED = 64
+"""Uploads of one session whose Write has not come yet."""
+
+MAX_ANNOUNCED = 1024
+"""The same of those that were announced on stripes, or placed in shared memory, which often overtakes the command; they
+bring nothing before it. Downloads and their Read likewise."""
+
+Flow = TypeVar("Flow", Upload, Download)
+
+Move = Callable[[HostBuffer, int, int], None]
+"""Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
+
+
+class Bulk:
+    """One way of a device process's bulk side. Device-handle thread."""
+
+    def __init__(self, device: Device, copies: Copies) -> None:
+        self._device = device
+        self._copies = copies
+        staging = device.staging
+        self.landing = Landing(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
+        """Staging memory that stripes have."""
+
+    def _host(self, origin: Origin, size: int, direct: Direct | None) -> HostBuffer | None:
+        """Host memory for a chunk, or None: wait, or do without it."""
+        if direct is None:
+            return self._device.staging.acquire(size, origin.session)
+        return None if direct.asked else self._device.staging.find(size, origin.session)
+
+    def _without(self, size: int, direct: Direct) -> bool:
+        """Whether a chunk has to do without."""
+        return direct.asked or self._device.staging.refusal(size) is not None
+
+    def give_up(self, session: Session, transfer: int, refusal: Refusal) -> None:
+        """Ends a transfer before its last byte; whoever is on its other side is told why."""
+        flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
+        session.over.add(transfer)
+        payload = refusal.to_status().SerializeToString()
+        if flow is not None and flow.striped is not None:
+            flow.striped.abort(payload)
+        if flow is not None:
+            flow.unstripe()
+        self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+
+
+def check_live(session: Session, transfer: int, other_way: Container[int]) -> None:
+    """Raises Refusal(TRANSFER_ABORTED) for a number that is over, Refusal(HANDLE_IN_USE) for one of the other way."""
+    if transfer in session.over:
+        raise Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"transfer {transfer} is over: it was given up, or used before",
+            fix="use a new transfer number",
+        )
+    if transfer in other_way:
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"transfer {transfer} goes the other way already",
+            fix="mint a number for each upload and each download",
+        )
+
+
+def claim(flow: Upload | Download, transfer: int, what: str) -> None:
+    """It is the `what`'s from now on. Raises Refusal(HANDLE_IN_USE) where it is another's."""
+    if flow.claimed:
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"transfer {transfer} belongs to another {what} already",
+            fix=f"mint a transfer number for each {what}",
+        )
+    flow.claimed = True
+
+
+def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
+    """The one of this number, a new one where its `command` has not come. Raises Refusal(QUOTA_EXCEEDED) where too many
+    wait for theirs."""
+    flow = flows.get(transfer)
+    if flow is None:
+        if unclaimed(flows) >= MAX_ANNOUNCED:
+            raise too_many(MAX_ANNOUNCED, f"{make.__name__.lower()}s", command)
+        flow = flows[transfer] = make()
+    return flow
+
+
+def unclaimed(flows: Mapping[int, Upload] | Mapping[int, Download]) -> int:
+    """How many wait for their command."""
+    return sum(not flow.claimed for flow in flows.values())
+
+
+def too_many(most: int, what: str, command: str) -> Refusal:
+    return Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{most} {what} are waiting for their {command}",
+        fix=f"send the {command} before",
+    )
+
+
+def another_way(transfer: int) -> Refusal:
+    return Refusal(
+        Reason.HANDLE_IN_USE,
+        f"transfer {transfer} goes by Upload or Download already",
+        fix="choose one way for each transfer, or mint a new number",
+    )

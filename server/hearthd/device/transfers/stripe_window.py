@@ -1,0 +1,85 @@
+"""How much of the staging memory stripes may have: it is theirs for as long as a client takes to send or to read.
+
+That is half of it, so that copies which wait for nobody's network find some. A transfer that has none of it may get one
+chunk beyond: a client that is slow can delay others, but not for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hearthd.device.backend.resources import HostBuffer
+
+FAST_S = 0.25
+"""A chunk that comes, or goes, within this time is followed by several at once."""
+
+WINDOW = 4
+"""Chunks of one transfer that may be under way on one stripe, where it is fast; else one."""
+
+
+class Loose:
+    """Ordinary memory, where the host locks no more."""
+
+    __slots__ = ("address", "size", "view")
+
+    def __init__(self, size: int) -> None:
+        self.address = 0
+        self.size = size
+        self.view = memoryview(bytearray(size))
+
+
+class Landing:
+    """Staging memory that waits for the network. Belongs to the device-handle thread."""
+
+    def __init__(self, cap: int, release: Callable[[HostBuffer], None], on_room: Callable[[], None]) -> None:
+        self._cap = cap
+        self._release = release
+        self._on_room = on_room
+        self._lent: set[HostBuffer] = set()
+        self._starved = False
+        self.bytes = 0
+
+    def room(self, size: int, alone: bool) -> bool:
+        """Whether so much more may wait; `alone`: for a transfer that has nothing yet."""
+        if not self.bytes or self.bytes + size <= self._cap * (1 + alone):
+            return True
+        self._starved = True
+        return False
+
+    def lend(self, host: HostBuffer) -> None:
+        """It waits for the network from now on."""
+        self._lent.add(host)
+        self.bytes += host.size
+
+    def take(self, host: HostBuffer) -> None:
+        """It waits no more, and is the caller's. A second time does nothing."""
+        if host in self._lent:
+            self._lent.remove(host)
+            self.bytes -= host.size
+            if self._starved:
+                self._starved = False
+                self._on_room()
+
+    def give_back(self, host: HostBuffer) -> None:
+        """It is of no use any more. A second time does nothing."""
+        self.take(host)
+        self._release(host)
+
+
+class Window:
+    """What of one transfer is under way on one stripe."""
+
+    __slots__ = ("limit", "under_way")
+
+    def __init__(self) -> None:
+        self.limit = 1
+        self.under_way = 0
+
+    @property
+    def room(self) -> int:
+        return self.limit - self.under_way
+
+    def done(self, seconds: float) -> None:
+        """One of them is, and has taken so long."""
+        self.under_way -= 1
+        self.limit = WINDOW if seconds < FAST_S else 1

@@ -1,0 +1,121 @@
+"""Downloads over stripes: a chunk goes where there is room; the read is over when its client has all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.transfers.flows import Download
+from hearthd.device.transfers.staged import Direct, refused_read
+from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
+from hearthd.device.transfers.stripe_state import StripedDownload, StripeLike
+from hearthd.device.transfers.stripe_window import Loose
+from hearthd.device.transfers.striped_uploads import check_chunk, check_same
+
+
+class StripedDownloads(Bulk):
+    """Bytes on their way out, in any order."""
+
+    def stripe_download(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
+        """The client takes it over this stripe, among others. Raises Refusal."""
+        check_live(session, transfer, session.uploads)
+        check_chunk(chunk)
+        download = announced(session.downloads, transfer, Download, "Read")
+        if download.striped is None:
+            if download.open:
+                raise another_way(transfer)
+            download.striped = StripedDownload(transfer, chunk, self.landing)
+        check_same(transfer, chunk, download.striped.chunk)
+        download.striped.join(stripe)
+        self._device.kick(session)
+
+    def taken(self, session: Session, transfer: int, stripe: StripeLike, offset: int) -> None:
+        """The client has a chunk. Raises ValueError for one that it was not sent."""
+        download = session.downloads.get(transfer)
+        if download is not None and download.striped is not None:
+            download.striped.taken(stripe, offset)
+            if download.striped.done:
+                self._device.kick(session)
+
+    def gone(self, session: Session, transfer: int, stripe: StripeLike, seconds: float) -> None:
+        """A chunk is out, and its memory free."""
+        download = session.downloads.get(transfer)
+        if download is not None and download.striped is not None:
+            download.striped.sent(stripe, seconds)
+            self._device.kick(session)
+
+    def _send_striped(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        striped: StripedDownload,
+        size: int,
+        take: Move,
+        direct: Direct | None,
+        buffer: Buffer | None,
+    ) -> bool:
+        """As `send`; but it stays until the client has all of it: what a broken stripe had is fetched again."""
+        striped.begin(size)
+        track = origin.stream.track
+        while (index := striped.peek()) is not None:
+            if download.aborted:
+                break
+            stripe = striped.next_stripe()
+            if stripe is None or not striped.room or track.full:
+                return False
+            at, part = striped.cut.span(index)
+            host = self._host(origin, part, direct)
+            if host is None:
+                data = direct.read(at, part) if direct is not None and self._without(part, direct) else None
+                if data is None:
+                    return False
+                host = Loose(part)
+                host.view[:] = data
+                striped.issue(stripe, host)
+                striped.fetched(stripe, index, host)
+                continue
+            take(host, at, part)
+            striped.issue(stripe, host)
+            arrived: Callable[[], None] = partial(striped.fetched, stripe, index, host)
+            verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
+            if buffer is not None and verdicts:
+                release = self.landing.give_back
+                look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
+                arrived = both(verdicts, look)
+            self._device.tracks.on_complete(track, arrived)
+            download.queued = max(download.queued, at + part)
+        if download.aborted:
+            raise Refusal(
+                Reason.TRANSFER_ABORTED,
+                "the download was closed before its last byte",
+                fix=f"{origin.name.partition(' ')[0]} again",
+            )
+        return striped.done
+
+    def _look(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: Download,
+        buffer: Buffer,
+        verdicts: Sequence[Verdict],
+        host: HostBuffer,
+        release: Callable[[HostBuffer], None],
+        arrived: Callable[[], None],
+    ) -> None:
+        """A chunk has come whose contents hung on how collectives would end."""
+        if not download.refused and not refused_read(origin, buffer, verdicts):
+            arrived()
+            return
+        release(host)
+        if not download.refused:
+            download.refused = True
+            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self._device.kick(origin.session)

@@ -1,0 +1,122 @@
+"""Uploads over stripes: memory is lent when their Write has its turn, and goes to the device as it is filled."""
+
+from __future__ import annotations
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.stripes import MIN_CHUNK, taken
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.operation import Origin
+from hearthd.device.session.session import Session
+from hearthd.device.transfers.flows import Upload
+from hearthd.device.transfers.staged import Direct
+from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
+from hearthd.device.transfers.stripe_state import StripedUpload, StripeLike
+from hearthd.device.transfers.stripe_window import Loose
+
+
+class StripedUploads(Bulk):
+    """Bytes on their way in, in any order."""
+
+    def stripe_upload(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
+        """The client will send it over this stripe, among others. Raises Refusal."""
+        size = session.over.uploaded(transfer)
+        if size is not None:  # what said so was lost with the stripes that brought it
+            stripe.put(taken(transfer, size))
+            return
+        check_live(session, transfer, session.downloads)
+        check_chunk(chunk)
+        upload = announced(session.uploads, transfer, Upload, "Write")
+        if upload.striped is None:
+            if upload.chunks or upload.written or upload.ended:
+                raise another_way(transfer)
+            upload.striped = StripedUpload(transfer, chunk, self.landing)
+        check_same(transfer, chunk, upload.striped.chunk)
+        upload.striped.join(stripe)
+        self._device.kick(session)
+
+    def landed(
+        self,
+        session: Session,
+        transfer: int,
+        stripe: StripeLike,
+        offset: int,
+        size: int,
+        host: HostBuffer,
+        seconds: float,
+    ) -> bool:
+        """A chunk has come; whether its memory has been taken over, and it need not be sent again."""
+        upload = session.uploads.get(transfer)
+        if upload is None or upload.striped is None:
+            return False
+        try:
+            upload.striped.arrived(stripe, offset, size, host, seconds)
+        except ValueError as error:
+            upload.error = Refusal(
+                Reason.OUT_OF_BOUNDS, str(error), fix="cut it as was announced, and as the write's size says"
+            )
+        self._device.kick(session)
+        return True
+
+    def _receive_striped(
+        self, origin: Origin, upload: Upload, striped: StripedUpload, size: int, put: Move, direct: Direct | None
+    ) -> bool:
+        """As `receive`, of what has come; lends memory for what has not."""
+        striped.begin(size)
+        while striped.landed:
+            if origin.stream.track.full:
+                return False
+            at, host, part = striped.landed[0]
+            if isinstance(host, Loose):
+                if not self._put_loose(origin, host.view[:part], at, put, direct):
+                    return False
+                striped.landed.popleft()
+            else:
+                striped.landed.popleft()
+                put(host, at, part)
+            upload.written += part
+        if upload.written == size:
+            return True
+        if upload.error is not None:
+            raise upload.error
+        while striped.wanted > 0:
+            stripe = striped.next_stripe()
+            if stripe is None or not striped.room:
+                break
+            memory = self._host(origin, striped.chunk, direct)
+            if memory is None:
+                if direct is None or not self._without(striped.chunk, direct):
+                    break
+                memory = Loose(striped.chunk)
+            striped.grant(stripe, memory)
+        return False
+
+    def _put_loose(self, origin: Origin, data: memoryview, at: int, put: Move, direct: Direct | None) -> bool:
+        """Bytes in ordinary memory; False: not yet."""
+        host = self._host(origin, len(data), direct)
+        if host is None:
+            return direct is not None and self._without(len(data), direct) and direct.write(at, data)
+        host.view[: len(data)] = data
+        put(host, at, len(data))
+        return True
+
+
+def check_chunk(chunk: int) -> None:
+    """Raises Refusal(INVALID_ARGUMENT)."""
+    if chunk < MIN_CHUNK:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"chunks of {chunk} bytes are announced; the fewest are {MIN_CHUNK}",
+            fix="send small transfers by Upload and Download, or inside a batch",
+            details={"requested": chunk, "allowed": MIN_CHUNK},
+        )
+
+
+def check_same(transfer: int, chunk: int, before: int) -> None:
+    """Raises Refusal(INVALID_ARGUMENT)."""
+    if chunk != before:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"transfer {transfer} comes in chunks of {before} bytes over one stripe, and of {chunk} over another",
+            fix="announce the same on every stripe",
+            details={"requested": chunk, "allowed": before},
+        )

@@ -1,0 +1,204 @@
+"""Uploads: writes whose bytes come beside the batch, a chunk at a time, in the order of the write's stream.
+
+What they hold in host memory is bounded: the sender may be `UPLOAD_CREDITS` chunks ahead.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from google.protobuf.message import DecodeError
+
+from hearth_proto.chunks import upload_data
+from hearth_proto.frames import Flag, Frame, Kind
+from hearth_proto.layouts import Rows
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2, status_pb2
+from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import Session
+from hearthd.device.transfers.flows import Upload
+from hearthd.device.transfers.layout import pieces
+from hearthd.device.transfers.shared import PlacedUploads
+from hearthd.device.transfers.staged import Direct, locate
+from hearthd.device.transfers.state import MAX_UNCLAIMED, Move, check_live, claim, too_many, unclaimed
+from hearthd.device.transfers.striped_uploads import StripedUploads
+
+
+class Uploads(StripedUploads, PlacedUploads):
+    """Bytes on their way in."""
+
+    def upload_frame(self, session: Session, frame: Frame) -> None:
+        upload = session.uploads.get(frame.id)
+        if upload is None:
+            if frame.id in session.over:
+                # Its last message may come after its last byte, others after it was given up, or all of them once more,
+                # after they had come over stripes that broke: their sender does not wait for ever.
+                self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
+                return
+            if unclaimed(session.uploads) >= MAX_UNCLAIMED:
+                self.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
+                return
+            upload = session.uploads[frame.id] = Upload()
+        try:
+            data = upload_data(frame.payload)
+        except ValueError:
+            upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is no UploadRequest")
+            data = memoryview(b"")
+        if data:
+            upload.chunks.append(data)
+        if frame.flags & Flag.LAST:
+            upload.ended = True
+        if upload.error is not None and not upload.claimed:
+            self.give_up(session, frame.id, upload.error)
+        self._device.kick(session)
+
+    def upload_aborted(self, session: Session, transfer: int, payload: bytes) -> None:
+        if transfer in session.over:
+            return
+        upload = session.uploads.get(transfer)
+        if upload is None or not upload.claimed:  # the command that comes for it is refused
+            session.uploads.pop(transfer, None)
+            session.over.add(transfer)
+            if upload is not None:
+                upload.unstripe()
+            return
+        upload.error = Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"the upload ended before its last byte: {_message(payload)}",
+            fix="send it again under a new transfer number",
+        )
+        self._device.kick(session)
+
+    def expect(self, session: Session, transfer: int, what: str) -> Upload:
+        """The upload of this number, from now on the `what`'s. Raises Refusal(TRANSFER_ABORTED), where it is over, and
+        Refusal(HANDLE_IN_USE)."""
+        check_live(session, transfer, session.downloads)
+        upload = session.uploads.setdefault(transfer, Upload())
+        claim(upload, transfer, what)
+        return upload
+
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: Rows) -> Operation:
+        session = origin.session
+        upload = self.expect(session, command.transfer, "write")
+        # `data` may hold the first bytes, as a client of the single call sends them.
+        if command.data:
+            upload.chunks.appendleft(memoryview(command.data))
+        operation = Operation(
+            origin,
+            partial(self._write, origin, command, buffer, upload, Direct(self._device, origin, buffer, rows), rows),
+            writes=(origin.stream, buffer),
+            spoils=(buffer,),
+        )
+        operation.on_failure = partial(self.give_up, session, command.transfer)
+        return operation
+
+    def _write(
+        self,
+        origin: Origin,
+        command: commands_pb2.Write,
+        buffer: Buffer,
+        upload: Upload,
+        direct: Direct,
+        rows: Rows,
+    ) -> bool:
+        buffer.check_writable("write")
+        direct.address = address = locate(buffer, rows, "write")
+
+        def put(host: HostBuffer, at: int, size: int) -> None:
+            self._copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
+
+        placed = upload.placed is not None
+        if not self.receive(origin, command.transfer, upload, command.size, put, direct):
+            return False
+        if command.size == buffer.size:
+            buffer.failure = None
+        if placed:  # the client's memory is its own again when it has been read
+            self._device.tracks.on_complete(origin.stream.track, origin.reply)
+        else:
+            origin.reply()
+        return True
+
+    def receive(
+        self, origin: Origin, transfer: int, upload: Upload, size: int, put: Move, direct: Direct | None = None
+    ) -> bool:
+        """Gives the chunks that are here to `put`, in the stream's order; whether all `size` bytes have been.
+
+        `put` takes the host buffer over; `direct` is for where there is none. Raises what ended the upload, or Refusal
+        for bytes too few or too many.
+        """
+        session, track = origin.session, origin.stream.track
+        if upload.chunks or upload.ended:
+            upload.unstripe()  # its client could not go on with it
+        if not self._receive_otherwise(origin, upload, size, put, direct):
+            return False
+        while upload.written < size:
+            if not upload.chunks:
+                self._check_not_over(origin, upload, size)
+                return False
+            data = upload.chunks[0]
+            if upload.written + len(data) > size:
+                raise self._too_long(origin, upload, size)
+            if track.full:
+                return False
+            host = self._host(origin, len(data), direct)
+            if host is not None:
+                host.view[: len(data)] = data
+                put(host, upload.written, len(data))
+            elif direct is None or not self._without(len(data), direct) or not direct.write(upload.written, data):
+                return False
+            upload.chunks.popleft()
+            upload.written += len(data)
+            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
+        if upload.chunks:
+            raise self._too_long(origin, upload, size)
+        session.uploads.pop(transfer, None)
+        session.over.add(transfer, size)
+        if upload.placed is None:
+            self._device.telemetry.uploaded(size, striped=upload.striped is not None)
+        if upload.striped is not None:
+            upload.striped.complete()
+        upload.unstripe()
+        return True
+
+    def _receive_otherwise(self, origin: Origin, upload: Upload, size: int, put: Move, direct: Direct | None) -> bool:
+        """The same of what lies in shared memory, or comes over stripes; True where neither is so."""
+        if upload.placed is not None:
+            return self._receive_placed(origin, upload, upload.placed, size, put, direct)
+        if upload.striped is not None:
+            return self._receive_striped(origin, upload, upload.striped, size, put, direct)
+        return True
+
+    def _check_not_over(self, origin: Origin, upload: Upload, size: int) -> None:
+        """Raises what ended it before its last byte."""
+        if upload.error is not None:
+            raise upload.error
+        if upload.ended:
+            raise self._too_short(origin, upload, size)
+
+    @staticmethod
+    def _too_short(origin: Origin, upload: Upload, size: int) -> Refusal:
+        return Refusal(
+            Reason.TRANSFER_ABORTED,
+            f"the upload ended after {upload.written} bytes; the {origin.name} announced {size}",
+            fix=f"send as many bytes as the {origin.name} says",
+            details={"size": size, "received": upload.written},
+        )
+
+    @staticmethod
+    def _too_long(origin: Origin, upload: Upload, size: int) -> Refusal:
+        received = upload.written + len(upload.chunks[0])
+        return Refusal(
+            Reason.OUT_OF_BOUNDS,
+            f"the upload brought at least {received} bytes; the {origin.name} announced {size}",
+            fix=f"send as many bytes as the {origin.name} says",
+            details={"size": size, "received": received},
+        )
+
+
+def _message(payload: bytes) -> str:
+    try:
+        return from_status(status_pb2.Status.FromString(payload)).message
+    except DecodeError:
+        return "no reason was given"
